@@ -1,0 +1,1 @@
+"""Measurements: whole paths beside plain copies in the same run, as ratios."""

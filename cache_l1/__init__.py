@@ -1,0 +1,1 @@
+"""L1: pages in device (or engine) memory inside one inference worker."""

@@ -1,0 +1,153 @@
+"""Types of the native core. Arena is the writer half (sidecar), Reader the half that workers import.
+
+Numbers called `reason` and `status` are those of `kv_types.outcomes`. Times are CLOCK_BOOTTIME nanoseconds unless the
+name says otherwise. `keys` is n × 32 bytes, a chain from the root. Errors are ValueError (bad argument), MemoryError,
+OSError; the callers in cache_l2 turn them into kv_types.errors.
+"""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import final
+
+from typing_extensions import Buffer
+
+LAYOUT_VERSION: int
+COPY_KERNELS: tuple[str, ...]
+
+def size_class(payload_bytes: int) -> int:
+    """Bytes of the slot that a payload of this size takes: a ladder of 16 steps a doubling, aligned to 4 KiB."""
+
+def copy_bytes(destination: Buffer, source: Buffer, *, kernel: int = -1) -> None:
+    """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured default), without the GIL."""
+
+def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Measure every kernel; returns the one to use and (cold, warm) seconds a kernel."""
+
+@final
+class Arena:
+    """Single-threaded writer: creates the three memory files, fills the index, evicts, publishes."""
+
+    def __init__(
+        self, *, arena_bytes: int, segment_bytes: int, entries: int, rows: int, leases_per_row: int, ring_records: int,
+        life: bytes, index_hash_bits: int = 64, copy_kernel: int = 0, prefault: bool = True,
+    ) -> None: ...
+    @property
+    def geometry(self) -> dict[str, int]: ...
+    def duplicate_descriptors(self, *, writable: bool) -> tuple[int, int, int]:
+        """New (control, clients, data) descriptors to hand to a client; control can only be mapped read-only."""
+    # header
+    def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
+        """Append to the ring, then publish the next view; returns it. Hide pages before (rule R14)."""
+    def publish_freshness(self, freshness_ns: int) -> None: ...
+    def close_header(self) -> None: ...
+    @property
+    def view(self) -> int: ...
+    # clients
+    def open_row(self, pid: int) -> int:
+        """Returns a cleared row's number; raises RuntimeError when none is free."""
+    def orphan_row(self, row: int) -> None:
+        """The connection is gone, the process may live: leases stay, reservations are quarantined."""
+    def end_row(self, row: int) -> None:
+        """The process is gone (or detached with nothing held): leases and reservations end, the row is free."""
+    def row_statistics(self, row: int) -> dict[str, int]:
+        """state, pid, leases, leased_bytes, reservations, applied_view, oldest_view (0: no request in flight)."""
+    def row_counts(self, row: int, counter: int) -> dict[str, int]:
+        """begun, requested, l1, l2, l3, miss_0…miss_15, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
+    def reset_counts(self, row: int, counter: int) -> None: ...
+    # pages
+    def reserve(
+        self, *, row: int, namespace_slot: int, parent: bytes | None, keys: bytes, payload_bytes: int,
+        expiry_s: int, deadline_ns: int, now_ns: int,
+    ) -> list[tuple[int, int, int, int]]:
+        """One (status, reason, reservation, data_offset) a key; keys[0]'s parent is `parent` (None: a root page).
+
+        status STORED here means reserved: fill payload_bytes at data_offset, then commit. Evicts tails of other
+        chains to make room, never an ancestor. After the first refused page all later ones are refused.
+        """
+    def commit(
+        self, *, row: int, reservations: Sequence[int], incarnation: bytes, revision: int, producer: int,
+        computed_from_ms: int, computed_until_ms: int, now_ns: int,
+    ) -> list[tuple[int, int]]:
+        """Publish in the given order (parents first); one (status, reason) each. Foreign or ended ids: REFUSED, EXPIRED."""
+    def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
+    def expire(self, now_ns: int) -> int:
+        """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
+        lease any more; bounded work a call; returns pages hidden."""
+    def hide(self, keys: bytes) -> int:
+        """Hide each of these pages (n × 32 bytes, any order) with everything computed on top of it; returns pages hidden."""
+    def hide_namespace(self, namespace_slot: int) -> int: ...
+    def hide_all(self) -> int: ...
+    def find(self, key: bytes) -> dict[str, int | bytes] | None:
+        """The visible entry under a key: all fields of the entry, its access times and its lease count. For `inspect`."""
+    def statistics(self) -> dict[str, int]:
+        """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
+        reserved_bytes, leased_bytes, segments_total, segments_free, evictions_capacity, evictions_ttl,
+        evictions_invalidated, evictions_segment, stored, known, refused, index_full."""
+    def namespace_statistics(self) -> dict[int, tuple[int, int]]:
+        """namespace_slot -> (resident pages, resident bytes)."""
+    def check_invariants(self) -> None:
+        """Walk everything; raises RuntimeError naming the first broken invariant. For tests and `--debug`."""
+    def close(self) -> None: ...
+
+@final
+class Reader:
+    """A client's mapping of the arena under one row. Thread-safe. Never used in a forked child (maps are DONTFORK)."""
+
+    def __init__(
+        self, *, control_fd: int, clients_fd: int, data_fd: int, row: int, life: bytes, writable: bool, prefault: bool = True
+    ) -> None:
+        """Takes over the descriptors. Raises ValueError when the header is not of this layout and life."""
+    @property
+    def life(self) -> bytes: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def view(self) -> int: ...
+    def stamp(self) -> tuple[int, bytes, int]:
+        """(view, incarnation, revision) that belong together."""
+    def freshness_ns(self) -> int: ...
+    def set_applied_view(self, view: int) -> None: ...
+    def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
+        """(view, incarnation, revision, kind, payload) of each event after `view`; None when the ring was overrun."""
+    def begin_request(self) -> tuple[int, int, bytes, int]:
+        """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free."""
+    def end_request(self, slot: int) -> None: ...
+    def match(self, keys: Buffer, *, start: int = 0) -> tuple[int, int]:
+        """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted."""
+    def lease(self, counter: int, keys: Buffer, *, start: int = 0) -> Lease:
+        """Find and pin. Counts a look-up: requested = all keys, L1 = start (they were served before), L2, miss(reason)."""
+    def get(
+        self, counter: int, keys: Buffer, destinations: Sequence[Buffer] | Buffer, *, page_bytes: int, start: int = 0,
+        lease_ns: int = 5_000_000_000, kernel: int = -1,
+    ) -> tuple[int, int]:
+        """Look up, copy out, check again: (pages, reason). Destinations: one writable contiguous buffer a key of
+        keys[start:], or one for all of them; DLPack CPU tensors too. Without the GIL. Counts as `lease` does."""
+    def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
+        """Account a look-up that never reached L2: all in L1, or a miss with `reason` for the rest."""
+    def fill(self, offsets: Sequence[int], sources: Sequence[Buffer] | Buffer, *, page_bytes: int, counter: int = 0, kernel: int = -1) -> None:
+        """Copy pages into reserved places, without the GIL. Needs writable=True."""
+    def slot(self, offset: int, size: int) -> Buffer:
+        """A writable view of a reserved place, for writers that fill in place."""
+    def held(self) -> int:
+        """Leases held now."""
+    def close(self) -> None:
+        """Unmap when the last lease is released; further calls raise ValueError."""
+
+@final
+class Lease:
+    """Pinned pages, read-only views of shared memory. Releasing ends the views; a view still exported (a numpy array on
+    it) keeps its pages pinned until it is gone."""
+
+    @property
+    def pages(self) -> int: ...
+    @property
+    def reason(self) -> int: ...
+    @property
+    def view(self) -> int:
+        """The view that the look-up loaded."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> memoryview: ...
+    def __iter__(self) -> Iterator[memoryview]: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Lease: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

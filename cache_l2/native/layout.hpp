@@ -1,0 +1,129 @@
+// The shared-memory contract: every struct that the sidecar and its workers read in common memory.
+//
+// Three anonymous memory files, little-endian, 64-bit only:
+//   control  Header | Ring[ring_records] | Bucket[buckets] | Entry[entries]     read-only to clients (sealed)
+//   clients  Row[rows] with leases | AccessTimes[entries]                        writable by clients
+//   data     segments of slots                                                   read-only unless attached as writer
+//
+// Words that two processes touch are std::atomic; everything else is written before the generation or tag that
+// publishes it. docs/shared-memory.md says in words who writes, who frees, and which fence pairs with which.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace stratakv {
+
+constexpr std::uint64_t kMagic = 0x31564B4154415254ULL;  // "TRATAKV1", read as little-endian
+constexpr std::uint32_t kLayoutVersion = 1;
+constexpr std::uint32_t kCacheLine = 64;
+constexpr std::uint32_t kSlotAlign = 4096;
+constexpr std::uint32_t kKeyWords = 4;
+constexpr std::uint32_t kRingPayloadBytes = 432;
+constexpr std::uint32_t kRequestViews = 256;
+constexpr std::uint32_t kNamespacesPerRow = 32;
+constexpr std::uint32_t kMissReasons = 16;
+constexpr std::uint32_t kBucketWays = 8;
+
+using Word = std::atomic<std::uint64_t>;
+static_assert(Word::is_always_lock_free, "the contract needs lock-free 64-bit words");
+static_assert(sizeof(Word) == 8);
+
+// Written once before any client attaches, except the words of the third line on.
+struct alignas(kCacheLine) Header {
+  std::uint64_t magic;
+  std::uint32_t layout_version;
+  std::uint32_t header_bytes;
+  std::uint8_t life[16];
+  std::uint64_t created_boottime_ns;
+  std::uint64_t hash_seed;
+  std::uint64_t hash_mask;  // all ones but in tests that force index collisions
+  std::uint64_t reserved0;
+
+  std::uint64_t control_bytes, clients_bytes, data_bytes;
+  std::uint64_t ring_offset, bucket_offset, entry_offset;   // in control
+  std::uint64_t row_offset, access_offset;                  // in clients
+  std::uint64_t row_bytes;
+  std::uint32_t ring_records, buckets, entries, rows, leases_per_row, segment_bytes;
+  std::uint32_t copy_kernel, reserved1;
+
+  alignas(kCacheLine) Word view;           // count of all events of this life; 1 at start
+  Word closed;                             // 1: draining or ended, no look-up may hit
+  alignas(kCacheLine) Word freshness_ns;   // F: hits are served while CLOCK_BOOTTIME < F
+};
+
+// One event. `tag` is the view that published it; 0 while it is being rewritten.
+struct alignas(kCacheLine) RingRecord {
+  Word tag;
+  Word incarnation[2];
+  Word revision;
+  Word kind_and_bytes;  // kind in the high 32 bits, payload bytes in the low
+  std::uint64_t reserved[3];
+  Word payload[kRingPayloadBytes / 8 + 2];  // 448 bytes, so that a record is 512
+};
+static_assert(sizeof(RingRecord) == 512);
+
+// Eight ways of (fingerprint in the high 32 bits | entry number + 1 in the low); 0 is an empty way.
+// A key lives in one of two buckets; ways never move while an entry is visible.
+struct alignas(kCacheLine) Bucket {
+  Word way[kBucketWays];
+};
+static_assert(sizeof(Bucket) == 64);
+
+// What a reader needs is the first line; the second is for the writer, `inspect` and validity.
+struct alignas(kCacheLine) Entry {
+  Word generation;              // even and non-zero: visible; odd: hidden, free or being filled
+  Word key[kKeyWords];
+  Word place;                   // slot number in units of kSlotAlign (high 32 bits) | payload bytes (low 32)
+  Word parent_generation;       // 0 for a root page
+  Word parent_and_expiry;       // parent entry + 1 (high 32; 0 root) | expiry in boot-time seconds, rounded up (low 32; 0 never)
+
+  Word namespace_slot;          // sidecar's namespace number
+  Word incarnation[2];          // stamp
+  Word revision;
+  Word producer;                // sidecar's producer number
+  Word computed_from_ms, computed_until_ms;  // producer's wall clock
+  Word committed_ns;            // CLOCK_BOOTTIME
+};
+static_assert(sizeof(Entry) == 128);
+
+// Last two access times, CLOCK_BOOTTIME ns, relaxed, written by readers.
+struct AccessTimes {
+  Word last;
+  Word previous;
+};
+static_assert(sizeof(AccessTimes) == 16);
+
+// A hazard. Published before the entry's generation is re-checked; 0 when free.
+struct Lease {
+  Word entry_and_kind;  // entry + 1 (low 32) | kind (high 32)
+  Word deadline_ns;     // copy leases only: CLOCK_BOOTTIME after which the sidecar may reuse the slot
+};
+static_assert(sizeof(Lease) == 16);
+enum LeaseKind : std::uint32_t { kLeaseView = 1, kLeaseCopy = 2 };
+
+// Pages of finished look-ups. The spare copy is written, then the selector flips (rule R20).
+struct alignas(kCacheLine) PageCounts {
+  Word requested, l1, l2, l3;
+  Word miss[kMissReasons];
+  Word bytes_read, bytes_written, collisions, look_ups;
+};
+
+struct alignas(kCacheLine) NamespaceCounts {
+  Word begun;     // pages of look-ups that began, counted apart
+  Word selector;  // which copy is valid
+  PageCounts copy[2];
+};
+
+// One client. `Lease[leases_per_row]` follows each row at sizeof(Row); header.row_bytes is the stride.
+struct alignas(kCacheLine) Row {
+  Word state;               // 0 free, 1 attached, 2 orphaned (connection gone, process alive)
+  Word pid;                 // as the sidecar sees it
+  Word applied_view;        // L1 has applied every event up to here
+  Word own_freshness_ns;    // an engine's own F (rule R18)
+  Word lease_high_water;    // leases at and above this index were never used
+  alignas(kCacheLine) Word request_view[kRequestViews];  // 0: idle; else a view at or below what the request loaded
+  NamespaceCounts counts[kNamespacesPerRow];
+};
+
+}  // namespace stratakv

@@ -1,0 +1,1 @@
+"""Connectors: each engine behind one file."""

@@ -1,0 +1,67 @@
+"""Every limit of the product in one place, with the relations between them checked at import."""
+
+from __future__ import annotations
+
+# Keys and chains
+PAGE_TOKENS_MAX = 4096
+CHAIN_PAGES_MAX = 65_536
+"""Pages of one request: one million tokens in pages of 16."""
+EXTRA_DIGESTS_PER_PAGE_MAX = 64
+EXTRA_DIGEST_BYTES_MAX = 64
+
+# Names inside a namespace, in UTF-8 bytes
+NAME_BYTES_MAX = 1024
+NAMESPACE_BYTES_MAX = 16_384
+
+# Records
+TAGS_PER_RECORD_MAX = 8
+TAG_BYTES_MAX = 64
+LINEAGE_PRODUCERS_MAX = 8
+PRODUCER_BYTES_MAX = 64
+RECORD_VARIABLE_BYTES_MAX = 4096
+
+# Arena
+PAGE_BYTES_MAX = 64 * 1024 * 1024
+SLOT_ALIGN_BYTES = 4096
+SEGMENT_BYTES_MIN = 64 * 1024
+SEGMENT_BYTES_MAX = PAGE_BYTES_MAX
+ARENA_BYTES_MIN = 1024 * 1024
+ARENA_PAGES_MAX = 16 * 1024 * 1024
+CLIENT_ROWS_MAX = 1024
+LEASES_PER_CLIENT_MAX = 65_536
+RESERVATIONS_PER_CLIENT_MAX = 4096
+NAMESPACES_PER_CLIENT_MAX = 32
+REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
+RING_RECORDS_MAX = 65_536
+
+# Messages and batches
+BATCH_PAGES_MAX = 1024
+"""Pages of one reserve or commit over the attach connection."""
+LOOK_UP_ROWS_MAX = 256
+ATTACH_MESSAGE_BYTES_MAX = 128 * 1024
+ATTACH_QUEUE_MESSAGES_MAX = 64
+GRPC_CHUNK_BYTES = 1024 * 1024
+GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+GRPC_CONCURRENT_CALLS_MAX = 256
+
+# Namespaces and metrics of one sidecar
+NAMESPACES_MAX = 1024
+METRIC_NAMESPACES_MAX = 64
+
+# Times, in seconds
+CALL_DEADLINE_S_DEFAULT = 1.0
+ATTACH_DEADLINE_S_DEFAULT = 5.0
+FRESHNESS_LEASE_S_DEFAULT = 3.0
+RESERVATION_S_DEFAULT = 30.0
+COPY_LEASE_S_DEFAULT = 5.0
+DRAIN_S_DEFAULT = 5.0
+RECONNECT_BACKOFF_S_MAX = 2.0
+
+assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
+assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
+assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
+assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
+assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
+assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
+assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
+assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"

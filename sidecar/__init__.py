@@ -1,0 +1,1 @@
+"""The daemon: the only place where things are wired together."""
