@@ -1,8 +1,8 @@
 """Canonical bytes: typed, length-prefixed fields, and the strict reading of them.
 
-A value is (type tag u8 ‖ length u32 LE ‖ bytes). Numbers are fixed-width little-endian, floats are IEEE-754
-f64 bits, strings UTF-8 as given (no normalisation: two spellings are two names). None is a tag of its own, so that
-it never equals an empty value. There is one encoding of every value and one value of every encoding.
+A value is (type tag u8 ‖ length u32 LE ‖ bytes). Numbers are fixed-width little-endian, floats IEEE-754 f64
+bits, strings UTF-8 as given (no normalisation: two spellings are two names). None has a tag of its own, so it
+never equals an empty value. There is one encoding of every value and one value of every encoding.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Cursor:
 def parameters(values: Mapping[str, object] | Iterable[tuple[str, object]]) -> Parameters:
     """Put named values into canonical order; sequences of numbers become tuples of floats.
 
-    Raises InvalidArgumentError on a value of another type, a name that is not UTF-8 text or occurs twice, NaN or
-    an integer of more than 64 bits; LimitExceededError on too many or too long ones.
+    Raises InvalidArgumentError on a value of another type, a name that is not UTF-8 text or occurs twice,
+    NaN or an integer of more than 64 bits; LimitExceededError on too many or too long ones.
     """
     pairs = list(values.items()) if isinstance(values, Mapping) else list(values)
     if len(pairs) > PARAMETERS_MAX:
@@ -150,7 +150,7 @@ def encode_value(value: Value, what: str) -> bytes:
     return _HEAD.pack(tag, len(body)) + body
 
 
-def _tagged(value: Value, what: str) -> tuple[Tag, bytes]:
+def _tagged(value: Value, what: str) -> tuple[Tag, bytes]:  # noqa: PLR0911
     if value is None:
         return Tag.NONE, b""
     if isinstance(value, bytes):
@@ -192,7 +192,7 @@ def decode_value(cursor: Cursor, what: str, *, nested: bool = False) -> Value:
     return _decode_scalar(tag, body, what)
 
 
-def _decode_scalar(tag: Tag, body: bytes, what: str) -> Value:
+def _decode_scalar(tag: Tag, body: bytes, what: str) -> Value:  # noqa: PLR0911
     size_wanted = {Tag.NONE: 0, Tag.INTEGER: 8, Tag.FLOAT: 8, Tag.BOOLEAN: 1}.get(tag)
     if size_wanted is not None and len(body) != size_wanted:
         raise ProtocolError(f"{what} is a {tag.name} of {len(body)} bytes; it must have {size_wanted}")

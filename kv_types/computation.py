@@ -1,4 +1,4 @@
-"""What a computation is made of: weights, adapter, dtype, quantisation, rotation and geometry, each checked."""
+"""What a computation is made of: weights, adapter, numbers, rotation and geometry, each checked."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _check_digest(value: bytes, what: str) -> None:
 
 
 def check_integer(value: int, what: str, *, low: int, high: int) -> None:
-    """Raise InvalidArgumentError unless `value` is an integer (no bool) between `low` and `high`, both included."""
+    """Raise InvalidArgumentError unless `value` is an integer (no bool) from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(f"{what} must be an integer; got {type(value).__name__}")
     if not low <= value <= high:

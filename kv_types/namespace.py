@@ -1,4 +1,4 @@
-"""Namespace: the complete identity of a computation, its canonical bytes and id, and how a computation gets one.
+"""Namespace: the complete identity of a computation, its canonical bytes and id, and how one is found.
 
 Two workers may exchange pages exactly when the canonical bytes of their namespaces are equal. Everything that
 shapes the bytes of a page is a field here; what cannot be named makes a computation uncacheable.
@@ -76,7 +76,8 @@ class Namespace:
 
     `position` holds position configuration beyond RoPE (ALiBi, learned positions, partial rotation…).
     `position_offset` is the position of the first real token where an engine does not start at zero.
-    `tenant` is a salt: pages of different tenants never meet. Raises InvalidArgumentError, LimitExceededError.
+    `tenant` is a salt: pages of different tenants never meet.
+    Raises InvalidArgumentError, LimitExceededError.
     """
 
     model: str
@@ -106,8 +107,8 @@ class Namespace:
         self._check_quantisation()
         if len(self.canonical) > NAMESPACE_BYTES_MAX:
             raise LimitExceededError(
-                f"the namespace takes {len(self.canonical)} bytes; at most {NAMESPACE_BYTES_MAX} are allowed: "
-                "shorten names or parameters"
+                f"the namespace takes {len(self.canonical)} bytes; at most {NAMESPACE_BYTES_MAX} "
+                "are allowed: shorten names or parameters"
             )
 
     def _check_quantisation(self) -> None:
@@ -118,7 +119,7 @@ class Namespace:
 
     @cached_property
     def canonical(self) -> bytes:
-        """Canonical encoding: schema tag, version, then every field as (id u16, tag u8, length u32 LE, bytes)."""
+        """Schema tag, version, then every field in order as (id u16, tag u8, length u32 LE, bytes)."""
         parts = [_PREAMBLE.pack(SCHEMA, SCHEMA_VERSION)]
         for field_id, name, value in self._fields():
             parts.append(_FIELD_ID.pack(field_id))
@@ -301,7 +302,7 @@ _DTYPE_NAMES = {
 
 
 def kv_dtype_of(name: str) -> KvDtype | None:
-    """KvDtype of a name as engines write it ("torch.bfloat16", "bf16", …), or None when it names none exactly.
+    """KvDtype of a name as engines write it ("torch.bfloat16", "bf16"…), or None when it names none.
 
     "fp8" alone is ambiguous, and e4m3fnuz means other numbers: both are None.
     """
@@ -329,8 +330,8 @@ def identify(
     """Name a computation, or say why it cannot be named. Never raises for what a model is like.
 
     `layer_kinds`: one name a layer where the model says so; anything but "full_attention" is refused.
-    `sliding_window`: tokens, or None when every layer attends to the whole prefix. A model without RoPE must say
-    in `position` how its positions enter (for example {"kind": "learned"} or {"kind": "none"}).
+    `sliding_window`: tokens, or None when every layer attends to the whole prefix. A model without RoPE must
+    say in `position` how its positions enter: parameters({"kind": "learned"}), or "none".
     """
     dtype = kv_dtype_of(kv_dtype) if isinstance(kv_dtype, str) else kv_dtype
     problem = (
@@ -341,7 +342,10 @@ def identify(
     )
     if problem is not None:
         return problem
-    assert model is not None and weights is not None and dtype is not None and geometry is not None
+    assert model is not None
+    assert weights is not None
+    assert dtype is not None
+    assert geometry is not None
     try:
         return Namespace(
             model=model,
@@ -389,7 +393,7 @@ def _unsupported_layers(
     if sliding_window is not None:
         return Uncacheable(
             UncacheableReason.SLIDING_WINDOW,
-            f"layers attend to the last {sliding_window} tokens only, so their state of a prefix is not kept whole",
+            f"layers attend to the last {sliding_window} tokens: the state of a prefix is not kept whole",
         )
     for layer, kind in enumerate(layer_kinds):
         if kind == "sliding_attention":
