@@ -62,8 +62,8 @@ class _Page:
 class _TailQueue:
     """Tails by rank. A page's rank only grows while it is resident; the heap learns of it when it comes up.
 
-    Every page has at most one live place in the heap, so that a decision costs amortised O(log n): a place that
-    comes up too early is moved once per growth of its rank, one that is no candidate any more is dropped.
+    Every page has at most one live place in the heap, so that a decision costs amortised O(log n): a place
+    that comes up too early moves once per growth of its rank, one that is no candidate any more is dropped.
     Handles come back for other pages, so that a place is known by a serial number of its own.
     """
 
