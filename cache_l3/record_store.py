@@ -38,7 +38,8 @@ class RecordStore(Protocol):
     ) -> list[LoadedRecord | MissReason]:
         """Read records into `places` (writable, page_bytes each, one a key); one result a key, in order.
 
-        `deadline_ns` is CLOCK_BOOTTIME. A late, short, foreign or damaged record is a miss with its reason, never bytes.
+        `deadline_ns` is CLOCK_BOOTTIME. A late, short, foreign or damaged
+        record is a miss with its reason, never bytes.
         """
         ...
 

@@ -16,10 +16,11 @@ from kv_types.ids import LogIncarnation, NamespaceId, PageKey, Stamp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """What a record selects: every field that is set must match (fields combine by "and"); none set selects everything.
+    """What a record selects: every field that is set must match (fields combine by "and"); none set selects
+    everything.
 
-    `key` selects the page and everything computed on top of it (rule R3). `since_ms` and `until_ms` bound the producer's
-    wall clock in Unix milliseconds and are widened by the skew bound when they are evaluated.
+    `key` selects the page and everything computed on top of it (rule R3). `since_ms` and `until_ms` bound the
+    producer's wall clock in Unix milliseconds and are widened by the skew bound when they are evaluated.
     """
 
     namespace: NamespaceId | None = None

@@ -49,8 +49,10 @@ def _is_product(path: Path) -> bool:
 def test_first_line_states_the_responsibility(path: Path) -> None:
     doc = ast.get_docstring(ast.parse(path.read_text()))
     if doc is None:
-        assert not _is_product(path) and path.name == "__init__.py" and not path.read_text().strip(), (
-            f"{_name(path)} has no module docstring"
+        is_marker = path.name == "__init__.py" and not path.read_text().strip()
+        assert is_marker, f"{_name(path)} has no module docstring"
+        assert not _is_product(path), (
+            f"{_name(path)} is a package of the product and says nothing about itself"
         )
         return
     first = doc.splitlines()[0]
