@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -112,8 +112,10 @@ class PageStoreMachine(RuleBasedStateMachine):
             assert isinstance(outcome, Miss), f"{outcome} where nothing is resident"
 
 
-def run_page_store_machine(harness: StoreHarness, space: NamespaceId, *, examples: int, steps: int) -> None:
-    """Run the machine; raises AssertionError with the shrunk steps when store and model differ."""
+def run_page_store_machine(
+    harness: StoreHarness, space: NamespaceId, *, examples: int, steps: int, shrink: bool = True
+) -> None:
+    """Run the machine; raises AssertionError with the (shrunk) steps when store and model differ."""
 
     class Bound(PageStoreMachine):
         def __init__(self) -> None:
@@ -126,6 +128,8 @@ def run_page_store_machine(harness: StoreHarness, space: NamespaceId, *, example
             stateful_step_count=steps,
             deadline=None,
             database=None,
+            report_multiple_bugs=False,
+            phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if shrink else [])],
             suppress_health_check=list(HealthCheck),
         ),
     )
