@@ -1,6 +1,6 @@
 """Events of the shared-memory ring: what a sidecar hid, as kind and payload that an L1 interprets on its own.
 
-An event says what to forget, never what to keep: whoever does not know a kind drops everything (invariant I6).
+An event says what to forget, never what to keep: whoever does not know a kind drops all (invariant I6).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EventKind(IntEnum):
     NAMESPACE = 3
     """Every page of one namespace. Payload: its id, 32 bytes."""
     PAGES = 4
-    """These pages and whatever was computed on top of them. Payload: 1 to EVENT_PAGES_MAX keys of 32 bytes."""
+    """These pages and all that was computed on them. Payload: 1 to EVENT_PAGES_MAX keys of 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ Event = LogStarted | EverythingHidden | NamespaceHidden | PagesHidden
 
 
 def encode_event(event: Event) -> tuple[EventKind, bytes]:
-    """Return the (kind, payload) of an event; raises InvalidArgumentError when it names no or too many pages."""
+    """Return the (kind, payload) of an event; raises InvalidArgumentError on no or too many pages."""
     match event:
         case LogStarted():
             return EventKind.LOG_STARTED, b""
@@ -71,7 +71,7 @@ def encode_event(event: Event) -> tuple[EventKind, bytes]:
         case PagesHidden(keys):
             if not 1 <= len(keys) <= EVENT_PAGES_MAX:
                 raise InvalidArgumentError(
-                    f"one event names 1 to {EVENT_PAGES_MAX} pages, got {len(keys)}: split with pages_hidden()"
+                    f"one event names 1–{EVENT_PAGES_MAX} pages, got {len(keys)}: split with pages_hidden()"
                 )
             return EventKind.PAGES, b"".join(keys)
 
