@@ -1,27 +1,22 @@
-"""ArenaStore: the sidecar's half of L2. One thread owns it; it decides, the native arena does.
-
-What is hidden is hidden in the order of rule R14: raise the floors, hide the pages, append to the ring, publish the
-view; only then may anybody be told that it is done.
-"""
+"""ArenaStore: the sidecar's half of L2. One thread owns it; it decides, the native arena does."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import TTL_S_MAX, ArenaConfig, create_arena
-from cache_l2.floors import Floors
+from cache_l2.local_log import LocalLog
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
-from cache_l2.reservations import PendingPage, ReservationBook
+from cache_l2.reservations import ReservationBook
 from kv_types.clock import Clock
 from kv_types.errors import BufferMismatchError, InvalidArgumentError, LimitExceededError
-from kv_types.events import Event, EverythingHidden, LogStarted, NamespaceHidden, encode_event, pages_hidden
-from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp, new_life_id, new_log_incarnation
+from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp, new_life_id
 from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
 from kv_types.outcomes import (
     Hit,
@@ -39,8 +34,6 @@ from kv_types.page_keys import Keys, pack_keys
 __all__ = ["ArenaConfig", "ArenaStore", "ClientRow", "NamespaceCounts", "NamespaceRecord"]
 
 _SECOND_NS = 1_000_000_000
-_ANCESTORS_WALKED_MAX = 4096
-"""Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused (I6)."""
 
 PageRow = tuple[int, int, int, int]
 """(PutStatus, RefuseReason, reservation, data offset); STORED means reserved."""
@@ -81,17 +74,15 @@ class ArenaStore:
         self._clock = clock
         self.life = life or new_life_id()
         self._arena = create_arena(config, self.life, probe=memory)
-        self._incarnation = new_log_incarnation()
-        self._revision = 0
+        self._log = LocalLog(self._arena)
         self._namespaces = NamespaceRegistry()
-        self._floors = Floors()
         self._provenances = ProvenanceTable()
         self._book = ReservationBook()
         self._accounts = Accounts(self._arena)
         self._rows: set[int] = set()
         self._draining = False
         self._closed = False
-        self._publish(LogStarted())
+        self._log.start()
         self._own_row = self.open_client(os.getpid())
         self._reader = self._own_reader()
         self.tick()
@@ -137,7 +128,7 @@ class ArenaStore:
 
     def stamp(self) -> Stamp:
         """Position of the log, to load before any reuse."""
-        return Stamp(self._incarnation, self._revision)
+        return self._log.stamp()
 
     def tick(self) -> int:
         """Renew freshness and expire pages and reservations, bounded work a call; returns the pages hidden.
@@ -309,12 +300,6 @@ class ArenaStore:
 
     def _judge(self, row: int, reservations: Sequence[int], stamp: Stamp) -> list[RefuseReason]:
         """Reason why each reservation must not be published, NONE where nothing speaks against it (I3, R2, R5)."""
-        if self._draining:
-            general = RefuseReason.CLOSED
-        elif stamp.incarnation != self._incarnation or stamp.revision > self._revision:
-            general = RefuseReason.STAMP_FOREIGN
-        else:
-            general = RefuseReason.NONE
         pending = {
             reservation: self._book.take(row, reservation) for reservation in dict.fromkeys(reservations)
         }
@@ -324,36 +309,11 @@ class ArenaStore:
             page = pending.pop(reservation, None)
             if page is None:
                 reasons.append(RefuseReason.EXPIRED)
-            elif general:
-                reasons.append(general)
+            elif self._draining:
+                reasons.append(RefuseReason.CLOSED)
             else:
-                reasons.append(self._judge_page(page, stamp.revision, vetted))
+                reasons.append(self._log.judge(page, stamp, vetted))
         return reasons
-
-    def _judge_page(self, page: PendingPage, revision: int, vetted: set[bytes]) -> RefuseReason:
-        if not self._floors.permits_namespace(page.namespace, revision):
-            return RefuseReason.INVALIDATED
-        if self._floors.needs_chain(revision):
-            chain = (page.key,) if page.parent in vetted else self._chain(page)
-            if chain is None or not self._floors.permits_pages(chain, revision):
-                return RefuseReason.INVALIDATED
-            vetted.add(page.key)
-        return RefuseReason.NONE
-
-    def _chain(self, page: PendingPage) -> Iterable[bytes] | None:
-        """Keys of a page and its resident ancestors; None when they are more than may be looked at."""
-        keys = [page.key]
-        parent = page.parent
-        while parent is not None:
-            if len(keys) > _ANCESTORS_WALKED_MAX:
-                return None
-            keys.append(parent)
-            entry = self._arena.find(parent)
-            if entry is None:
-                break  # not resident: the arena refuses the page for want of its parent
-            above = entry["parent_key"]
-            parent = above if isinstance(above, bytes) and above else None
-        return keys
 
     def _expiry_s(self, ttl_s: int | None, now_ns: int) -> int:
         ttl_s = self._config.default_ttl_s if ttl_s is None else ttl_s
@@ -368,38 +328,16 @@ class ArenaStore:
 
         A put that began before can't bring them back. Raises InvalidIdentifierError, LimitExceededError.
         """
-        packed = pack_keys(keys)
-        if not packed:
-            return 0
-        self._revision += 1
-        self._floors.hide_pages(packed, self._revision)
-        hidden = self._arena.hide(packed)
-        for event in pages_hidden(packed):
-            self._publish(event)
-        return hidden
+        return self._log.hide_pages(pack_keys(keys))
 
     def hide_namespace(self, namespace: NamespaceId) -> int:
         """Hide every page of a namespace, registered or not; returns the pages hidden."""
-        self._revision += 1
-        self._floors.hide_namespace(namespace, self._revision)
         record = self._namespaces.find(namespace)
-        hidden = self._arena.hide_namespace(record.number) if record is not None else 0
-        self._publish(NamespaceHidden(namespace))
-        return hidden
+        return self._log.hide_namespace(namespace, None if record is None else record.number)
 
     def hide_all(self) -> int:
         """Hide every page; returns how many."""
-        self._revision += 1
-        self._floors.hide_everything(self._revision)
-        hidden = self._arena.hide_all()
-        self._publish(EverythingHidden())
-        return hidden
-
-    def _publish(self, event: Event) -> None:
-        kind, payload = encode_event(event)
-        self._arena.publish_event(
-            incarnation=self._incarnation, revision=self._revision, kind=int(kind), payload=payload
-        )
+        return self._log.hide_all()
 
     # --- PageStore, for those who come over the network ---
 
@@ -500,9 +438,9 @@ class ArenaStore:
             **self._arena.statistics(),
             "namespaces": len(self._namespaces),
             "provenances": len(self._provenances),
-            "tombstones": len(self._floors),
+            "tombstones": len(self._log.floors),
             "view": self.view,
-            "revision": self._revision,
+            "revision": self._log.stamp().revision,
             "clients_attached": sum(client.state == "attached" for client in clients),
             "clients_orphaned": sum(client.state == "orphaned" for client in clients),
             "leases": sum(client.leases for client in clients),
