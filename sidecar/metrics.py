@@ -32,6 +32,7 @@ _LATENCY_S = (
     2.5,
     10.0,
 )
+_ATTACH_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _EVICTION_PREFIX = "evictions_"
 
@@ -67,6 +68,13 @@ class Metrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self._attach = Histogram(
+            "stratakv_attach_request_duration_seconds",
+            "Time that the sidecar took for a request on the attach connection, by its kind.",
+            ("request",),
+            buckets=_ATTACH_S,
+            registry=self.registry,
+        )
         self._lag = Histogram(
             "stratakv_event_loop_lag_seconds",
             "How much later than asked for the event loop woke up.",
@@ -78,6 +86,10 @@ class Metrics:
     def observe_call(self, method: str, code: str, duration_s: float) -> None:
         """Count one gRPC call that has ended."""
         self._calls.labels(method, code).observe(duration_s)
+
+    def observe_attach(self, request: str, duration_s: float) -> None:
+        """Count one request on an attach connection."""
+        self._attach.labels(request).observe(duration_s)
 
     def observe_lag(self, lag_s: float) -> None:
         """Count one wake-up of the event loop."""
@@ -228,10 +240,12 @@ def _daemon_metrics(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _attach_metrics(attach: Mapping[str, int]) -> Iterable[Metric]:
-    # The attach server counts by name and sums its times in microseconds: both become counters of one family each.
+    for name in ("connections", "processes"):
+        yield GaugeMetricFamily(f"stratakv_attach_{name}", f"Attach {name} now.", value=attach.get(name, 0))
     counts = CounterMetricFamily(
         "stratakv_attach_events", "What the attach server counted.", labels=("event",)
     )
     for name, value in sorted(attach.items()):
-        counts.add_metric((name,), value)
+        if name not in {"connections", "processes"}:
+            counts.add_metric((name,), value)
     yield counts

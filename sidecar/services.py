@@ -43,11 +43,14 @@ class Services:
         self._addresses = Addresses(runtime_dir=str(directory.path), attach_path=str(directory.attach_path))
         service = ArenaService(store)
         self._report = StatusReport(store, service, version=version, clock=clock, addresses=self._addresses)
-        self._attach = AttachServer(store, directory.attach_path, clock=clock)
         self.metrics = Metrics(version=version, life=store.life, snapshot=self._snapshot)
+        self._attach = AttachServer(
+            store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
+        )
         self._calls = Calls(self.metrics.observe_call)
         self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler())
         self._metrics_server = MetricsServer(self.metrics.registry)
+        self._attach_started = False
 
     async def start(self) -> None:
         """Open every socket. What may be refused (ports) comes before what workers wait for (sockets)."""
@@ -57,6 +60,7 @@ class Services:
         await self._grpc.start(self._directory.grpc_path, tcp=self._settings.grpc_tcp)
         self._addresses.grpc = self._grpc.addresses
         await self._attach.start()
+        self._attach_started = True
 
     def described(self) -> dict[str, object]:
         """Where it can be reached, for the log."""
@@ -80,11 +84,15 @@ class Services:
     async def close(self) -> None:
         """Close every socket; may be called at any time after construction."""
         await self._grpc.stop(_FLUSH_S)
-        await self._attach.stop(0.0)
+        if self._attach_started:
+            await self._attach.stop(0.0)
         await self._metrics_server.stop()
 
     def _status(self) -> cache_pb2.StatusResponse:
-        return self._report.message(attach=self._attach.statistics())
+        return self._report.message(
+            attach=self._attach.statistics(),
+            names={process.row: process.name for process in self._attach.processes()},
+        )
 
     def _snapshot(self) -> Snapshot:
         return self._report.snapshot(

@@ -41,8 +41,8 @@ class StatusReport:
         self._addresses = addresses
         self._began = time.monotonic()
 
-    def message(self, *, attach: Mapping[str, int]) -> cache_pb2.StatusResponse:
-        """Return the present state as a message."""
+    def message(self, *, attach: Mapping[str, int], names: Mapping[int, str]) -> cache_pb2.StatusResponse:
+        """Return the present state as a message; `names` gives what clients call themselves, by row."""
         counts = self._service.namespace_counts()
         resident = self._store.namespace_resident()
         answer = cache_pb2.StatusResponse(
@@ -65,7 +65,8 @@ class StatusReport:
         for record in self._store.namespaces():
             count = counts.get(record.id, NamespaceCounts())
             answer.namespaces.append(_namespace(record, count, resident.get(record.id, (0, 0))))
-        answer.clients.extend(_client(row, own=self._store.own_row) for row in self._store.clients())
+        for row in self._store.clients():
+            answer.clients.append(_client(row, own=self._store.own_row, name=names.get(row.row, "")))
         return answer
 
     def snapshot(self, *, attach: Mapping[str, int], calls_running: int, calls_refused: int) -> Snapshot:
@@ -106,7 +107,7 @@ def _namespace(
     )
 
 
-def _client(row: ClientRow, *, own: int) -> cache_pb2.ClientStatus:
+def _client(row: ClientRow, *, own: int, name: str) -> cache_pb2.ClientStatus:
     return cache_pb2.ClientStatus(
         row=row.row,
         pid=row.pid,
@@ -114,4 +115,5 @@ def _client(row: ClientRow, *, own: int) -> cache_pb2.ClientStatus:
         leases=row.leases,
         leased_bytes=row.leased_bytes,
         reservations=row.reservations,
+        name=name,
     )

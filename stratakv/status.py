@@ -63,7 +63,6 @@ def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
             answer: cache_pb2.StatusResponse = CacheCalls(channel).status(
                 cache_pb2.StatusRequest(), timeout=deadline_s
             )
-            return answer
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             if not isinstance(failure, SidecarUnreachableError):
@@ -71,6 +70,7 @@ def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
             raise SidecarUnreachableError(
                 f"no sidecar answers at {address}; start one with `stratakv serve`, or name another by --endpoint"
             ) from error
+        return answer
 
 
 def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
@@ -178,11 +178,12 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:
-    table = _table("clients", "row", "pid", "state", "leases", "leased", "reservations")
+    table = _table("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
     for client in answer.clients:
         table.add_row(
             str(client.row),
             str(client.pid),
+            client.name,
             client.state,
             f"{client.leases:,}",
             format_size(client.leased_bytes),
