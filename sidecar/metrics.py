@@ -42,13 +42,14 @@ class Snapshot:
     """Everything that a scrape shows, read in one go on the store's own thread.
 
     `models` names the namespaces, `resident` gives (pages, bytes) of each; `arena` and `attach` are statistics by
-    name; `freshness_remaining_s` is negative once hits have stopped.
+    name, `clients` counts attached workers by state; `freshness_remaining_s` is negative once hits have stopped.
     """
 
     models: Mapping[NamespaceId, str]
     counts: Mapping[NamespaceId, NamespaceCounts]
     resident: Mapping[NamespaceId, tuple[int, int]]
     arena: Mapping[str, int]
+    clients: Mapping[str, int]
     attach: Mapping[str, int]
     arena_bytes: int
     freshness_remaining_s: float
@@ -224,11 +225,9 @@ def _daemon_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         "Time for which hits are still served without another heartbeat; negative: they have stopped.",
         value=snapshot.freshness_remaining_s,
     )
-    clients = GaugeMetricFamily(
-        "stratakv_clients", "Rows of the clients' table, by state.", labels=("state",)
-    )
+    clients = GaugeMetricFamily("stratakv_clients", "Workers that hold a row, by state.", labels=("state",))
     for state in ("attached", "orphaned"):
-        clients.add_metric((state,), snapshot.arena.get(f"clients_{state}", 0))
+        clients.add_metric((state,), snapshot.clients.get(state, 0))
     yield clients
     yield GaugeMetricFamily(
         "stratakv_grpc_calls_running", "gRPC calls under way.", value=snapshot.calls_running

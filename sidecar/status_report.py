@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,6 +77,7 @@ class StatusReport:
             counts=self._service.namespace_counts(),
             resident=self._store.namespace_resident(),
             arena=self._store.statistics(),
+            clients=Counter(row.state for row in self._store.clients() if row.row != self._store.own_row),
             attach=attach,
             arena_bytes=self._store.config.arena_bytes,
             freshness_remaining_s=self._freshness_remaining_s(),
