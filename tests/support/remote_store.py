@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -15,7 +15,7 @@ from kv_types.outcomes import Hit, LookUpOutcome, Miss, PutOutcome, Tier
 from kv_types.page_keys import pack_keys
 from kv_types.page_layout import PageLayout
 from kv_wire.channel import CacheCalls
-from kv_wire.checksum import Checksum, checksum
+from kv_wire.checksum import Checksum
 from kv_wire.conversions import (
     miss_reason_from_wire,
     put_from_wire,
@@ -24,8 +24,8 @@ from kv_wire.conversions import (
     stamp_to_wire,
 )
 from kv_wire.gen import cache_pb2
+from kv_wire.page_batches import put_messages
 from kv_wire.status import from_rpc_error
-from kv_wire.transfer import Chunk, encode_put_request
 
 DEADLINE_S = 20.0
 _Answer = TypeVar("_Answer")
@@ -115,8 +115,11 @@ class RemoteStore:
             start=start,
             stamp=stamp_to_wire(stamp),
         )
+        views = [source.cast("B") for source in sources]
         answer = _checked(
-            lambda: self.calls.put_raw(put_messages(header, sources, self._chunk_bytes), timeout=DEADLINE_S)
+            lambda: self.calls.put_raw(
+                put_messages(header, views, page_bytes=self._page_bytes.get(namespace, 1)), timeout=DEADLINE_S
+            )
         )
         return [put_from_wire(page) for page in answer.pages]
 
@@ -150,23 +153,6 @@ class RemoteStore:
                 raise BufferMismatchError(f"a page has {page_bytes} bytes")
             if not buffer.c_contiguous or (writable and buffer.readonly):
                 raise BufferMismatchError("a buffer is contiguous, and writable where it is written to")
-
-
-def put_messages(
-    header: cache_pb2.PutHeader, sources: Sequence[memoryview], chunk_bytes: int = limits.GRPC_CHUNK_BYTES
-) -> Iterator[bytes]:
-    """The messages of one put: the header with the first chunk, then one chunk a message."""
-    opening: cache_pb2.PutHeader | None = header
-    for index, source in enumerate(sources):
-        view = source.cast("B")
-        for offset in range(0, view.nbytes, chunk_bytes):
-            data = view[offset : offset + chunk_bytes]
-            is_last = offset + data.nbytes == view.nbytes
-            chunk = Chunk(header.start + index, offset, data, checksum(view) if is_last else 0)
-            yield encode_put_request(header=opening, chunks=[chunk])
-            opening = None
-    if opening is not None:
-        yield encode_put_request(header=opening)
 
 
 def _checked(call: Callable[[], _Answer]) -> _Answer:
