@@ -58,7 +58,12 @@ ATTACH_MESSAGE_BYTES_MAX = 128 * 1024
 ATTACH_QUEUE_MESSAGES_MAX = 64
 GRPC_CHUNK_BYTES = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+GRPC_CHUNK_BYTES_MIN = 4 * 1024
 GRPC_CONCURRENT_CALLS_MAX = 256
+GRPC_COMPRESSION_BYTES_MIN = 1024
+"""Answers up to this size are never compressed: it costs more than it saves."""
+METRICS_CONNECTIONS_MAX = 16
+METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -71,6 +76,9 @@ FRESHNESS_LEASE_S_DEFAULT = 3.0
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
+GRPC_IDLE_S_MAX = 30.0
+"""A streaming peer that moves no byte for so long is cut off, whatever its deadline."""
+METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
