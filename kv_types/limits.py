@@ -43,6 +43,8 @@ ATTACH_QUEUE_MESSAGES_MAX = 64
 GRPC_CHUNK_BYTES = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 GRPC_CONCURRENT_CALLS_MAX = 256
+PREFETCHES_IN_FLIGHT_MAX = 64
+"""Prefetches that one client may have under way; more are dropped and counted."""
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -56,6 +58,10 @@ RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
+REATTACH_S_DEFAULT = 30.0
+"""How often a client that was refused shared memory asks for it again."""
+FORK_WAIT_S_MAX = 1.0
+"""How long a fork may be held back until gRPC calls in flight have ended."""
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
