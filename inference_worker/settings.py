@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kv_types.errors import ConfigError
 from kv_types.limits import (
@@ -19,34 +18,24 @@ from kv_types.limits import (
 _DEADLINE_S_MAX = 3600.0
 
 
-class Transport(StrEnum):
-    """How pages travel between sidecar and worker."""
-
-    AUTO = "auto"
-    """Shared memory; gRPC when the endpoint is remote or the sidecar refuses shared memory."""
-    SHARED_MEMORY = "shared_memory"
-    """Shared memory or nothing."""
-    GRPC = "grpc"
-    """gRPC only, even on the sidecar's own node."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """Raises ConfigError naming the setting when one is out of range.
 
-    name: what `stratakv status` shows this client as. writable: False attaches read-only; puts then go over gRPC.
-    prefault: touch the arena's pages at attach, not at first use. call_deadline_s: for calls that name none.
-    attach_deadline_s: for one attempt to attach. wait_for_reconnect: let calls wait, within their own deadline, for
+    name: what `stratakv status` shows this client as. shared_memory: False uses gRPC alone, even on the sidecar's
+    own node. writable: False attaches read-only; puts then go over gRPC. prefault: touch the arena's pages at
+    attach, not at first use. deadline_s: for calls that name none. attach_deadline_s: for one attempt to attach,
+    and how long `connect` waits for the first. wait_for_reconnect: let calls wait, within their own deadline, for
     a reconnection; False answers unreachable at once. reattach_s: how often a client that was refused shared
     memory, and uses gRPC instead, asks again. copy_lease_s: how long one copying get may take before its pages may
     be taken away. prefetches_in_flight_max: more are dropped and counted.
     """
 
     name: str = ""
-    transport: Transport = Transport.AUTO
+    shared_memory: bool = True
     writable: bool = True
     prefault: bool = True
-    call_deadline_s: float = CALL_DEADLINE_S_DEFAULT
+    deadline_s: float = CALL_DEADLINE_S_DEFAULT
     attach_deadline_s: float = ATTACH_DEADLINE_S_DEFAULT
     wait_for_reconnect: bool = False
     reattach_s: float = REATTACH_S_DEFAULT
@@ -56,7 +45,7 @@ class ClientSettings:
     def __post_init__(self) -> None:
         if len(self.name.encode()) > NAME_BYTES_MAX:
             raise ConfigError(f"name has {len(self.name.encode())} bytes; at most {NAME_BYTES_MAX} are allowed")
-        for setting in ("call_deadline_s", "attach_deadline_s", "reattach_s", "copy_lease_s"):
+        for setting in ("deadline_s", "attach_deadline_s", "reattach_s", "copy_lease_s"):
             value = getattr(self, setting)
             if not (math.isfinite(value) and 0.0 < value <= _DEADLINE_S_MAX):
                 raise ConfigError(f"{setting} is {value}; it must be above 0 and at most {_DEADLINE_S_MAX:g} seconds")
