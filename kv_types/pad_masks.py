@@ -1,8 +1,8 @@
 """Pad masks: from padded batches to the real tokens of each row, and KV between padded batches and pages.
 
-The key and the KV of a page depend on real tokens alone. Index arrays are writable numpy int64, which torch takes
-as indices as well (`torch.from_numpy(columns)`); `compact`, `expand` and the page functions index in a way that
-numpy arrays and torch tensors share, so that connectors need no second implementation.
+The key and the KV of a page depend on real tokens alone. Index arrays are writable numpy int64, which torch
+takes as indices as well (`torch.from_numpy(columns)`); `compact`, `expand` and the page functions index in
+ways that numpy arrays and torch tensors share, so that connectors need no second implementation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ArrayT = TypeVar("ArrayT", bound=Any)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTokens:
-    """Real tokens of one row: ids [n] u32, the columns [n] i64 where they stand, positions [n] i64 = 0…n−1."""
+    """Real tokens of one row: ids [n] u32, columns [n] i64 where they stand, positions [n] i64 = 0…n−1."""
 
     token_ids: NDArray[np.uint32]
     columns: NDArray[np.int64]

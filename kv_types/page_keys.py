@@ -2,7 +2,7 @@
 
 key = BLAKE2b-256(parent key, or the namespace id for the first page ‖ token ids as u32 LE ‖ encoded extras),
 without personalisation, salt or key parameters. Extras are digests of content that shapes a page beside its
-tokens (images, audio): count u32 LE, then each as (length u32 LE ‖ bytes). Without extras nothing is appended.
+tokens (images…): count u32 LE, then each as (length u32 LE ‖ bytes). Without extras nothing is appended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Keys = bytes | Sequence[PageKey]
 """A chain from the root: packed (n × 32 bytes) or as a sequence of keys."""
 
 TokenIds = Any
-"""Sequence of ints, or a one-dimensional integer array: with the buffer protocol (numpy) or __array__ (torch)."""
+"""Ints, or a one-dimensional integer array that has the buffer protocol (numpy) or `__array__` (torch)."""
 
 Extras = Mapping[int, Sequence[bytes]]
 """Page index in the chain → content digests of that page, in a fixed order."""
@@ -239,24 +239,23 @@ def _from_view(view: memoryview) -> bytes:
         raise InvalidArgumentError(
             f"token ids must be integers in native byte order; got an array of format {view.format!r}"
         )
-    if sys.byteorder == "little" and view.itemsize in {_TOKEN_BYTES, 2 * _TOKEN_BYTES}:
-        return _from_words(view, signed=kind.islower())
-    return _from_numbers(view.tolist())
-
-
-def _from_words(view: memoryview, *, signed: bool) -> bytes:
-    """32- and 64-bit ids, checked without making a Python int of each."""
-    raw = view.tobytes()
-    if view.itemsize == _TOKEN_BYTES:
+    if sys.byteorder == "little" and view.itemsize == _TOKEN_BYTES:
+        raw = view.tobytes()
         # a signed id is negative exactly when its last byte has the top bit, which ASCII never has
-        fits = not signed or raw[3::_TOKEN_BYTES].isascii()
-    else:
-        halves = array("I", raw)
-        raw, high = halves[::2].tobytes(), halves[1::2].tobytes()
-        fits = high.count(0) == len(high)
-    if not fits:
-        raise InvalidArgumentError(_range_problem(view.tolist()))
-    return raw
+        if kind.islower() and not raw[3::_TOKEN_BYTES].isascii():
+            raise InvalidArgumentError(_range_problem(view.tolist()))
+        return raw
+    # whoever holds a numpy or torch array has imported numpy; nobody else is made to
+    numpy = sys.modules.get("numpy")
+    return _from_numbers(view.tolist()) if numpy is None else _from_array(numpy.asarray(view))
+
+
+def _from_array(ids: Any) -> bytes:
+    """Ids of a numpy array, checked without making a Python int of each."""
+    narrow = ids.astype("<u4")
+    if not bool((narrow == ids).all()):
+        raise InvalidArgumentError(_range_problem(ids.tolist()))
+    return bytes(narrow.tobytes())
 
 
 def _little_endian(packed: array[int]) -> bytes:

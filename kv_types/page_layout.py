@@ -2,7 +2,7 @@
 
 Canonical order: layers ascending; in a layer keys then values, each [kv_heads, page_tokens, head_dim], or for
 MLA latent [page_tokens, latent_dim] then rope [page_tokens, rope_dim]; the fp32 scales of a part follow it.
-Every part starts at a multiple of its item size, a page ends at a multiple of the largest; bytes between are zero.
+Every part starts at a multiple of its item size, a page ends at one of the largest; bytes between are zero.
 """
 
 from __future__ import annotations
