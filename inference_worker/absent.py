@@ -67,7 +67,9 @@ class AbsentPages:
 
     def _check(self, buffers: Buffers, pages: int, *, writable: bool, what: str) -> None:
         if self._namespace.uncacheable is None:
-            page_views(buffers, pages=pages, page_bytes=self._namespace.page_bytes, writable=writable, what=what)
+            page_views(
+                buffers, pages=pages, page_bytes=self._namespace.page_bytes, writable=writable, what=what
+            )
 
     def _count(self, wanted: int, start: int, reason: MissReason) -> None:
         self._namespace.counts.look_up(requested=start + wanted, l1=start, reason=reason)

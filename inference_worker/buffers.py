@@ -11,7 +11,9 @@ Buffers = Sequence[object] | object
 """One buffer a page, or one buffer for all of them, end to end: anything with the buffer protocol, or CPU tensors."""
 
 
-def page_views(buffers: Buffers, *, pages: int, page_bytes: int, writable: bool, what: str) -> list[memoryview]:
+def page_views(
+    buffers: Buffers, *, pages: int, page_bytes: int, writable: bool, what: str
+) -> list[memoryview]:
     """View `buffers` as `pages` contiguous runs of `page_bytes` bytes.
 
     A single buffer may be longer than needed when it is a destination; a source must fit exactly. `what` is

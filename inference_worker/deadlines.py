@@ -17,7 +17,9 @@ class Deadline:
 
     def __init__(self, within_s: float) -> None:
         if not (math.isfinite(within_s) and 0.0 <= within_s <= CALL_S_MAX):
-            raise InvalidArgumentError(f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds")
+            raise InvalidArgumentError(
+                f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds"
+            )
         self._at_s = time.monotonic() + within_s
 
     def remaining_s(self) -> float:

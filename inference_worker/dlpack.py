@@ -75,7 +75,9 @@ def tensor_bytes(tensor: DLPackTensor, what: str) -> memoryview:
     shape = list(described.shape[: described.dimensions])
     strides = list(described.strides[: described.dimensions]) if described.strides else None
     if not _is_contiguous(shape, strides):
-        raise BufferMismatchError(f"{what} is not contiguous (shape {shape}, strides {strides}); call .contiguous()")
+        raise BufferMismatchError(
+            f"{what} is not contiguous (shape {shape}, strides {strides}); call .contiguous()"
+        )
     count = 1
     for length in shape:
         count *= length

@@ -16,7 +16,9 @@ GRPC_SOCKET = "grpc.sock"
 
 _SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108 bytes, the last a zero
 _HOST_PORT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})$")
-_EXAMPLES = "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
+_EXAMPLES = (
+    "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
+)
 
 
 @dataclass(frozen=True, slots=True)

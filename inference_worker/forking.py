@@ -34,7 +34,9 @@ class CallGate:
     def enter(self, deadline: Deadline) -> bool:
         """Begin a call; False when a fork held it back until its deadline. Pair with `leave`."""
         with self._changed:
-            if self._forking and not self._changed.wait_for(lambda: not self._forking, deadline.remaining_s()):
+            if self._forking and not self._changed.wait_for(
+                lambda: not self._forking, deadline.remaining_s()
+            ):
                 return False
             self._calls += 1
             return True
@@ -92,6 +94,4 @@ def _in_child() -> None:
         member.reset_in_child()
 
 
-os.register_at_fork(
-    before=GATE.before_fork, after_in_parent=GATE.after_in_parent, after_in_child=_in_child
-)
+os.register_at_fork(before=GATE.before_fork, after_in_parent=GATE.after_in_parent, after_in_child=_in_child)

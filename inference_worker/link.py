@@ -11,6 +11,7 @@ from inference_worker.accounting import PageCounts
 from inference_worker.deadlines import Deadline
 from inference_worker.endpoint import Endpoint
 from inference_worker.forking import keep_untouched, reset_after_fork
+from inference_worker.lease import Home
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import Pages, RegisteredNamespace
 from inference_worker.remote import RemoteSidecar
@@ -25,6 +26,7 @@ from kv_types.errors import (
     LimitExceededError,
     SidecarUnreachableError,
 )
+from kv_types.ids import Stamp
 from kv_types.limits import NAMESPACES_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import MissReason
@@ -49,6 +51,7 @@ class Link:
 
     def _make_anew(self) -> None:
         """Set up everything that a forked child must not share."""
+        self.home = Home()
         self._binding = threading.Lock()
         self._state = threading.Condition(threading.Lock())
         self._supervisor: Supervisor | None = None
@@ -74,7 +77,9 @@ class Link:
                 return known
             limit = NAMESPACES_PER_CLIENT_MAX if self.wants_shared_memory else NAMESPACES_MAX
             if len(self._namespaces) >= limit:
-                raise LimitExceededError(f"this client has {limit} namespaces, the most it may have; connect another")
+                raise LimitExceededError(
+                    f"this client has {limit} namespaces, the most it may have; connect another"
+                )
             namespace = RegisteredNamespace(self, identity)
             acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
             namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s)
@@ -119,6 +124,17 @@ class Link:
                     return MissReason.UNREACHABLE if self._attempted else MissReason.DEADLINE
         return self._bind(namespace, deadline)
 
+    def stamp(self, deadline: Deadline) -> Stamp | None:
+        """Return the sidecar's present log position, or None while it cannot be told. Raises ClosedError."""
+        if self.wants_shared_memory:
+            self.wait_attempted(deadline)
+        with self._state:
+            self._check_open()
+            arena, remote_serves = self.arena, self._remote_serves
+        if arena is not None:
+            return arena.stamp()
+        return self.remote.stamp(deadline) if remote_serves else None
+
     def close(self) -> None:
         """End the connection; leases that are held stay readable. Again does nothing."""
         with self._state:
@@ -138,7 +154,7 @@ class Link:
         """Make one attempt; raises StrataError."""
         path = self.endpoint.attach_path
         assert path is not None, "a link without an attach path starts no supervisor"
-        return LocalArena.attach(path, self.settings)
+        return LocalArena.attach(str(path), self.settings)
 
     def publish(self, connection: Connection) -> None:
         """Register every namespace in the new life, then serve from it."""
@@ -215,11 +231,12 @@ class Link:
     def reset_in_child(self) -> None:
         """Forget the parent's connection without touching it; the next call attaches anew."""
         self.forks += 1
+        self.home.inherited = True
         keep_untouched((self._supervisor, self.arena, self.remote, self._binding, self._state))
         if self._supervisor is not None:
             self._supervisor.abandon_in_child()
         if self.arena is not None:
-            self.arena.inherit()
+            self.arena.inherited = True
         self._make_anew()
         for namespace in self._namespaces.values():
             namespace.pages = namespace.absent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Sequence
 
 from cache_l2.reader import AttachedArena, Registration, Reserved
@@ -13,13 +13,7 @@ from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
 from inference_worker.settings import ClientSettings
-from kv_types.errors import (
-    ClosedError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    SidecarUnreachableError,
-    StrataError,
-)
+from kv_types.errors import ClosedError, InvalidArgumentError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.outcomes import (
@@ -38,6 +32,8 @@ from kv_types.page_keys import Keys
 _REASONS = tuple(MissReason)
 _OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
 _OUTCOMES_MAX = 4096
+_ABORT_DEADLINE_S = 0.01
+"""An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
 
 
 def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
@@ -104,14 +100,24 @@ class LocalArena(Home):
             for namespace, pages in self._bound.items()
         }
 
+    def resident(self, packed: bytes) -> int:
+        """Pages of a chain that could be served now; 0 when the mapping was closed meanwhile."""
+        try:
+            return self.reader.match(packed)[0]
+        except ValueError:
+            return 0
+
+    def stamp(self) -> Stamp | None:
+        """The present log position; None when the mapping was closed meanwhile."""
+        try:
+            _, incarnation, revision = self.reader.stamp()
+        except ValueError:
+            return None
+        return Stamp(LogIncarnation(incarnation), revision)
+
     def held(self) -> int:
         """Leases held now."""
         return self.reader.held()
-
-    def inherit(self) -> None:
-        """Mark as the parent's, in a forked child: nothing here may be touched any more."""
-        self.inherited = True
-        self._attached.abandon()
 
     def close(self) -> None:
         """Detach; leases that are held stay readable."""
@@ -226,8 +232,8 @@ class LocalPages:
             places = attached.reserve(
                 self.registration, parent, keys, ttl_s=terms.ttl_s, deadline_s=terms.deadline.remaining_s()
             )
-        except (SidecarUnreachableError, DeadlineExceededError, ClosedError) as error:
-            return [Refused(_refusal(error))] * len(batch)
+        except ClosedError:  # withdrawn by another thread
+            return [Refused(RefuseReason.UNREACHABLE)] * len(batch)
         reserved = [(at, place) for at, place in enumerate(places) if isinstance(place, Reserved)]
         outcomes: list[PutOutcome] = [
             Refused(RefuseReason.UNREACHABLE) if isinstance(place, Reserved) else place for place in places
@@ -267,11 +273,12 @@ class LocalPages:
                 computed_until_ms=terms.computed_until_ms,
                 deadline_s=terms.deadline.remaining_s(),
             )
-        except (SidecarUnreachableError, DeadlineExceededError, ClosedError) as error:
-            return [Refused(_refusal(error))] * len(ids)
+        except ClosedError:  # withdrawn by another thread
+            return [Refused(RefuseReason.UNREACHABLE)] * len(ids)
         finally:
             if not committing:
-                attached.abort(ids)
+                with contextlib.suppress(ClosedError):
+                    attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
 
     def _stamp(self) -> Stamp:
         _, incarnation, revision = self._reader.stamp()

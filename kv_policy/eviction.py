@@ -1,8 +1,8 @@
-"""Which pages go when room is needed: tails first, oldest access first, and whatever outlived its time to live.
+"""Which pages go when room is needed: tails first, oldest access first, and what outlived its time to live.
 
-Pure state machines: times are given, nothing is locked, and a decision only names pages; whoever owns the memory
-carries it out. A page is named by a small integer (its handle). Only tails, pages without a resident child, are ever
-victims, so that what stays is closed under prefixes (invariant I4).
+Pure state machines: times are given, nothing is locked, and a decision only names pages; whoever owns the
+memory carries it out. A page is named by a small integer (its handle). Only tails, pages without a resident
+child, are ever victims, so that what stays is closed under prefixes (invariant I4).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Protocol
 from kv_types.errors import InvalidArgumentError
 
 _NEVER_NS = 2**63 - 1
+_DEAD_PLACES_MAX = 64
 
 
 class EvictionPolicy(Protocol):
-    """What a tier tells about its pages, and what it asks. Times are nanoseconds of one clock that never steps."""
+    """What a tier tells about its pages, and what it asks. Times are ns of one clock that never steps."""
 
     def insert(self, page: int, *, parent: int | None, now_ns: int, expires_ns: int | None = None) -> None:
         """A page became resident on top of `parent` (None: first of a chain). Raises InvalidArgumentError."""
@@ -41,7 +42,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def evict(self, count: int) -> list[int]:
-        """Choose and forget up to `count` pages in the order in which they may go, children before parents."""
+        """Choose and forget up to `count` pages in the order they may go, children before parents."""
         ...
 
     def expire(self, now_ns: int, *, count_max: int) -> list[int]:
@@ -59,45 +60,59 @@ class _Page:
 
 
 class _TailQueue:
-    """Tails by rank. Ranks may only grow while a page is queued; the heap learns of it when the page comes up.
+    """Tails by rank. A page's rank only grows while it is resident; the heap learns of it when it comes up.
 
-    Every page has at most one place in the heap, so that a decision costs amortised O(log n): a place that comes up
-    too early is moved once per growth of its rank, one that is no candidate any more is dropped.
+    Every page has at most one live place in the heap, so that a decision costs amortised O(log n): a place
+    that comes up too early moves once per growth of its rank, one that is no candidate any more is dropped.
+    Handles come back for other pages, so that a place is known by a serial number of its own.
     """
 
     def __init__(self, rank: Callable[[int], int | None]) -> None:
         """`rank(page)` is None for what is no candidate now."""
         self._rank = rank
-        self._heap: list[tuple[int, int]] = []
-        self._queued: set[int] = set()
+        self._heap: list[tuple[int, int, int]] = []
+        self._place: dict[int, int] = {}
+        self._serial = 0
 
     def offer(self, page: int) -> None:
         """Queue a page that may have become a candidate."""
         rank = self._rank(page)
-        if rank is not None and page not in self._queued:
-            self._queued.add(page)
-            heapq.heappush(self._heap, (rank, page))
+        if rank is None or page in self._place:
+            return
+        self._serial += 1
+        self._place[page] = self._serial
+        heapq.heappush(self._heap, (rank, page, self._serial))
+        if len(self._heap) > 2 * len(self._place) + _DEAD_PLACES_MAX:
+            self._heap = [place for place in self._heap if self._place.get(place[1]) == place[2]]
+            heapq.heapify(self._heap)
+
+    def withdraw(self, page: int) -> None:
+        """Forget a page that is no longer resident."""
+        self._place.pop(page, None)
 
     def first(self) -> tuple[int, int] | None:
         """(rank, page) of the lowest rank, then the lowest handle; it stays queued."""
         while self._heap:
-            queued_rank, page = self._heap[0]
+            queued_rank, page, serial = self._heap[0]
+            if self._place.get(page) != serial:
+                heapq.heappop(self._heap)
+                continue
             rank = self._rank(page)
             if rank == queued_rank:
                 return queued_rank, page
             if rank is None:
                 heapq.heappop(self._heap)
-                self._queued.discard(page)
+                del self._place[page]
             else:
-                heapq.heapreplace(self._heap, (rank, page))
+                heapq.heapreplace(self._heap, (rank, page, serial))
         return None
 
 
 class TailFirstLru:
     """Least recently used tails first, with times to live. Implements EvictionPolicy; not thread-safe.
 
-    Ties of the last access go to the lowest handle. A page expires no later than the page below it, which would be
-    unreachable without it; so what has expired is always closed towards the tails.
+    Ties of the last access go to the lowest handle. A page expires no later than the page below it, without
+    which nobody could reach it; so what has expired is always closed towards the tails.
     """
 
     def __init__(self) -> None:
@@ -124,7 +139,7 @@ class TailFirstLru:
         self._offer(page)
 
     def touch(self, page: int, now_ns: int) -> None:
-        """Set the last access; one that lies before the known one changes nothing. Raises InvalidArgumentError."""
+        """Set the last access; one before the known one changes nothing. Raises InvalidArgumentError."""
         state = self._resident(page)
         state.accessed_ns = max(state.accessed_ns, now_ns)
 
@@ -176,6 +191,8 @@ class TailFirstLru:
 
     def _forget(self, page: int) -> None:
         parent = self._pages.pop(page).parent
+        self._by_access.withdraw(page)
+        self._by_expiry.withdraw(page)
         if parent is not None:
             self._pages[parent].children -= 1
             self._offer(parent)

@@ -1,8 +1,8 @@
 """RecordHeader: how a page travels and rests outside the arena, as strict little-endian bytes.
 
 A record is: fixed part | variable part (lineage producers, then tags, each u8 length ‖ bytes) | CRC-32 of all
-before it | payload (`stored_bytes`). Decoding verifies everything but the payload's own checksum and takes only
-what encoding gives, so that a flipped, cut or lengthened header is a CorruptRecordError and nothing else.
+before it | payload (`stored_bytes`). Decoding verifies all but the payload's own checksum and takes only what
+encoding gives, so that a flipped, cut or lengthened header is a CorruptRecordError and nothing else.
 """
 
 from __future__ import annotations
