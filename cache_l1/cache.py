@@ -17,7 +17,7 @@ from cache_l1.prefix_index import PrefixIndex
 from kv_policy.eviction import TailFirstLru
 from kv_types.clock import BoottimeClock, Clock
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
-from kv_types.events import Event, EventKind, ObservedView, ValiditySource
+from kv_types.events import EventKind, ObservedView, RingEvent, ValiditySource
 from kv_types.ids import PageKey
 from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.outcomes import MissReason, RefuseReason
@@ -359,7 +359,7 @@ def _last_harmful_view(
     """
     if events is None:
         return until_view
-    relevant = [Event(*event) for event in events if before_view < event[0] <= until_view]
+    relevant = [RingEvent(*event) for event in events if before_view < event[0] <= until_view]
     if [event.view for event in relevant] != list(range(before_view + 1, until_view + 1)):
         return until_view
     return max((event.view for event in relevant if event.kind != EventKind.NOTHING), default=0)
