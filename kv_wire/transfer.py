@@ -31,6 +31,8 @@ _UINT64_MAX = 0xFFFF_FFFF_FFFF_FFFF
 
 CHUNK_OVERHEAD_BYTES = 64
 """More than the protobuf envelope of one chunk ever takes."""
+CHUNKS_PER_MESSAGE_MAX = 256
+"""Bounds the work that one message of tiny pages makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ def plan_chunks(
     """Decide (bytes of one chunk, pages that share a message): large pages are cut, small ones share."""
     if page_bytes >= chunk_bytes:
         return chunk_bytes, 1
-    return page_bytes, max(1, message_bytes // (page_bytes + CHUNK_OVERHEAD_BYTES))
+    together = message_bytes // (page_bytes + CHUNK_OVERHEAD_BYTES)
+    return page_bytes, max(1, min(together, CHUNKS_PER_MESSAGE_MAX))
 
 
 def _encode(header: _Serializable | None, chunks: Sequence[Chunk], trailer: _Serializable | None) -> bytes:
