@@ -44,7 +44,9 @@ class PageCounts:
 
 def of_row(counts: Mapping[str, int]) -> PageCounts:
     """Read the counts of one namespace in a client's row, as the native core names them."""
-    missed = {reason: pages for reason in MissReason if (pages := counts.get(f"miss_{reason.value}", 0))}
+    missed: dict[MissReason, int] = {
+        reason: pages for reason in MissReason if (pages := counts.get(f"miss_{reason.value}", 0))
+    }
     return PageCounts(
         look_ups=counts["look_ups"],
         requested=counts["requested"],
@@ -75,7 +77,9 @@ class OwnCounts:
         A rest without a reason would break the sum, so it is counted as absent.
         """
         rest = requested - l1 - served
-        missed = {reason if reason is not MissReason.NONE else MissReason.ABSENT: rest} if rest else {}
+        missed: dict[MissReason, int] = (
+            {reason if reason is not MissReason.NONE else MissReason.ABSENT: rest} if rest else {}
+        )
         self.add(
             PageCounts(
                 look_ups=1,

@@ -60,7 +60,6 @@ def tensor_bytes(tensor: DLPackTensor, what: str) -> memoryview:
     `what` names the tensor in errors. Raises BufferMismatchError when it is on a device, not contiguous, or needs
     gradients.
     """
-    kind, _ = tensor.__dlpack_device__()
     try:
         kind, _ = tensor.__dlpack_device__()
         if kind not in _CPU_DEVICES:

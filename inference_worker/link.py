@@ -24,6 +24,7 @@ from kv_types.errors import (
     InvalidArgumentError,
     LayoutConflictError,
     LimitExceededError,
+    ProtocolError,
     SidecarUnreachableError,
 )
 from kv_types.ids import Stamp
@@ -154,11 +155,12 @@ class Link:
         """Make one attempt; raises StrataError."""
         path = self.endpoint.attach_path
         assert path is not None, "a link without an attach path starts no supervisor"
-        return LocalArena.attach(str(path), self.settings)
+        writer = None if self.settings.writable else self.remote.pages
+        return LocalArena.attach(str(path), self.settings, writer=writer)
 
     def publish(self, connection: Connection) -> None:
         """Register every namespace in the new life, then serve from it."""
-        arena = cast(LocalArena, connection)
+        arena = cast("LocalArena", connection)
         deadline = Deadline(self.settings.attach_deadline_s)
         with self._binding:
             bound = self._bind_all(arena, deadline)
@@ -174,7 +176,7 @@ class Link:
 
     def withdraw(self, connection: Connection) -> None:
         """Stop serving from shared memory; what its row counted is kept."""
-        arena = cast(LocalArena, connection)
+        arena = cast("LocalArena", connection)
         with self._binding:
             with self._state:
                 self.arena = None
@@ -251,26 +253,29 @@ class Link:
         if not self._binding.acquire(timeout=deadline.remaining_s()):
             return MissReason.DEADLINE
         try:
-            arena = self.arena
-            if arena is None:
-                return self.remote.pages(namespace) if self._remote_serves else MissReason.UNREACHABLE
-            if namespace.pages is not namespace.absent:
-                return namespace.pages  # another thread was quicker
-            pages = arena.bind(namespace, deadline)
-            with self._state:
-                if self.arena is arena and not self.closed:
-                    namespace.pages = pages
-            return pages
+            return self._bind_held(namespace, deadline)
         except DeadlineExceededError:
             return MissReason.DEADLINE
-        except SidecarUnreachableError:
+        except (SidecarUnreachableError, ProtocolError):
             return MissReason.UNREACHABLE
         finally:
             self._binding.release()
 
+    def _bind_held(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
+        arena = self.arena
+        if arena is None:
+            return self.remote.pages(namespace) if self._remote_serves else MissReason.UNREACHABLE
+        if namespace.pages is not namespace.absent:
+            return namespace.pages  # another thread was quicker
+        pages = arena.bind(namespace, deadline)
+        with self._state:
+            if self.arena is arena and not self.closed:
+                namespace.pages = pages
+        return pages
+
     def _bind_all(self, arena: LocalArena, deadline: Deadline) -> dict[RegisteredNamespace, Pages]:
         """Register all namespaces; one that is refused by itself stays absent, and its next call says why."""
-        bound = {}
+        bound: dict[RegisteredNamespace, Pages] = {}
         for namespace in list(self._namespaces.values()):
             if namespace.uncacheable is None:
                 with contextlib.suppress(LayoutConflictError, InvalidArgumentError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache_l2.reader import AttachedArena, Registration, Reserved
 from inference_worker.accounting import PageCounts, of_row
@@ -14,6 +14,7 @@ from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
 from inference_worker.settings import ClientSettings
 from kv_types.errors import ClosedError, InvalidArgumentError
+from kv_types.events import ObservedView
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.outcomes import (
@@ -50,21 +51,29 @@ def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
     return outcome
 
 
+Writer = Callable[[RegisteredNamespace], Pages]
+"""Gives the pages of a namespace that puts go to."""
+
+
 class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
-    __slots__ = ("_attached", "_bound", "_lease_ns", "reader")
+    __slots__ = ("_attached", "_bound", "_lease_ns", "_writer", "reader")
 
-    def __init__(self, attached: AttachedArena, settings: ClientSettings) -> None:
+    def __init__(self, attached: AttachedArena, settings: ClientSettings, writer: Writer | None) -> None:
         super().__init__()
         self._attached = attached
+        self._writer = writer
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
         self._lease_ns = int(settings.copy_lease_s * 1e9)
         self.reader = attached.reader
 
     @classmethod
-    def attach(cls, path: str, settings: ClientSettings) -> LocalArena:
-        """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError."""
+    def attach(cls, path: str, settings: ClientSettings, *, writer: Writer | None) -> LocalArena:
+        """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError.
+
+        `writer` takes the puts of a client that attaches read-only; None: they go into shared memory.
+        """
         attached = AttachedArena.connect(
             path,
             name=settings.name,
@@ -72,7 +81,7 @@ class LocalArena(Home):
             prefault=settings.prefault,
             deadline_s=settings.attach_deadline_s,
         )
-        return cls(attached, settings)
+        return cls(attached, settings, writer)
 
     @property
     def life(self) -> LifeId:
@@ -115,6 +124,32 @@ class LocalArena(Home):
             return None
         return Stamp(LogIncarnation(incarnation), revision)
 
+    def observe(self) -> ObservedView | None:
+        """Life and view; None once the header or this mapping is closed."""
+        try:
+            return None if self.reader.closed else ObservedView(self.life, self.reader.view)
+        except ValueError:
+            return None
+
+    def freshness_ns(self) -> int:
+        """Until when the sidecar vouches for its view; 0 once this mapping is closed."""
+        try:
+            return self.reader.freshness_ns()
+        except ValueError:
+            return 0
+
+    def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
+        """Events after `view`; None when they are not all there any more, or this mapping is closed."""
+        try:
+            return self.reader.events_since(view)
+        except ValueError:
+            return None
+
+    def set_applied_view(self, view: int) -> None:
+        """Publish what this worker's L1 has applied; says nothing once this mapping is closed."""
+        with contextlib.suppress(ValueError):
+            self.reader.set_applied_view(view)
+
     def held(self) -> int:
         """Leases held now."""
         return self.reader.held()
@@ -123,9 +158,13 @@ class LocalArena(Home):
         """Detach; leases that are held stay readable."""
         self._attached.close()
 
-    def transfer(self) -> AttachedArena:
+    def connection(self) -> AttachedArena:
         """Return the attach connection, for puts."""
         return self._attached
+
+    def writer(self, namespace: RegisteredNamespace) -> Pages | None:
+        """Who takes puts instead of shared memory; None when nobody does."""
+        return None if self._writer is None else self._writer(namespace)
 
 
 class LocalPages:
@@ -185,6 +224,9 @@ class LocalPages:
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
         """Store keys[terms.start:]: what is known already is not sent, the rest goes in batches, parents first."""
+        writer = self._arena.writer(self._namespace)
+        if writer is not None:
+            return writer.put(keys, sources, terms)
         packed, offered = packed_chain(keys, terms.start)
         views = self._views(sources, offered, writable=False)
         try:
@@ -225,7 +267,7 @@ class LocalPages:
         self, packed: bytes, batch: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
     ) -> list[PutOutcome]:
         """Reserve, fill and commit one batch: two round trips. What was not confirmed is refused with the reason."""
-        attached = self._arena.transfer()
+        attached = self._arena.connection()
         keys = packed[first * KEY_BYTES : (first + len(batch)) * KEY_BYTES]
         parent = PageKey(packed[(first - 1) * KEY_BYTES : first * KEY_BYTES]) if first else None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import grpc
 
@@ -60,7 +61,7 @@ class Prefetches:
             }
 
     def _registered(
-        self, done: grpc.Future, calls: CacheCalls, look_up: cache_pb2.LookUpRequest, deadline_s: float
+        self, done: grpc.Future[Any], calls: CacheCalls, look_up: cache_pb2.LookUpRequest, deadline_s: float
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             self._ended(failed=True)

@@ -200,7 +200,8 @@ class RemotePages:
             reason = refuse_reason(error)
             if reason is None:
                 raise
-            return [KNOWN] * known + [Refused(reason)] * (offered - known)
+            unconfirmed: list[PutOutcome] = [Refused(reason)] * (offered - known)
+            return [KNOWN] * known + unconfirmed
         self._namespace.counts.written(page_bytes * sum(not isinstance(one, Refused) for one in sent))
         return [KNOWN] * known + sent
 

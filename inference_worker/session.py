@@ -125,23 +125,25 @@ class Session:
 
     def step(self, event: Event) -> tuple[Action, ...]:
         """Take one event; returns what to do, in order."""
-        if self.phase is Phase.CLOSED:
-            return (Discard(),) if isinstance(event, Attached) else ()
+        actions: tuple[Action, ...] = ()
         match event:
-            case CloseRequested():
-                return self._close()
+            case Attached() if self.phase is Phase.CLOSED:
+                actions = (Discard(),)
+            case CloseRequested() if self.phase is not Phase.CLOSED:
+                actions = self._close()
             case Started() if self.phase is Phase.NEW:
-                return self._connect()
+                actions = self._connect()
             case WaitElapsed() if self.phase is Phase.BACKING_OFF:
-                return self._connect()
+                actions = self._connect()
             case Attached() if self.phase is Phase.CONNECTING:
-                return self._attached()
+                actions = self._attached()
             case AttachFailed() if self.phase is Phase.CONNECTING:
-                return self._failed(event)
+                actions = self._failed(event)
             case Lost() if self.phase is Phase.ATTACHED:
-                return self._lost(event)
+                actions = self._lost(event)
             case _:
-                return ()
+                pass
+        return actions
 
     def backoff_s(self, *, failures: int, jitter: float) -> float:
         """Seconds to wait after so many failures in a row: doubling, bounded, between half and all of the bound.

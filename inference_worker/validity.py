@@ -3,62 +3,46 @@
 from __future__ import annotations
 
 from inference_worker.link import Link
+from inference_worker.local import LocalArena
+from kv_types.events import ObservedView
 from kv_types.ids import LifeId
-
-NO_LIFE = LifeId(bytes(16))
-"""Life while no header can be read: an L1 that held pages of another life drops them."""
 
 
 class ClientValidity:
-    """Conforms to cache_l1's ValiditySource. Without shared memory there is no header: then no L1 page may be trusted."""
+    """Conforms to kv_types.events.ValiditySource. Without shared memory there is no header, and L1 may trust no page."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     @property
-    def life(self) -> LifeId:
-        """The sidecar's life, NO_LIFE while no header can be read."""
+    def life(self) -> LifeId | None:
+        """The sidecar's life, or None while no header can be read."""
         arena = self._link.arena
-        return NO_LIFE if arena is None else arena.life
+        return None if arena is None else arena.life
 
     @property
     def view(self) -> int:
         """Events published in this life up to now; 0 while no header can be read."""
-        arena = self._link.arena
-        if arena is None:
-            return 0
-        try:
-            return arena.reader.view
-        except ValueError:  # closed by another thread: the next look at `life` says so
-            return 0
+        observed = self.observe()
+        return 0 if observed is None else observed.view
 
-    @property
-    def freshness_ns(self) -> int:
-        """CLOCK_BOOTTIME ns until which the view is vouched for; load it before `view`. 0 while no header can be read."""
+    def observe(self) -> ObservedView | None:
+        """Life and view now, of one header; None while no sidecar is attached or its header is closed."""
         arena = self._link.arena
-        if arena is None:
-            return 0
-        try:
-            return arena.reader.freshness_ns()
-        except ValueError:
-            return 0
+        return None if arena is None else arena.observe()
+
+    def freshness_ns(self) -> int:
+        """CLOCK_BOOTTIME ns until which the view is vouched for; load it before the view. 0 while not attached."""
+        arena = self._link.arena
+        return 0 if arena is None else arena.freshness_ns()
 
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         """(view, incarnation, revision, kind, payload) of each event after `view`; None: unknown, drop everything."""
         arena = self._link.arena
-        if arena is None:
-            return None
-        try:
-            return arena.reader.events_since(view)
-        except ValueError:
-            return None
+        return None if arena is None else arena.events_since(view)
 
     def set_applied_view(self, view: int) -> None:
         """Tell the sidecar that this worker's L1 has applied every event up to `view`."""
-        arena = self._link.arena
-        if arena is None:
-            return
-        try:
-            arena.reader.set_applied_view(view)
-        except ValueError:
-            return  # closed by another thread: nobody listens there any more
+        arena: LocalArena | None = self._link.arena
+        if arena is not None:
+            arena.set_applied_view(view)
