@@ -5,13 +5,12 @@ An event says what to forget, never what to keep: whoever does not know a kind d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
 
 from kv_types.errors import InvalidArgumentError, ProtocolError
-from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, namespace_id, page_key
+from kv_types.ids import KEY_BYTES, NamespaceId, PageKey, namespace_id, page_key
 
 EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload bytes of one ring record; part of the shared-memory contract."""
@@ -23,8 +22,6 @@ EVENT_PAGES_MAX = EVENT_PAYLOAD_BYTES_MAX // KEY_BYTES
 class EventKind(IntEnum):
     """What an event selects. Numbers are part of the shared-memory contract and never reused."""
 
-    NOTHING = 0
-    """The view advanced and no page became invalid. No payload."""
     LOG_STARTED = 1
     """A log incarnation begins; pages of any other incarnation are void. No payload."""
     EVERYTHING = 2
@@ -107,41 +104,3 @@ def pages_hidden(packed: bytes) -> Iterator[PagesHidden]:
     for begin in range(0, len(packed), step):
         part = packed[begin : begin + step]
         yield PagesHidden(tuple(page_key(part[at : at + KEY_BYTES]) for at in range(0, len(part), KEY_BYTES)))
-
-
-class RingEvent(NamedTuple):
-    """One record of the ring, as the native reader gives it."""
-
-    view: int
-    incarnation: bytes
-    revision: int
-    kind: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedView:
-    """A view and the sidecar's life that it counts in; views of different lives never compare (rule R16)."""
-
-    life: LifeId
-    view: int
-
-
-class ValiditySource(Protocol):
-    """The worker's window on its sidecar's header. Methods only read (or set one word of) shared memory."""
-
-    def observe(self) -> ObservedView | None:
-        """Life and view now, or None while no sidecar is attached or its header is closed."""
-        ...
-
-    def freshness_ns(self) -> int:
-        """F: hits may be served while CLOCK_BOOTTIME is below it; 0 while no sidecar is attached."""
-        ...
-
-    def events_since(self, view: int) -> Sequence[tuple[int, bytes, int, int, bytes]] | None:
-        """Events after `view`, in the fields of RingEvent; None when the ring was overrun."""
-        ...
-
-    def set_applied_view(self, view: int) -> None:
-        """Tell the sidecar that L1 trusts no page that an event up to `view` selects."""
-        ...

@@ -57,6 +57,8 @@ L1_MATCH_ATTEMPTS_MAX = 3
 """Look-ups tried again because the view moved meanwhile; then the reason is RACED."""
 L1_EXPIRE_PAGES_MAX = 256
 """Expired pages freed by one call, so that no look-up pays for a whole cache."""
+L1_TOMBSTONES_MAX = 4096
+"""Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
