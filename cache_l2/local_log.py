@@ -67,8 +67,11 @@ class LocalLog:
         self._revision += 1
         self.floors.hide_pages(packed, self._revision)
         hidden = self._arena.hide(packed)
-        for event in pages_hidden(packed):
-            self._publish(event)
+        events = list(pages_hidden(packed))
+        for event in events[:-1]:
+            # a view before the last must not be stamped with the revision: its reader may still hold later pages in L1
+            self._publish(event, revision=self._revision - 1)
+        self._publish(events[-1])
         return hidden
 
     def hide_namespace(self, namespace: NamespaceId, number: int | None) -> int:
@@ -118,8 +121,11 @@ class LocalLog:
             parent = above if isinstance(above, bytes) and above else None
         return keys
 
-    def _publish(self, event: Event) -> None:
+    def _publish(self, event: Event, *, revision: int | None = None) -> None:
         kind, payload = encode_event(event)
         self._arena.publish_event(
-            incarnation=self._incarnation, revision=self._revision, kind=int(kind), payload=payload
+            incarnation=self._incarnation,
+            revision=self._revision if revision is None else revision,
+            kind=int(kind),
+            payload=payload,
         )
