@@ -72,13 +72,17 @@ class Client:
         """
         return self._link.wait_serving(Deadline(deadline_s))
 
-    def register(self, namespace: Namespace | Uncacheable) -> RegisteredNamespace:
+    def register(
+        self, namespace: Namespace | Uncacheable, *, page_bytes: int | None = None
+    ) -> RegisteredNamespace:
         """Return the handle under which this client's calls name a namespace; nothing is sent yet.
 
         It stays valid over every life of the sidecar, which is told of it when needed. An Uncacheable gives a handle
-        whose calls answer Miss or Refused with UNCACHEABLE and are counted. Raises ClosedError, LimitExceededError.
+        whose calls answer Miss or Refused with UNCACHEABLE and are counted. `page_bytes` must be given for an
+        engine's own layout, and may be for the canonical one. Raises ClosedError, InvalidArgumentError,
+        LayoutConflictError, LimitExceededError.
         """
-        return self._link.register(namespace)
+        return self._link.register(namespace, page_bytes)
 
     def begin(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> Request:
         """Begin a request: loads freshness and view before any reuse, and fixes the stamp of what it computes (R1).

@@ -13,7 +13,7 @@ from inference_worker.endpoint import Endpoint
 from inference_worker.forking import keep_untouched, reset_after_fork
 from inference_worker.lease import Home
 from inference_worker.local import LocalArena
-from inference_worker.namespaces import Pages, RegisteredNamespace
+from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
 from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
 from inference_worker.settings import ClientSettings
@@ -68,25 +68,20 @@ class Link:
 
     # --- what the client asks for ----------------------------------------------------------------------------------
 
-    def register(self, identity: Namespace | Uncacheable) -> RegisteredNamespace:
-        """Return the one object of this identity; nothing is sent. Raises ClosedError, LimitExceededError."""
+    def register(self, identity: Namespace | Uncacheable, page_bytes: int | None) -> RegisteredNamespace:
+        """Return the one object of this identity; nothing is sent. See Client.register."""
         key = identity if isinstance(identity, Namespace) else (identity.reason.value, identity.detail)
+        size = page_bytes_of(identity, page_bytes)
         with self._state:
             self._check_open()
             known = self._namespaces.get(key)
-            if known is not None:
-                return known
-            limit = NAMESPACES_PER_CLIENT_MAX if self.wants_shared_memory else NAMESPACES_MAX
-            if len(self._namespaces) >= limit:
-                raise LimitExceededError(
-                    f"this client has {limit} namespaces, the most it may have; connect another"
-                )
-            namespace = RegisteredNamespace(self, identity)
-            acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
-            namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s)
-            namespace.pages = namespace.absent
-            self._namespaces[key] = namespace
-            return namespace
+            if known is None:
+                known = self._namespaces[key] = self._admit(identity, size)
+        if known.page_bytes != size:
+            raise LayoutConflictError(
+                f"this namespace was registered with pages of {known.page_bytes} bytes, now with {size}"
+            )
+        return known
 
     def start(self) -> None:
         """Begin to attach in the background, unless that has begun or makes no sense."""
@@ -243,6 +238,18 @@ class Link:
         for namespace in self._namespaces.values():
             namespace.pages = namespace.absent
             namespace.counts.reset_after_fork()
+
+    def _admit(self, identity: Namespace | Uncacheable, page_bytes: int) -> RegisteredNamespace:
+        limit = NAMESPACES_PER_CLIENT_MAX if self.wants_shared_memory else NAMESPACES_MAX
+        if len(self._namespaces) >= limit:
+            raise LimitExceededError(
+                f"this client has {limit} namespaces, the most it may have; connect another"
+            )
+        namespace = RegisteredNamespace(self, identity, page_bytes=page_bytes)
+        acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
+        namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s)
+        namespace.pages = namespace.absent
+        return namespace
 
     def _refuse_uncacheable(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason:
         self._check_open()

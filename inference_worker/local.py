@@ -14,7 +14,6 @@ from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
 from inference_worker.settings import ClientSettings
 from kv_types.errors import ClosedError, InvalidArgumentError
-from kv_types.events import ObservedView
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.outcomes import (
@@ -124,12 +123,12 @@ class LocalArena(Home):
             return None
         return Stamp(LogIncarnation(incarnation), revision)
 
-    def observe(self) -> ObservedView | None:
-        """Life and view; None once the header or this mapping is closed."""
+    def view(self) -> int:
+        """Events published in this life; 0 once the header or this mapping is closed."""
         try:
-            return None if self.reader.closed else ObservedView(self.life, self.reader.view)
+            return 0 if self.reader.closed else self.reader.view
         except ValueError:
-            return None
+            return 0
 
     def freshness_ns(self) -> int:
         """Until when the sidecar vouches for its view; 0 once this mapping is closed."""

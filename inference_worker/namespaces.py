@@ -15,7 +15,7 @@ from kv_types.ids import NamespaceId, Stamp
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, RefuseReason
 from kv_types.page_keys import Keys
-from kv_types.page_layout import PageLayout
+from kv_types.page_layout import PageLayout, check_page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +83,11 @@ class RegisteredNamespace:
 
     __slots__ = ("absent", "counts", "namespace", "owner", "page_bytes", "pages", "uncacheable")
 
-    def __init__(self, owner: object, identity: Namespace | Uncacheable) -> None:
+    def __init__(self, owner: object, identity: Namespace | Uncacheable, *, page_bytes: int) -> None:
         self.owner = owner
         self.namespace = identity if isinstance(identity, Namespace) else None
         self.uncacheable = identity if isinstance(identity, Uncacheable) else None
-        self.page_bytes = 0 if self.namespace is None else PageLayout.of(self.namespace).page_bytes
+        self.page_bytes = page_bytes
         self.counts = OwnCounts()
         self.absent: Pages
         """What `pages` is while nothing serves this namespace."""
@@ -115,6 +115,20 @@ class RegisteredNamespace:
 
     def __repr__(self) -> str:
         return f"RegisteredNamespace({self.label}, page_bytes={self.page_bytes})"
+
+
+def page_bytes_of(identity: Namespace | Uncacheable, page_bytes: int | None) -> int:
+    """Return the size of one page: given for an engine's own layout, known for the canonical one, 0 if uncacheable.
+
+    Raises InvalidArgumentError when it has to be given and is not, LayoutConflictError when it contradicts the
+    geometry, LimitExceededError.
+    """
+    if isinstance(identity, Uncacheable):
+        return 0
+    if page_bytes is None:
+        return PageLayout.of(identity).page_bytes
+    check_page_bytes(identity, page_bytes)
+    return page_bytes
 
 
 REFUSE_FOR: dict[MissReason, RefuseReason] = {

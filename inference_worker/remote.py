@@ -320,8 +320,8 @@ def _wire_stamp(stamp: Stamp | None) -> cache_pb2.Stamp | None:
     return None if stamp is None else cache_pb2.Stamp(incarnation=stamp.incarnation, revision=stamp.revision)
 
 
-_TTL_NEVER_S = 2**32 - 1
-"""On the wire 0 takes the sidecar's default; 136 years is never."""
+_TTL_NEVER_S = 2**31 - 1
+"""On the wire 0 takes the sidecar's default; 68 years are never."""
 
 
 def _wire_ttl(ttl_s: int | None) -> int:

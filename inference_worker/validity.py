@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from inference_worker.link import Link
-from inference_worker.local import LocalArena
-from kv_types.events import ObservedView
-from kv_types.ids import LifeId
+from kv_types.ids import NO_LIFE, LifeId
 
 
 class ClientValidity:
-    """Conforms to kv_types.events.ValiditySource. Without shared memory there is no header, and L1 may trust no page."""
+    """Conforms to kv_types.validity.ValiditySource.
+
+    Without shared memory there is no header: the life is NO_LIFE then, and an L1 trusts no page.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     @property
-    def life(self) -> LifeId | None:
-        """The sidecar's life, or None while no header can be read."""
+    def life(self) -> LifeId:
+        """The sidecar's life; NO_LIFE while no header can be read."""
         arena = self._link.arena
-        return None if arena is None else arena.life
+        return NO_LIFE if arena is None else arena.life
 
     @property
     def view(self) -> int:
         """Events published in this life up to now; 0 while no header can be read."""
-        observed = self.observe()
-        return 0 if observed is None else observed.view
-
-    def observe(self) -> ObservedView | None:
-        """Life and view now, of one header; None while no sidecar is attached or its header is closed."""
         arena = self._link.arena
-        return None if arena is None else arena.observe()
+        return 0 if arena is None else arena.view()
 
+    @property
     def freshness_ns(self) -> int:
-        """CLOCK_BOOTTIME ns until which the view is vouched for; load it before the view. 0 while not attached."""
+        """CLOCK_BOOTTIME ns until which the view is vouched for; load it before `view`. 0 while no header can be read."""
         arena = self._link.arena
         return 0 if arena is None else arena.freshness_ns()
 
@@ -42,7 +39,7 @@ class ClientValidity:
         return None if arena is None else arena.events_since(view)
 
     def set_applied_view(self, view: int) -> None:
-        """Tell the sidecar that this worker's L1 has applied every event up to `view`."""
-        arena: LocalArena | None = self._link.arena
+        """Tell the sidecar that this worker's L1 trusts no page that an event up to `view` selects."""
+        arena = self._link.arena
         if arena is not None:
             arena.set_applied_view(view)
