@@ -16,8 +16,8 @@ def page_views(
 ) -> list[memoryview]:
     """View `buffers` as `pages` contiguous runs of `page_bytes` bytes.
 
-    A single buffer may be longer than needed when it is a destination; a source must fit exactly. `what` is
-    "destination" or "source". Raises BufferMismatchError naming the first buffer that does not fit, the bytes it
+    A destination may be longer than needed; a source must fit exactly, since a longer one is likely another page
+    size. `what` is "destination" or "source". Raises BufferMismatchError naming the first buffer that does not fit, the bytes it
     needs and the bytes it has.
     """
     if isinstance(buffers, list | tuple):
@@ -58,9 +58,9 @@ def _one_a_page(
     views = []
     for index, buffer in enumerate(buffers):
         view = byte_view(buffer, writable=writable, what=f"{what} {index}")
-        if view.nbytes != page_bytes:
+        if view.nbytes < page_bytes or (view.nbytes != page_bytes and not writable):
             raise BufferMismatchError(
                 f"{what} {index} holds {view.nbytes} bytes; a page of this namespace has {page_bytes}"
             )
-        views.append(view)
+        views.append(view[:page_bytes])
     return views
