@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -56,8 +57,7 @@ class Settings(BaseSettings):
     )
 
     runtime_dir: Path = Field(default_factory=default_runtime_dir)
-    """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it.
-    Default: $XDG_RUNTIME_DIR/stratakv, or /tmp/stratakv-<uid> where that is not set."""
+    """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
 
     arena_size: Size = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
     """Host memory for pages. All of it is committed at start: an arena that does not fit is refused then."""
@@ -147,16 +147,48 @@ class Settings(BaseSettings):
         return self
 
 
+_SIZES = frozenset({"arena_size", "segment_size"})
+_DURATIONS = frozenset({"freshness_lease", "reservation_time", "default_ttl", "drain_time"})
+_OFF_WHEN_NONE = frozenset({"grpc_tcp", "metrics_port"})
+
+
 def shown(name: str, value: object) -> str:
     """Write a setting's value the way it can be written in a file or flag."""
     if value is None:
-        return OFF if name in {"grpc_tcp", "metrics_port"} else AUTO
-    if name in {"arena_size", "segment_size"} and isinstance(value, int):
+        return OFF if name in _OFF_WHEN_NONE else AUTO
+    if name in _SIZES and isinstance(value, int):
         return format_size(value)
-    if name in {"freshness_lease", "reservation_time", "default_ttl", "drain_time"} and isinstance(
-        value, float
-    ):
+    if name in _DURATIONS and isinstance(value, float):
         return format_duration(value) if value else "0"
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+def default_shown(name: str) -> str:
+    """Write a setting's default; it says how one is found that depends on the machine."""
+    if name == "runtime_dir":
+        return "$XDG_RUNTIME_DIR/stratakv, else /tmp/stratakv-<uid>"
+    return shown(name, Settings.model_fields[name].default)
+
+
+def accepted(name: str) -> str:
+    """Say in a few words what a setting takes."""
+    annotation = Settings.model_fields[name].annotation
+    if name in _SIZES:
+        kind = "size"
+    elif name in _DURATIONS:
+        kind = "duration"
+    elif name == "grpc_tcp":
+        kind = "host:port"
+    elif annotation is Path:
+        kind = "directory"
+    elif annotation is bool:
+        kind = "true or false"
+    elif get_origin(annotation) is Literal:
+        kind = ", ".join(get_args(annotation))
+    else:
+        kind = "name" if name == "copy_kernel" else "number"
+    if get_origin(annotation) is UnionType:
+        kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
+    return kind

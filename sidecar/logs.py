@@ -35,9 +35,9 @@ def configure(*, level: Level, log_format: Format) -> None:
 
 
 def logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """Return the logger of one component."""
-    bound: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(component=name)
-    return bound
+    """Return the logger of one component; it takes up the configuration when it is first used."""
+    lazy: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
+    return lazy
 
 
 class _ToStructlog(logging.Handler):

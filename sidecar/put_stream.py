@@ -133,8 +133,7 @@ class PutStream:
         if self._digest.value != checksum:
             self._store.abort_page(place)
             return Refused(RefuseReason.CORRUPT)
-        chain = self._keys[: (self._page + 1) * KEY_BYTES]
-        outcome = self._store.commit_page(place, self._terms, chain=chain)
+        outcome = self._store.commit_page(place, self._terms)
         if not isinstance(outcome, Known | Refused):
             self._store.count_written(self._namespace.id, self._namespace.page_bytes)
         return outcome

@@ -90,8 +90,8 @@ class ServedStore(Protocol):
         """Reserve a place for one page; `parent` is None for the first of a chain."""
         ...
 
-    def commit_page(self, place: Place, terms: PutTerms, *, chain: bytes) -> PutOutcome:
-        """Make a filled place visible. `chain` ends with the page's key: validity is the chain's (rule R2)."""
+    def commit_page(self, place: Place, terms: PutTerms) -> PutOutcome:
+        """Make a filled place visible, unless its chain became invalid since the stamp (rule R2)."""
         ...
 
     def abort_page(self, place: Place) -> None:

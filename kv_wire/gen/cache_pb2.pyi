@@ -305,20 +305,22 @@ class NamespaceStatus(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_bytes: _Optional[int] = ..., page_tokens: _Optional[int] = ..., resident_pages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., requested_pages: _Optional[int] = ..., l1_pages: _Optional[int] = ..., l2_pages: _Optional[int] = ..., l3_pages: _Optional[int] = ..., missed_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations")
+    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name")
     ROW_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     row: int
     pid: int
     state: str
     leases: int
     leased_bytes: int
     reservations: int
-    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir")
