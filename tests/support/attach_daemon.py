@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import structlog
+
 from cache_l2.reader import AttachedArena
 
 
@@ -18,6 +20,7 @@ def main() -> None:
     """Serve until a line comes on stdin; answer `statistics` with a line of JSON."""
     from tests.support.attach_site import AttachSite
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     path, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     with AttachSite(path.parent, **settings) as site:
         print("ready", flush=True)
