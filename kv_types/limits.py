@@ -12,6 +12,14 @@ EXTRA_DIGEST_BYTES_MAX = 64
 # Names inside a namespace, in UTF-8 bytes
 NAME_BYTES_MAX = 1024
 NAMESPACE_BYTES_MAX = 16_384
+PARAMETERS_MAX = 64
+"""Parameters of one position configuration."""
+PARAMETER_NUMBERS_MAX = 512
+"""Numbers in one list-valued parameter."""
+LAYERS_MAX = 4096
+HEADS_MAX = 65_536
+HEAD_DIM_MAX = 65_536
+POSITION_OFFSET_MAX = 2**31 - 1
 
 # Records
 TAGS_PER_RECORD_MAX = 8
