@@ -76,6 +76,7 @@ class Namespace:
 
     `position` holds position configuration beyond RoPE (ALiBi, learned positions, partial rotation…).
     `position_offset` is the position of the first real token where an engine does not start at zero.
+    `numerics` holds what else shapes the numbers (digest of the model's settings, kernel of attention, arithmetic).
     `tenant` is a salt: pages of different tenants never meet.
     Raises InvalidArgumentError, LimitExceededError.
     """
@@ -92,6 +93,7 @@ class Namespace:
     position_offset: int = 0
     layout: str = CANONICAL_LAYOUT
     tenant: str = ""
+    numerics: Parameters = ()
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
@@ -104,6 +106,7 @@ class Namespace:
         check_integer(self.page_tokens, "page_tokens", low=1, high=PAGE_TOKENS_MAX)
         check_integer(self.position_offset, "position_offset", low=0, high=POSITION_OFFSET_MAX)
         object.__setattr__(self, "position", parameters(self.position))
+        object.__setattr__(self, "numerics", parameters(self.numerics))
         self._check_quantisation()
         if len(self.canonical) > NAMESPACE_BYTES_MAX:
             raise LimitExceededError(
@@ -200,8 +203,9 @@ _FIELDS: tuple[tuple[int, str], ...] = (
     (25, "page_tokens"),
     (26, "layout"),
     (27, "tenant"),
+    (28, "numerics"),
 )
-_PARAMETER_FIELDS = frozenset({"rope.scaling", "position"})
+_PARAMETER_FIELDS = frozenset({"rope.scaling", "position", "numerics"})
 _OPTIONAL_OWNERS = frozenset({"adapter", "quantisation", "rope"})
 
 
@@ -261,6 +265,8 @@ class UncacheableReason(StrEnum):
     """Why pages of a computation have no identity."""
 
     MODEL_UNNAMED = "model_unnamed"
+    MODEL_UNSUPPORTED = "model_unsupported"
+    """A kind of model whose KV nobody has shown to depend on the tokens before it alone."""
     WEIGHTS_UNNAMED = "weights_unnamed"
     ADAPTER_WITHOUT_DIGEST = "adapter_without_digest"
     KV_DTYPE_UNKNOWN = "kv_dtype_unknown"
@@ -326,6 +332,7 @@ def identify(
     layer_kinds: Sequence[str] = (),
     layout: str = CANONICAL_LAYOUT,
     tenant: str = "",
+    numerics: Parameters = (),
 ) -> Namespace | Uncacheable:
     """Name a computation, or say why it cannot be named. Never raises for what a model is like.
 
@@ -360,6 +367,7 @@ def identify(
             page_tokens=page_tokens,
             layout=layout,
             tenant=tenant,
+            numerics=numerics,
         )
     except InvalidArgumentError as error:
         return Uncacheable(UncacheableReason.INVALID, str(error))
