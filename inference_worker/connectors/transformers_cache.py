@@ -17,6 +17,8 @@ _TORCH_DTYPES = {
     KvDtype.FP32: torch.float32,
     KvDtype.FP16: torch.float16,
     KvDtype.BF16: torch.bfloat16,
+    KvDtype.FP8_E4M3: torch.float8_e4m3fn,
+    KvDtype.FP8_E5M2: torch.float8_e5m2,
 }
 
 
@@ -119,4 +121,4 @@ class PageCodec:
 
     def _view(self, pages: torch.Tensor, part: _Part) -> torch.Tensor:
         """[n, heads, page_tokens, width] of the cache's dtype, sharing memory with `pages`."""
-        return pages[:, part.begin : part.end].view(self.dtype).view(-1, *part.shape)
+        return pages[:, part.begin : part.end].view(self.dtype).view(len(pages), *part.shape)

@@ -209,9 +209,11 @@ def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | N
     return None
 
 
-def _geometry(config: Any) -> Geometry:
+def _geometry(config: Any) -> Geometry | None:
     layers = config.num_hidden_layers
     if config.model_type in MLA_MODEL_TYPES:
+        if not config.qk_rope_head_dim:
+            return None  # the cache's second tensor would be empty, and the page would have no part for it
         return Geometry(
             attention=AttentionKind.MLA,
             layers_total=layers,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kv_types.errors import InvalidArgumentError
 from kv_types.pad_masks import RowTokens, real_tokens
@@ -29,7 +31,7 @@ class PackedRows:
     @property
     def pads(self) -> list[int]:
         """Columns before each row's first token."""
-        return [self.width - len(row.token_ids) for row in self.rows]
+        return [self.width - len(row) for row in self.rows]
 
     @property
     def padded(self) -> bool:
@@ -71,25 +73,26 @@ def pack_rows(
     Raises InvalidArgumentError for other shapes and types, and for a row without a real token.
     """
     _check(input_ids, attention_mask)
-    rows = real_tokens(
-        input_ids.detach().cpu().numpy(),
-        None if attention_mask is None else attention_mask.detach().cpu().numpy(),
-    )
+    given = input_ids.detach().cpu().numpy()
+    rows = real_tokens(given, None if attention_mask is None else attention_mask.detach().cpu().numpy())
     for index, row in enumerate(rows):
-        if len(row.token_ids) == 0:
+        if len(row) == 0:
             raise InvalidArgumentError(f"row {index} has no real token: its attention mask is all zero")
     width = int(input_ids.shape[1])
-    return PackedRows(tuple(rows), width, *_tensors(rows, width, device=device, pad_id=pad_id))
+    return PackedRows(tuple(rows), width, *_tensors(given, rows, device=device, pad_id=pad_id))
 
 
 def _tensors(
-    rows: Sequence[RowTokens], width: int, *, device: torch.device, pad_id: int
+    given: NDArray[Any], rows: Sequence[RowTokens], *, device: torch.device, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    width = given.shape[1]
     ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros((len(rows), width), dtype=np.int64)
     for index, row in enumerate(rows):
-        begin = width - len(row.token_ids)
+        begin = width - len(row)
+        if row.columns[0] == begin:  # packed already: what stands under its pads is the caller's business
+            ids[index, :begin] = given[index, :begin]
         ids[index, begin:] = row.token_ids
         mask[index, begin:] = 1
         positions[index, begin:] = row.positions
