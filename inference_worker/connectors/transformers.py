@@ -1,4 +1,4 @@
-"""The Transformers connector: prefill and generate that skip what another request, worker or process computed."""
+"""The Transformers connector: prefill and generate that skip what was computed elsewhere or before."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ _log = logging.getLogger("stratakv.transformers")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """A prefilled batch of B rows, packed to the left in `rows` (the caller's batch itself when it was so already).
+    """A prefilled batch of B rows, packed to the left in `rows` (the caller's batch itself when it was so
+    already).
 
-    `logits` [B, vocabulary]: for the token after each row. `past_key_values`: a cache of all columns that belongs to
-    the caller; decoding goes on with `rows.attention_mask` and positions counted over real tokens.
-    `column_logits` [B, S, vocabulary] and `computed` (bool [B, S]) stand in the caller's columns where all logits
-    were asked for: reused columns and pads have none and are False.
+    `logits` [B, vocabulary]: for the token after each row. `past_key_values`: a cache of all columns that
+    belongs to the caller; decoding goes on with `rows.attention_mask` and positions counted over real
+    tokens. `column_logits` [B, S, vocabulary] and `computed` (bool [B, S]) stand in the caller's columns
+    where all logits were asked for: reused columns and pads have none and are False.
     """
 
     logits: torch.Tensor
@@ -58,7 +59,9 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generated:
-    """`sequences` [B · n, S + new]: the caller's columns, then the new tokens. `output`: what `generate` returned."""
+    """`sequences` [B · n, S + new]: the caller's columns, then the new tokens. `output`: what `generate`
+    returned.
+    """
 
     sequences: torch.Tensor
     output: Any
@@ -68,12 +71,13 @@ class Generated:
 class TransformersConnector:
     """Reuse around one causal language model. Raises nothing because a cache is absent, slow or wrong.
 
-    weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever they are
-    seen to change. model_name: None takes the architecture's. adapter: name and content digest of the one active
-    adapter. l1_bytes: at most so much for pages inside this process. look_up_deadline_s, store_deadline_s: the most
-    that one call waits for pages to come and to go. require_cacheable: raise UnsupportedModelError where the model
-    cannot be named; otherwise it is served without reuse, and `uncacheable` says why.
-    Raises LimitExceededError when a page of `page_tokens` tokens would be too large.
+    weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever
+    they are seen to change. model_name: None takes the architecture's. adapter: name and content digest of
+    the one active adapter. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
+    store_deadline_s: the most that one call waits for pages to come and to go. require_cacheable: raise
+    UnsupportedModelError where the model cannot be named; otherwise it is served without reuse, and
+    `uncacheable` says why. Raises LimitExceededError when a page of `page_tokens` tokens would be too
+    large.
     """
 
     def __init__(
@@ -113,7 +117,9 @@ class TransformersConnector:
             raise UnsupportedModelError(self.uncacheable)
 
     def refresh(self) -> None:
-        """Name the model again: needed after edits of weights that PyTorch does not count (through `tensor.data`)."""
+        """Name the model again: needed after edits of weights that PyTorch does not count (through
+        `tensor.data`).
+        """
         self._mark = self._model_mark()
         named = identify_model(self.model, self._declared)
         if isinstance(named, Uncacheable):
@@ -150,10 +156,11 @@ class TransformersConnector:
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **settings: Any
     ) -> Generated:
-        """Run `model.generate` behind whatever prefix is found; prompt and decoded pages are stored afterwards.
+        """Run `model.generate` behind whatever prefix is found; prompt and decoded pages are stored
+        afterwards.
 
-        `settings` are those of `generate`. Modes that edit the cache run without reuse, and the report says why.
-        Raises InvalidArgumentError, and whatever `generate` raises for its settings.
+        `settings` are those of `generate`. Modes that edit the cache run without reuse, and the report says
+        why. Raises InvalidArgumentError, and whatever `generate` raises for its settings.
         """
         rows = self._pack(input_ids, attention_mask)
         for name in ("past_key_values", "cache", "position_ids"):
@@ -199,7 +206,9 @@ class TransformersConnector:
     def _assemble(
         self, rows: PackedRows, found: Sequence[FoundRow], report: ReuseReport
     ) -> tuple[DynamicCache, int]:
-        """Build the cache of the first columns that every row has, pads counted, and return how many they are."""
+        """Build the cache of the first columns that every row has, pads counted, and return how many they
+        are.
+        """
         assert self._codec is not None
         page_tokens = self._declared.page_tokens
         usable = [
@@ -243,9 +252,7 @@ class TransformersConnector:
         settings: Mapping[str, Any],
         report: ReuseReport,
     ) -> Generated:
-        output = self.model.generate(
-            rows.input_ids, attention_mask=rows.attention_mask, **cache, **settings
-        )
+        output = self.model.generate(rows.input_ids, attention_mask=rows.attention_mask, **cache, **settings)
         packed = output if isinstance(output, torch.Tensor) else output.sequences
         given = input_ids.to(packed.device).repeat_interleave(packed.shape[0] // len(rows.rows), dim=0)
         return Generated(torch.cat((given, packed[:, rows.width :]), dim=1), output, report)
@@ -262,7 +269,9 @@ class TransformersConnector:
         found: Sequence[FoundRow],
         plan: GenerationPlan,
     ) -> None:
-        """Keep prompt pages, and where cache rows are sequences, pages of the decoded tokens whose KV is there."""
+        """Keep prompt pages, and where cache rows are sequences, pages of the decoded tokens whose KV is
+        there.
+        """
         if not plan.decoded:
             # every beam of a row shares the prompt's columns, so the first one stands for all
             tokens = [row.token_ids for row in rows.rows]
@@ -321,7 +330,9 @@ class TransformersConnector:
         return DynamicCache(config=self._text_config)
 
     def _model_mark(self) -> object:
-        """Change whenever the model may have become another: adapters switched, weights edited, moved or recast."""
+        """Change whenever the model may have become another: adapters switched, weights edited, moved or
+        recast.
+        """
         content = content_mark(self.model) if self._declared.weights is None else 0
         model = self.model
         attention = self._text_config._attn_implementation
@@ -339,7 +350,9 @@ class TransformersConnector:
 
 
 def _until_stop(decoded: NDArray[np.int64], stop_ids: frozenset[int]) -> NDArray[np.uint32]:
-    """Drop what `generate` appends to rows that ended before others did; their KV is right, but nobody asks for it."""
+    """Drop what `generate` appends to rows that ended before others did; their KV is right, but nobody asks
+    for it.
+    """
     stops = np.flatnonzero(np.isin(decoded, list(stop_ids)))
     end = int(stops[0]) + 1 if len(stops) else len(decoded)
     return decoded[:end].astype(np.uint32)

@@ -44,7 +44,8 @@ class CachedRow:
 
 
 class PageCodec:
-    """Copies between cache tensors and pages of one namespace. Pages are uint8 [n, page_bytes], contiguous."""
+    """Copies between cache tensors and pages of one namespace. Pages are uint8 [n, page_bytes], contiguous.
+    """
 
     def __init__(self, namespace: Namespace, *, device: torch.device) -> None:
         layout = PageLayout.of(namespace)
@@ -71,11 +72,13 @@ class PageCodec:
             for name, tensor, part in zip(("keys", "values"), (layer.keys, layer.values), parts, strict=True):
                 found = (tensor.shape[1], tensor.shape[3], tensor.dtype)
                 if found != (part.shape[0], part.shape[2], self.dtype):
-                    return f"{name} of layer {index} are {found}, not {(part.shape[0], part.shape[2], self.dtype)}"
+                    promised = (part.shape[0], part.shape[2], self.dtype)
+                    return f"{name} of layer {index} have heads, width and type {found}, not {promised}"
         return None
 
     def gather(self, cache: Any, *, row: int, column: int, pages: int) -> torch.Tensor:
-        """Copy `pages` full pages of one row, from column `column` on, out of a cache: uint8 [pages, page_bytes].
+        """Copy `pages` full pages of one row, from column `column` on, out of a cache: uint8 [pages,
+        page_bytes].
 
         The result is on the cache's device and shares no memory with it.
         """

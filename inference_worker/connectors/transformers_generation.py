@@ -1,4 +1,4 @@
-"""Which ways of generating leave a cache whose columns can be told apart: what may be reused and stored around them."""
+"""Which ways of generating leave a cache whose columns can be told: what to reuse and store around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 from transformers.generation.configuration_utils import GenerationMode
 
 _HELPERS = frozenset(
-    {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "streamer", "tokenizer"}
+    {
+        "logits_processor",
+        "stopping_criteria",
+        "prefix_allowed_tokens_fn",
+        "synced_gpus",
+        "streamer",
+        "tokenizer",
+    }
 )
 """Arguments of `generate` that are no settings and change neither the cache nor the inputs."""
 
@@ -22,8 +29,8 @@ _BEAMS = frozenset({GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE})
 class GenerationPlan:
     """`off`: why nothing may be reused, or empty. `expand`: cache rows a prompt row.
 
-    `decoded`: whether the cache rows hold the sequences' own tokens at the end. Beam search reorders the cache, and
-    only the prompt's columns, equal in all beams of a row, can still be told.
+    `decoded`: whether the cache rows hold the sequences' own tokens at the end. Beam search reorders the
+    cache, and only the prompt's columns, equal in all beams of a row, can still be told.
     """
 
     off: str
@@ -33,7 +40,7 @@ class GenerationPlan:
 
 
 def plan_generation(model: Any, settings: Mapping[str, Any]) -> GenerationPlan:
-    """Resolve `generate`'s arguments as it does: the model's defaults, then a given config, then single settings."""
+    """Resolve `generate`'s arguments as it does: the model's defaults, a given config, single settings."""
     config = copy.deepcopy(model.generation_config)
     single = dict(settings)
     given = single.pop("generation_config", None)
@@ -41,7 +48,9 @@ def plan_generation(model: Any, settings: Mapping[str, Any]) -> GenerationPlan:
         config.update(**given.to_diff_dict())
     unknown = sorted(set(config.update(**single)) - _HELPERS)
     if unknown:
-        return GenerationPlan(f"generate was given {', '.join(unknown)}, which may change what the cache holds")
+        return GenerationPlan(
+            f"generate was given {', '.join(unknown)}, which may change what the cache holds"
+        )
     mode = config.get_generation_mode(None)
     problem = _problem(config, mode)
     if problem:

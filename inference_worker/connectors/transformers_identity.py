@@ -1,4 +1,4 @@
-"""Identity of a Transformers model's computation: from its modules, configuration and bytes to a namespace."""
+"""Identity of a Transformers model's computation: from modules, configuration and bytes to a namespace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kv_types.namespace import (
     AttentionKind,
     Geometry,
     Namespace,
-    ParameterValue,
     Parameters,
+    ParameterValue,
     Rope,
     Uncacheable,
     UncacheableReason,
@@ -159,7 +159,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 def active_adapters(model: Any) -> tuple[str, ...]:
-    """Names of the adapters that take part in the forward pass now: PEFT's own model or Transformers' mixin."""
+    """Adapters that take part in the forward pass now: those of PEFT's model or of Transformers' mixin."""
     if not getattr(model, "peft_config", None) and not getattr(model, "_hf_peft_config_loaded", False):
         return ()
     names: Any = getattr(model, "active_adapters", None)
@@ -187,7 +187,7 @@ def _unsupported_kind(config: Any) -> Uncacheable | None:
     if kind not in GQA_MODEL_TYPES | MLA_MODEL_TYPES:
         return Uncacheable(
             UncacheableReason.MODEL_UNSUPPORTED,
-            f"model type {kind!r} is none of those whose KV is known to depend on the tokens before it alone: "
+            f"model type {kind!r} is none of those whose KV is known to depend on earlier tokens alone: "
             f"{', '.join(sorted(GQA_MODEL_TYPES | MLA_MODEL_TYPES))}",
         )
     return None
@@ -241,9 +241,7 @@ def _rope(model: Any, config: Any) -> Rope | None:
     if not given or "rope_theta" not in given:
         return None
     rest = {k: v for k, v in given.items() if k not in {"rope_type", "rope_theta"} and v is not None}
-    scales = sorted(
-        {float(m.attention_scaling) for m in model.modules() if hasattr(m, "attention_scaling")}
-    )
+    scales = sorted({float(m.attention_scaling) for m in model.modules() if hasattr(m, "attention_scaling")})
     rest["attention_scaling"] = tuple(scales)
     return Rope(
         kind=str(given.get("rope_type", "default")),
@@ -259,7 +257,7 @@ def _parameter(value: Any) -> ParameterValue:
 
 
 def _numerics(model: Any, config: Any) -> Parameters:
-    """Name what else shapes the bytes: settings of the model, kernel of attention, arithmetic and device kind."""
+    """Name what else shapes the bytes: the model's settings, kernel of attention, arithmetic, device kind."""
     told = {k: v for k, v in model.config.to_dict().items() if k not in _CONFIG_IGNORED}
     text = json.dumps(told, sort_keys=True, separators=(",", ":"), default=str)
     return parameters(
@@ -299,7 +297,8 @@ def weights_digest(model: Any) -> bytes | Uncacheable:
         if tensor.is_meta or tensor.layout is not torch.strided:
             return Uncacheable(
                 UncacheableReason.WEIGHTS_UNNAMED,
-                f"the bytes of {name} are not in memory, so weights have no digest: give weights=Weights(version=…)",
+                f"the bytes of {name} are not in memory, so the weights have no digest: "
+                "give weights=Weights(version=…)",
             )
         _absorb(state.update, name, tensor)
     digest = state.digest()

@@ -14,8 +14,8 @@ from kv_types.outcomes import MissReason, PutOutcome, Refused, Stored
 class RowReuse:
     """One row: `tokens` real ones, of which `reused` needed no computation.
 
-    Pages found may cover more than was reused: a batch computes from one column on in all rows, and the last token
-    of a row is always computed. `ended_by` says why the look-up found no more pages.
+    Pages found may cover more than was reused: a batch computes from one column on in all rows, and the
+    last token of a row is always computed. `ended_by` says why the look-up found no more pages.
     """
 
     tokens: int
@@ -29,8 +29,8 @@ class RowReuse:
 class ReuseReport:
     """What one prefill or generate reused and stored.
 
-    `off` says why nothing was looked up or stored at all, empty when reuse was on. Bytes are those of whole pages.
-    `refused` counts pages by reason's name.
+    `off` says why nothing was looked up or stored at all, empty when reuse was on. Bytes are those of whole
+    pages. `refused` counts pages by reason's name.
     """
 
     rows: list[RowReuse]
@@ -46,7 +46,9 @@ class ReuseReport:
     store_s: float = 0.0
 
     @classmethod
-    def of(cls, lengths: Sequence[int], *, off: str = "", uncacheable: Uncacheable | None = None) -> ReuseReport:
+    def of(
+        cls, lengths: Sequence[int], *, off: str = "", uncacheable: Uncacheable | None = None
+    ) -> ReuseReport:
         """Start a report on rows of so many real tokens."""
         return cls([RowReuse(length) for length in lengths], off=off, uncacheable=uncacheable)
 

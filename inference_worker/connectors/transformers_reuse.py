@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from cache_l1.cache import L1Cache
 from numpy.typing import NDArray
 
-from cache_l1.cache import L1Cache
 from inference_worker.connectors.transformers_cache import PageCodec
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
@@ -25,7 +25,9 @@ from kv_types.page_keys import page_keys
 
 @dataclass(slots=True)
 class FoundRow:
-    """Pages found for one row. `keys`: those of all its full pages, packed. `pages`: uint8 [found, page_bytes]."""
+    """Pages found for one row. `keys`: those of all its full pages, packed. `pages`: uint8 [found,
+    page_bytes].
+    """
 
     keys: bytes
     pages: torch.Tensor
@@ -37,10 +39,17 @@ class FoundRow:
 
 
 class PageReuse:
-    """L1 and L2 of one namespace. Look-ups and stores of several threads take turns; forward passes need not."""
+    """L1 and L2 of one namespace. Look-ups and stores of several threads take turns; forward passes do not.
+    """
 
     def __init__(
-        self, client: PageClient, namespace: Namespace, *, codec: PageCodec, l1_bytes: int, device: torch.device
+        self,
+        client: PageClient,
+        namespace: Namespace,
+        *,
+        codec: PageCodec,
+        l1_bytes: int,
+        device: torch.device,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -53,11 +62,18 @@ class PageReuse:
         )
 
     def begin(self) -> PageRequest:
-        """Begin a request before anything is reused, so that its stamp is older than all it builds on (rule R1)."""
+        """Begin a request before anything is reused, so that its stamp is older than all it builds on (rule
+        R1).
+        """
         return self._client.begin(self._registered)
 
     def look_up(
-        self, request: PageRequest, tokens: Sequence[NDArray[np.uint32]], report: ReuseReport, *, deadline_s: float
+        self,
+        request: PageRequest,
+        tokens: Sequence[NDArray[np.uint32]],
+        report: ReuseReport,
+        *,
+        deadline_s: float,
     ) -> list[FoundRow]:
         """Find the longest prefix of each row; all rows together wait at most `deadline_s`."""
         began = time.monotonic()
@@ -101,7 +117,9 @@ class PageReuse:
         if deadline_s <= 0.0:
             return 0, MissReason.DEADLINE
         wanted = len(pages) - start
-        staging = pages[start:] if pages.device.type == "cpu" else torch.empty_like(pages[start:], device="cpu")
+        staging = (
+            pages[start:] if pages.device.type == "cpu" else torch.empty_like(pages[start:], device="cpu")
+        )
         destinations = [page.data for page in staging.numpy()]
         outcome = request.get(keys, destinations, start=start, deadline_s=deadline_s)
         match outcome:
@@ -126,7 +144,8 @@ class PageReuse:
         report: ReuseReport,
         deadline_s: float,
     ) -> None:
-        """Keep the full pages of `tokens`, whose KV stands in `cache` from `column` on, behind those found."""
+        """Keep the full pages of `tokens`, whose KV stands in `cache` from `column` on, behind those found.
+        """
         began = time.monotonic()
         keys = page_keys(self._namespace.id, tokens, page_tokens=self._codec.page_tokens)
         total = len(keys) // KEY_BYTES

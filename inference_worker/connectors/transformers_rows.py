@@ -1,4 +1,4 @@
-"""A padded batch packed to the left: real tokens at the right end of each row, positions counted over them."""
+"""A padded batch packed to the left: real tokens at each row's right end, positions counted over them."""
 
 from __future__ import annotations
 

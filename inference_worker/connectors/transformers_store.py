@@ -1,4 +1,6 @@
-"""What the connector asks of a client: the part of `inference_worker.client.Client` it depends on, as protocols."""
+"""What the connector asks of a client: the part of `inference_worker.client.Client` it depends on, as
+protocols.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from cache_l1.cache import ValiditySource
+
 from kv_types.ids import Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
