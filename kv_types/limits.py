@@ -42,6 +42,12 @@ NAMESPACES_PER_CLIENT_MAX = 32
 REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
 RING_RECORDS_MAX = 65_536
 
+# L1
+L1_MATCH_ATTEMPTS_MAX = 3
+"""Look-ups tried again because the view moved meanwhile; then the reason is RACED."""
+L1_EXPIRE_PAGES_MAX = 256
+"""Expired pages freed by one call, so that no look-up pays for a whole cache."""
+
 # Messages and batches
 BATCH_PAGES_MAX = 1024
 """Pages of one reserve or commit over the attach connection."""

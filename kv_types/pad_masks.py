@@ -1,15 +1,15 @@
 """Pad masks: from padded batches to the real tokens of each row, and KV between padded batches and pages.
 
-The key and the KV of a page depend on real tokens alone. Index arrays are writable numpy int64, which torch takes as
-indices as well (`torch.from_numpy(columns)`); `compact`, `expand` and the page functions index in a way that numpy
-arrays and torch tensors share, so that connectors need no second implementation.
+The key and the KV of a page depend on real tokens alone. Index arrays are writable numpy int64, which torch
+takes as indices as well (`torch.from_numpy(columns)`); `compact`, `expand` and the page functions index in
+ways that numpy arrays and torch tensors share, so that connectors need no second implementation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ ArrayT = TypeVar("ArrayT", bound=Any)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTokens:
-    """The real tokens of one row: ids [n] u32, the columns [n] i64 where they stand, positions [n] i64 = 0…n−1."""
+    """Real tokens of one row: ids [n] u32, columns [n] i64 where they stand, positions [n] i64 = 0…n−1."""
 
     token_ids: NDArray[np.uint32]
     columns: NDArray[np.int64]
@@ -37,8 +37,8 @@ class RowTokens:
 def real_tokens(input_ids: Any, attention_mask: Any = None) -> list[RowTokens]:
     """Real tokens of each row of `input_ids` [B, S] where `attention_mask` [B, S] is 1 (None: everywhere).
 
-    Pads may stand left, right or in between; an all-pad row is empty. Ids under a pad may be any integer. Takes
-    lists, numpy arrays and whatever has `__array__` (torch CPU tensors). Raises InvalidArgumentError.
+    Pads may stand left, right or in between; an all-pad row is empty. Ids under a pad may be any integer.
+    Takes lists, numpy arrays and whatever has `__array__` (torch CPU tensors). Raises InvalidArgumentError.
     """
     ids = _integers(input_ids, "input_ids")
     mask = np.ones(ids.shape, dtype=bool) if attention_mask is None else _mask(attention_mask, ids.shape)
@@ -63,9 +63,7 @@ def _array(value: Any, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError(f"{name} cannot be read as a host array: {error}") from error
     if array.ndim != 2:
-        raise InvalidArgumentError(
-            f"{name} must have two dimensions [batch, tokens]; got shape {array.shape}"
-        )
+        raise InvalidArgumentError(f"{name} must have shape [batch, tokens]; got {array.shape}")
     return array
 
 
@@ -81,9 +79,7 @@ def _integers(value: Any, name: str) -> NDArray[Any]:
 def _mask(value: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array = _array(value, "attention_mask")
     if array.shape != shape:
-        raise InvalidArgumentError(
-            f"attention_mask has shape {array.shape}, input_ids {shape}; they must agree"
-        )
+        raise InvalidArgumentError(f"attention_mask has shape {array.shape}, but input_ids {shape}")
     if array.size and array.dtype.kind not in "biu":
         raise InvalidArgumentError(
             f"attention_mask must hold 0 and 1 as integers or bools; got {array.dtype} (an additive mask?)"
@@ -114,7 +110,7 @@ def pad_columns(lengths: Sequence[int], *, side: Side, width: int | None = None)
 def compact(padded: ArrayT, row: int, columns: NDArray[np.int64]) -> ArrayT:
     """Real tokens [H, n, D] of one row of padded KV [B, H, S, D], as a copy. Raises InvalidArgumentError."""
     _check_padded(padded, row, columns)
-    return padded[row][:, columns, :]
+    return cast("ArrayT", padded[row][:, columns, :])
 
 
 def expand(compacted: ArrayT, columns: NDArray[np.int64], padded: ArrayT, row: int) -> None:
@@ -126,7 +122,7 @@ def expand(compacted: ArrayT, columns: NDArray[np.int64], padded: ArrayT, row: i
     heads, _, dim = tuple(padded.shape)[1:]
     if tuple(compacted.shape) != (heads, len(columns), dim):
         raise InvalidArgumentError(
-            f"KV of shape {tuple(compacted.shape)} does not fit {len(columns)} columns of {tuple(padded.shape)}"
+            f"KV {tuple(compacted.shape)} does not fit {len(columns)} columns of {tuple(padded.shape)}"
         )
     padded[row][:, columns, :] = compacted
 
@@ -141,28 +137,32 @@ def split_pages(compacted: ArrayT, page_tokens: int) -> ArrayT:
     _check_dimensions(compacted, 3, "compacted KV", "[heads, tokens, dim]")
     heads, tokens, dim = tuple(compacted.shape)
     pages = tokens // page_tokens
-    return compacted[:, : pages * page_tokens, :].reshape(heads, pages, page_tokens, dim).swapaxes(0, 1)
+    whole = compacted[:, : pages * page_tokens, :].reshape(heads, pages, page_tokens, dim)
+    return cast("ArrayT", whole.swapaxes(0, 1))
 
 
 def join_pages(pages: ArrayT) -> ArrayT:
-    """Compacted KV [H, pages × page_tokens, D] of pages [pages, H, page_tokens, D]. Raises InvalidArgumentError."""
+    """Compacted KV [H, pages × page_tokens, D] of pages [pages, H, page_tokens, D].
+
+    Raises InvalidArgumentError.
+    """
     _check_dimensions(pages, 4, "pages", "[pages, heads, page_tokens, dim]")
     count, heads, page_tokens, dim = tuple(pages.shape)
-    return pages.swapaxes(0, 1).reshape(heads, count * page_tokens, dim)
+    return cast("ArrayT", pages.swapaxes(0, 1).reshape(heads, count * page_tokens, dim))
 
 
 def place_pages(
     pages: ArrayT, padded: ArrayT, row: int, columns: NDArray[np.int64], *, first_page: int = 0
 ) -> int:
-    """Write pages [pages, H, page_tokens, D], the chain's from `first_page` on, into a padded batch [B, H, S, D].
+    """Write pages [pages, H, page_tokens, D], the chain's from `first_page` on, into a batch [B, H, S, D].
 
     `columns` are the row's (all its real tokens); a page beyond them is an error. Returns the tokens written.
     Raises InvalidArgumentError.
     """
     joined = join_pages(pages)
-    page_tokens = tuple(pages.shape)[2]
+    page_tokens = int(pages.shape[2])
     begin = first_page * page_tokens
-    end = begin + tuple(joined.shape)[1]
+    end = begin + int(joined.shape[1])
     if first_page < 0 or end > len(columns):
         raise InvalidArgumentError(
             f"pages hold the tokens {begin} to {end} of a row that has {len(columns)} real tokens"
@@ -176,7 +176,7 @@ def _check_padded(padded: Any, row: int, columns: NDArray[np.int64]) -> None:
     batch, _, width, _ = tuple(padded.shape)
     if not 0 <= row < batch:
         raise InvalidArgumentError(f"row {row} of a batch of {batch}")
-    if len(columns) and not (0 <= int(columns.min()) and int(columns.max()) < width):
+    if len(columns) and (int(columns.min()) < 0 or int(columns.max()) >= width):
         raise InvalidArgumentError(
             f"columns {int(columns.min())} to {int(columns.max())} of padded KV that is {width} tokens wide"
         )

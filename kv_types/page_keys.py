@@ -1,8 +1,8 @@
 """Page keys: 32-byte BLAKE2b chains over real token ids, in batch and token by token.
 
 key = BLAKE2b-256(parent key, or the namespace id for the first page ‖ token ids as u32 LE ‖ encoded extras),
-without personalisation, salt or key parameters. Extras are digests of content that shapes a page beside its token
-ids (images, audio): count u32 LE, then each as (length u32 LE ‖ bytes). A page without extras appends nothing.
+without personalisation, salt or key parameters. Extras are digests of content that shapes a page beside its
+tokens (images…): count u32 LE, then each as (length u32 LE ‖ bytes). Without extras nothing is appended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Keys = bytes | Sequence[PageKey]
 """A chain from the root: packed (n × 32 bytes) or as a sequence of keys."""
 
 TokenIds = Any
-"""Sequence of ints, or a one-dimensional integer array with the buffer protocol or __array__ (numpy, torch CPU)."""
+"""Ints, or a one-dimensional integer array that has the buffer protocol (numpy) or `__array__` (torch)."""
 
 Extras = Mapping[int, Sequence[bytes]]
 """Page index in the chain → content digests of that page, in a fixed order."""
@@ -239,19 +239,23 @@ def _from_view(view: memoryview) -> bytes:
         raise InvalidArgumentError(
             f"token ids must be integers in native byte order; got an array of format {view.format!r}"
         )
-    if view.itemsize == _TOKEN_BYTES and kind.isupper() and sys.byteorder == "little":
-        return view.tobytes()
-    if view.itemsize == 2 * _TOKEN_BYTES and sys.byteorder == "little":
-        return _from_wide(view)
-    return _from_numbers(view.tolist())
+    if sys.byteorder == "little" and view.itemsize == _TOKEN_BYTES:
+        raw = view.tobytes()
+        # a signed id is negative exactly when its last byte has the top bit, which ASCII never has
+        if kind.islower() and not raw[3::_TOKEN_BYTES].isascii():
+            raise InvalidArgumentError(_range_problem(view.tolist()))
+        return raw
+    # whoever holds a numpy or torch array has imported numpy; nobody else is made to
+    numpy = sys.modules.get("numpy")
+    return _from_numbers(view.tolist()) if numpy is None else _from_array(numpy.asarray(view))
 
 
-def _from_wide(view: memoryview) -> bytes:
-    """64-bit ids without a Python int each: take the low halves, the high ones must be zero."""
-    halves = memoryview(view.tobytes()).cast("I")
-    if any(halves[1::2].tobytes()):
-        raise InvalidArgumentError(_range_problem(view.tolist()))
-    return halves[::2].tobytes()
+def _from_array(ids: Any) -> bytes:
+    """Ids of a numpy array, checked without making a Python int of each."""
+    narrow = ids.astype("<u4")
+    if not bool((narrow == ids).all()):
+        raise InvalidArgumentError(_range_problem(ids.tolist()))
+    return bytes(narrow.tobytes())
 
 
 def _little_endian(packed: array[int]) -> bytes:

@@ -1,8 +1,8 @@
 """PageLayout: where the keys, values, latents and scales of each layer stand inside a page.
 
 Canonical order: layers ascending; in a layer keys then values, each [kv_heads, page_tokens, head_dim], or for
-MLA latent [page_tokens, latent_dim] then rope [page_tokens, rope_dim]; the fp32 scales of a part follow it. Every
-part starts at a multiple of its item size and a page ends at a multiple of the largest one; bytes between are zero.
+MLA latent [page_tokens, latent_dim] then rope [page_tokens, rope_dim]; the fp32 scales of a part follow it.
+Every part starts at a multiple of its item size, a page ends at one of the largest; bytes between are zero.
 """
 
 from __future__ import annotations

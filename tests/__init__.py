@@ -1,0 +1,1 @@
+"""Tests, one package a product package; `support` and `conformance` are shared."""

@@ -1,0 +1,1 @@
+"""Tests of the vocabulary: identities, keys, masks, layouts, records."""
