@@ -54,9 +54,7 @@ def prepare(folder: Path, source: Path) -> None:
     _tell("reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     _tell("unpacking the weights")
-    packed = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32
-    )
+    packed = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the tensors are plain by now, and the saved model is a plain one

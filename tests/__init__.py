@@ -1,1 +1,1 @@
-"""Tests, one package a product package; `support` and `conformance` are shared."""
+"""Tests of every package, the conformance suites and their support."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from inference_worker.connectors.transformers_identity import (
     identify_model,
 )
 from inference_worker.connectors.transformers_report import ReuseReport
-from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse
+from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, ReuseCall, TokenIds
 from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
-from inference_worker.connectors.transformers_store import PageClient, PageRequest
+from inference_worker.connectors.transformers_store import PageClient
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import CALL_DEADLINE_S_DEFAULT
 from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
@@ -145,12 +146,11 @@ class TransformersConnector:
         with torch.no_grad():
             if reuse is None:
                 return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
-            with reuse.begin() as request:
-                found = self._look_up(reuse, request, rows, report)
+            with reuse.begin(report) as call:
+                found = self._look_up(call, rows)
                 cache, first = self._assemble(rows, found, report)
                 done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
-                tokens = [row.token_ids for row in rows.rows]
-                self._store(reuse, request, cache, rows, tokens, found, report)
+                self._store(call, cache, _chains(rows, found))
                 return done
 
     def generate(
@@ -171,13 +171,13 @@ class TransformersConnector:
         with torch.no_grad():
             if reuse is None:
                 return self._generate(rows, input_ids, {}, settings, report)
-            with reuse.begin() as request:
-                found = self._look_up(reuse, request, rows, report)
+            with reuse.begin(report) as call:
+                found = self._look_up(call, rows)
                 cache, _ = self._assemble(rows, found, report)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
                     cache.batch_repeat_interleave(plan.expand)
                 done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
-                self._store_generated(reuse, request, cache, rows, done, found, plan)
+                self._store(call, cache, _generated_chains(rows, found, done, plan, cache.get_seq_length()))
                 return done
 
     # before the pass
@@ -197,11 +197,8 @@ class TransformersConnector:
         report = ReuseReport.of([len(row) for row in rows.rows], off=off, uncacheable=self.uncacheable)
         return (None if off else self._reuse), report
 
-    def _look_up(
-        self, reuse: PageReuse, request: PageRequest, rows: PackedRows, report: ReuseReport
-    ) -> list[FoundRow]:
-        tokens = [row.token_ids for row in rows.rows]
-        return reuse.look_up(request, tokens, report, deadline_s=self._look_up_deadline_s)
+    def _look_up(self, call: ReuseCall, rows: PackedRows) -> list[FoundRow]:
+        return call.look_up([row.token_ids for row in rows.rows], deadline_s=self._look_up_deadline_s)
 
     def _assemble(
         self, rows: PackedRows, found: Sequence[FoundRow], report: ReuseReport
@@ -259,66 +256,23 @@ class TransformersConnector:
 
     # after the pass
 
-    def _store_generated(
-        self,
-        reuse: PageReuse,
-        request: PageRequest,
-        cache: Any,
-        rows: PackedRows,
-        done: Generated,
-        found: Sequence[FoundRow],
-        plan: GenerationPlan,
-    ) -> None:
-        """Keep prompt pages, and where cache rows are sequences, pages of the decoded tokens whose KV is
-        there.
-        """
-        if not plan.decoded:
-            # every beam of a row shares the prompt's columns, so the first one stands for all
-            tokens = [row.token_ids for row in rows.rows]
-            self._store(reuse, request, cache, rows, tokens, found, done.report, stride=plan.expand)
-            return
-        expanded = rows.repeat(plan.expand)
-        computed = cache.get_seq_length() - rows.width
-        new = done.sequences[:, rows.width : rows.width + computed].cpu().numpy()
-        tokens = [
-            np.concatenate((row.token_ids, _until_stop(decoded, plan.stop_ids)))
-            for row, decoded in zip(expanded.rows, new, strict=True)
-        ]
-        repeated = [row for row in found for _ in range(plan.expand)]
-        self._store(reuse, request, cache, expanded, tokens, repeated, done.report)
-
-    def _store(
-        self,
-        reuse: PageReuse,
-        request: PageRequest,
-        cache: Any,
-        rows: PackedRows,
-        tokens: Sequence[NDArray[np.uint32]],
-        found: Sequence[FoundRow],
-        report: ReuseReport,
-        *,
-        stride: int = 1,
-    ) -> None:
+    def _store(self, call: ReuseCall, cache: Any, chains: Sequence[_Chain]) -> None:
         assert self._codec is not None
         problem = self._codec.mismatch(cache)
         if problem is not None:
             self._turn_off(Uncacheable(UncacheableReason.GEOMETRY_UNKNOWN, problem))
-            report.uncacheable = self.uncacheable
+            call.report.uncacheable = self.uncacheable
             return
-        left_s = self._store_deadline_s
-        for index, (pad, row) in enumerate(zip(rows.pads, tokens, strict=True)):
-            before_s = report.store_s
-            reuse.store(
-                request,
+        until = time.monotonic() + self._store_deadline_s
+        for chain in chains:
+            call.store(
                 cache,
-                row=index * stride,
-                column=pad,
-                tokens=row,
-                found=found[index],
-                report=report,
-                deadline_s=left_s,
+                row=chain.row,
+                column=chain.column,
+                tokens=chain.tokens,
+                found=chain.found,
+                deadline_s=until - time.monotonic(),
             )
-            left_s -= report.store_s - before_s
 
     # the model
 
@@ -347,6 +301,40 @@ class TransformersConnector:
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges of L1, empty while the model is uncacheable."""
         return {} if self._reuse is None else self._reuse.l1.statistics()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Tokens whose KV stands in row `row` of a cache from column `column` on, and the pages found before."""
+
+    row: int
+    column: int
+    tokens: TokenIds
+    found: FoundRow
+
+
+def _chains(rows: PackedRows, found: Sequence[FoundRow], *, stride: int = 1) -> list[_Chain]:
+    """Prompt tokens alone; prompt row i is cache row i · stride."""
+    return [
+        _Chain(index * stride, pad, row.token_ids, found[index])
+        for index, (pad, row) in enumerate(zip(rows.pads, rows.rows, strict=True))
+    ]
+
+
+def _generated_chains(
+    rows: PackedRows, found: Sequence[FoundRow], done: Generated, plan: GenerationPlan, columns: int
+) -> list[_Chain]:
+    """Prompt tokens and those decoded tokens whose KV is among the cache's `columns`."""
+    if not plan.decoded:
+        # every beam of a row has the prompt's columns, so the first one stands for all
+        return _chains(rows, found, stride=plan.expand)
+    decoded = done.sequences[:, rows.width : columns].cpu().numpy()
+    chains = []
+    for chain in _chains(rows, found):
+        for index in range(chain.row * plan.expand, (chain.row + 1) * plan.expand):
+            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan.stop_ids)))
+            chains.append(replace(chain, row=index, tokens=tokens))
+    return chains
 
 
 def _until_stop(decoded: NDArray[np.int64], stop_ids: frozenset[int]) -> NDArray[np.uint32]:

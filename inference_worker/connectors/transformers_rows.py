@@ -38,18 +38,6 @@ class PackedRows:
         """Whether any row has a pad."""
         return any(self.pads)
 
-    def repeat(self, times: int) -> PackedRows:
-        """Return the batch with each row `times` times in a row, as `generate` expands it."""
-        if times == 1:
-            return self
-        return PackedRows(
-            tuple(row for row in self.rows for _ in range(times)),
-            self.width,
-            self.input_ids.repeat_interleave(times, dim=0),
-            self.attention_mask.repeat_interleave(times, dim=0),
-            self.position_ids.repeat_interleave(times, dim=0),
-        )
-
     def to_columns(self, packed: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Lay `packed` [B, W − first, …] out in the caller's columns.
 
