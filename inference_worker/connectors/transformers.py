@@ -21,6 +21,7 @@ from inference_worker.connectors.transformers_identity import (
     UnsupportedModelError,
     active_adapters,
     content_mark,
+    forget_digest,
     identify_model,
 )
 from inference_worker.connectors.transformers_report import ReuseReport
@@ -113,7 +114,7 @@ class TransformersConnector:
         self._reuse: PageReuse | None = None
         self._codec: PageCodec | None = None
         self._mark: object = None
-        self.refresh()
+        self._name_model()
         if require_cacheable and self.uncacheable is not None:
             raise UnsupportedModelError(self.uncacheable)
 
@@ -121,6 +122,10 @@ class TransformersConnector:
         """Name the model again: needed after edits of weights that PyTorch does not count (through
         `tensor.data`).
         """
+        forget_digest(self.model)
+        self._name_model()
+
+    def _name_model(self) -> None:
         self._mark = self._model_mark()
         named = identify_model(self.model, self._declared)
         if isinstance(named, Uncacheable):
@@ -189,7 +194,7 @@ class TransformersConnector:
     def _start(self, rows: PackedRows, *, off: str = "") -> tuple[PageReuse | None, ReuseReport]:
         """Decide whether this call reuses anything, and begin its report."""
         if self._model_mark() != self._mark:
-            self.refresh()
+            self._name_model()
         if not off and self.model.training:
             off = "the model is in training mode, where dropout shapes the KV: call model.eval()"
         if self.uncacheable is not None:

@@ -44,8 +44,7 @@ class CachedRow:
 
 
 class PageCodec:
-    """Copies between cache tensors and pages of one namespace. Pages are uint8 [n, page_bytes], contiguous.
-    """
+    """Copies between cache tensors and pages of one namespace. Pages are uint8 [n, page_bytes], contiguous."""
 
     def __init__(self, namespace: Namespace, *, device: torch.device) -> None:
         layout = PageLayout.of(namespace)

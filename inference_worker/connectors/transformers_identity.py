@@ -93,6 +93,7 @@ _CONFIG_IGNORED = frozenset(
         "use_cache",
     }
 )
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _CHUNK_BYTES = 64 * 1024 * 1024
 
 
@@ -154,7 +155,7 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
 
 def layer_kinds(config: Any) -> list[str]:
     """One name a layer, told by the cache that Transformers itself would build for this configuration."""
-    names = {DynamicLayer: "full_attention", DynamicSlidingWindowLayer: "sliding_attention"}
+    names = {DynamicLayer: _FULL, DynamicSlidingWindowLayer: _SLIDING}
     return [names.get(type(layer), type(layer).__name__) for layer in DynamicCache(config=config).layers]
 
 
@@ -182,8 +183,17 @@ def _unsupported_kind(config: Any) -> Uncacheable | None:
         return Uncacheable(
             UncacheableReason.POSITION_UNNAMED, f"model type {kind!r} uses {way}, which has no name here yet"
         )
-    if any(name != "full_attention" for name in layer_kinds(config)):
-        return None  # identify() names the layer
+    for layer, name in enumerate(layer_kinds(config)):
+        if name == _SLIDING:
+            return Uncacheable(
+                UncacheableReason.SLIDING_WINDOW,
+                f"layer {layer} attends to a sliding window, so KV of a prefix is not kept whole",
+            )
+        if name != _FULL:
+            return Uncacheable(
+                UncacheableReason.LAYER_KIND,
+                f"layer {layer} keeps a {name}, which is not one key and value a token",
+            )
     if kind not in GQA_MODEL_TYPES | MLA_MODEL_TYPES:
         return Uncacheable(
             UncacheableReason.MODEL_UNSUPPORTED,
@@ -304,6 +314,11 @@ def weights_digest(model: Any) -> bytes | Uncacheable:
     digest = state.digest()
     _digests[model] = (mark, digest)
     return digest
+
+
+def forget_digest(model: Any) -> None:
+    """Take the digest anew at its next use, though the content mark stays."""
+    _digests.pop(model, None)
 
 
 _digests: weakref.WeakKeyDictionary[Any, tuple[int, bytes]] = weakref.WeakKeyDictionary()

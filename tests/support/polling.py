@@ -1,17 +1,15 @@
-"""Waiting for a condition with a deadline: tests poll, they never sleep for a guessed time."""
+"""Waiting for another process or thread without sleeping blindly: poll until true, fail with a name."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-_POLL_S = 0.005
-
 
 def wait_until(predicate: Callable[[], bool], *, timeout_s: float = 10.0, what: str = "condition") -> None:
-    """Return once `predicate()` is true; raises AssertionError naming `what` after `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
+    """Poll `predicate` every 5 ms; raises AssertionError naming `what` when `timeout_s` passes first."""
+    deadline = time.monotonic() + timeout_s
     while not predicate():
-        if time.monotonic() >= deadline_s:
-            raise AssertionError(f"{what}: not reached within {timeout_s} s")
-        time.sleep(_POLL_S)
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {timeout_s} s")
+        time.sleep(0.005)
