@@ -10,7 +10,7 @@ import torch
 from inference_worker.connectors.transformers import TransformersConnector
 from kv_types.events import EventKind
 from kv_types.ids import LifeId
-from kv_types.outcomes import Hit, Miss, MissReason, Pending, Refused, RefuseReason, Tier
+from kv_types.outcomes import Hit, Miss, MissReason, Pending, PutOutcome, Refused, RefuseReason, Tier
 from tests.connectors.fakes import FakeClient, FakeSidecar, Faults
 from tests.connectors.models import PAGE_TOKENS, shared_model, tokens
 
@@ -80,8 +80,8 @@ def test_c07_a_load_that_fails_after_writing_into_our_buffers_is_not_used() -> N
 
 
 def test_c07_refused_puts_change_nothing_and_are_counted() -> None:
-    refused = [Refused(RefuseReason.FULL)]
-    client = FakeClient(FakeSidecar(), Faults(put=lambda offered: refused * offered))
+    refused: PutOutcome = Refused(RefuseReason.FULL)
+    client = FakeClient(FakeSidecar(), Faults(put=lambda offered: [refused] * offered))
     done = connect(client).generate(ROW, **SETTINGS)
     assert torch.equal(done.sequences, oracle())
     assert done.report.refused == {"full": 75 // PAGE_TOKENS}

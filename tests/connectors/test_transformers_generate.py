@@ -40,7 +40,7 @@ def test_greedy_text_is_the_same_cold_warm_and_in_another_worker(kind: str) -> N
 def test_c14_decoded_tokens_are_reusable() -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     prompt = tokens(100)[None]
-    settings = {"max_new_tokens": 50, "min_new_tokens": 50, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": 50, "min_new_tokens": 50, "do_sample": False}
     first = connect(model, sidecar, page_tokens=10).generate(prompt, **settings)
     assert first.sequences.shape == (1, 150)
 
@@ -70,7 +70,7 @@ def test_padded_batches_say_what_each_row_says_alone(side: str) -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     rows = [tokens(count, seed=count) for count in (5, 37, 60)]
     ids, mask = pad_rows(rows, side)
-    settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
     alone = [plain(model, row[None], **settings)[0, len(row) :] for row in rows]
     worker = connect(model, sidecar)
     for round_ in range(2):
@@ -85,7 +85,7 @@ def test_padded_batches_say_what_each_row_says_alone(side: str) -> None:
 def test_rows_that_end_early_keep_no_pads() -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     rows = [tokens(20, seed=1), tokens(20, seed=2)]
-    free = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    free: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     text = plain(model, torch.stack(rows), **free)[0, 20:].tolist()
     stop = text[4]  # a token that row 0 says: now it ends there, and row 1 goes on
     ended = text.index(stop) + 1
@@ -106,7 +106,7 @@ def test_rows_that_end_early_keep_no_pads() -> None:
 def test_sampling_draws_the_same_tokens_with_and_without_reuse() -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     row = tokens(45)[None]
-    settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.9, "top_k": 20}
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.9, "top_k": 20}
     torch.manual_seed(5)
     expected = plain(model, row, **settings)
     worker = connect(model, sidecar)
