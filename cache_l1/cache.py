@@ -1,8 +1,8 @@
 """L1Cache: bounded pages in a worker's own memory, served only while the sidecar's view vouches for them.
 
-Every look-up follows rule R16: load freshness, then the view; another life, an overrun ring or an event that is
-not known to be harmless drops everything; collect; check the clock against freshness; look at the view again.
-Inserts are checked, before and after the copy, against the view observed before anything was reused.
+Every look-up follows rule R16: load freshness, then the view; forget what the events up to it select, or everything
+when they cannot be told; collect; check the clock against freshness; look at the view again. Inserts are checked,
+before and after the copy, against the view that the request observed before it reused anything.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from cache_l1.follower import ViewFollower
 from cache_l1.pool import PagePool
 from cache_l1.prefix_index import PrefixIndex
 from kv_policy.eviction import TailFirstLru
 from kv_types.clock import BoottimeClock, Clock
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
-from kv_types.events import Event, EventKind, ObservedView, ValiditySource
-from kv_types.ids import PageKey
+from kv_types.ids import NamespaceId, PageKey
 from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
+from kv_types.validity import ObservedView, ValiditySource
+
+__all__ = ["L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
 
 
 _COUNTERS = (
@@ -32,7 +35,6 @@ _COUNTERS = (
     "evicted_pages",
     "expired_pages",
     "dropped_pages",
-    "drops",
 )
 
 
@@ -67,12 +69,14 @@ class L1Cache:
         capacity_pages: int,
         page_bytes: int,
         device: Any = "cpu",
+        namespace: NamespaceId | None = None,
         memory: PageMemory | None = None,
         clock: Clock | None = None,
         ttl_ns: int | None = None,
     ) -> None:
-        """`memory` None: a torch tensor on `device`. `clock` must be the one that freshness is told in.
+        """`namespace`: that of all its pages, so that what hides others leaves it alone; None: unknown or several.
 
+        `memory` None: a torch tensor on `device`. `clock` must be the one that freshness is told in.
         Raises InvalidArgumentError.
         """
         self._pool = PagePool(capacity_pages)
@@ -90,18 +94,15 @@ class L1Cache:
         self._index = PrefixIndex()
         self._policy = TailFirstLru()
         self._pins: Counter[int] = Counter()
-        self._source: ValiditySource | None = None
-        self._followed: ObservedView | None = None
-        self._floor_view = 0
+        self._namespace = namespace
+        self._follower: ViewFollower | None = None
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
 
     def synchronise(self, source: ValiditySource) -> None:
         """Follow this source from now on (a new one drops everything) and apply what it has published."""
         with self._lock:
-            if source is not self._source:
-                self._source = source
-                self._drop_all()
-                self._followed = None
+            if self._follower is None or source is not self._follower.source:
+                self._follower = ViewFollower(source, namespace=self._namespace)
             self._follow()
 
     def observe(self) -> ObservedView | None:
@@ -150,10 +151,10 @@ class L1Cache:
     def insert(self, keys: Keys, start: int, sources: Sequence[Any], *, view: ObservedView | None) -> int:
         """Keep pages `keys[start:]` (one source of page_bytes a page); returns how many were added.
 
-        `view` is what `observe` gave before the request reused anything; nothing is kept when an event that
-        is not known to be harmless was published since, or when keys[:start] are not all here. When there is
-        no room, the front of the chain is kept. Raises InvalidIdentifierError, LimitExceededError,
-        InvalidArgumentError, BufferMismatchError.
+        `view` is what `observe` gave before the request reused anything; nothing is kept when an event since
+        then may select a page of the chain, or when keys[:start] are not all here. When there is no room, the
+        front of the chain is kept. Raises InvalidIdentifierError, LimitExceededError, InvalidArgumentError,
+        BufferMismatchError.
         """
         chain = unpack_keys(pack_keys(keys))
         if not 0 <= start <= len(chain) or len(sources) != len(chain) - start:
@@ -189,61 +190,53 @@ class L1Cache:
             return {**self._counts, **gauges}
 
     def _collect(self, chain: Sequence[PageKey]) -> tuple[list[int], MissReason]:
+        follower = self._follower
+        if follower is None:
+            return [], MissReason.UNREACHABLE
         for _ in range(L1_MATCH_ATTEMPTS_MAX):
-            freshness_ns = 0 if self._source is None else self._source.freshness_ns()
+            life = follower.source.life
+            freshness_ns = follower.source.freshness_ns
             observed = self._follow()
-            if self._source is None or observed is None:
+            if observed is None:
                 return [], MissReason.UNREACHABLE
             now_ns = self._clock.now_ns()
             self._expire(now_ns)
             pages, reason = self._living(self._index.longest_prefix(chain), now_ns)
-            if self._clock.now_ns() >= freshness_ns:
-                return [], MissReason.STALE
-            if self._source.observe() == observed:
-                return pages, reason
+            fresh = self._clock.now_ns() < freshness_ns
+            if observed.life == life and follower.look() == observed:
+                return (pages, reason) if fresh else ([], MissReason.STALE)
         return [], MissReason.RACED
 
     def _living(self, pages: list[int], now_ns: int) -> tuple[list[int], MissReason]:
-        for index, page in enumerate(
-            pages
-        ):  # pinned pages outlive their time in the index, but are not served
+        """The pages before the first whose time has passed: while pinned it stays here, but it is not served."""
+        for index, page in enumerate(pages):
             if self._policy.expired(page, now_ns):
                 return pages[:index], MissReason.EXPIRED
         return pages, MissReason.ABSENT
 
     def _follow(self) -> ObservedView | None:
-        """Apply what was published since the last call; the view up to which pages are vouched for."""
-        observed = None if self._source is None else self._source.observe()
-        if observed is None or self._source is None or observed == self._followed:
-            return observed
-        before = self._followed
-        if before is None or before.life != observed.life or before.view > observed.view:
-            self._distrust(observed.view)
-        else:
-            harmful_view = _last_harmful_view(
-                self._source.events_since(before.view), before.view, observed.view
-            )
-            if harmful_view:
-                self._distrust(harmful_view)
-        self._followed = observed
-        self._source.set_applied_view(observed.view)
-        return observed
+        """Forget what was hidden since the last call; the view up to which the pages left are vouched for."""
+        if self._follower is None:
+            return None
+        verdict = self._follower.follow()
+        if verdict.everything:
+            self._drop_all()
+        for key in verdict.pages:
+            self._drop(self._index.remove_subtree(key))
+        if verdict.observed is not None:
+            self._follower.confirm(verdict.observed)
+        return verdict.observed
 
-    def _distrust(self, view: int) -> None:
-        self._drop_all()
-        self._floor_view = view
-
-    def _admissible(self, view: ObservedView | None) -> bool:
-        followed = self._follow()
-        if view is None or followed is None or view.life != followed.life:
+    def _admissible(self, chain: Sequence[PageKey], view: ObservedView | None) -> bool:
+        if self._follower is None or self._follow() is None:
             return False
-        return self._floor_view <= view.view <= followed.view
+        return self._follower.admits(chain, view)
 
     def _make_room(
         self, chain: Sequence[PageKey], start: int, view: ObservedView | None
     ) -> tuple[list[int], dict[int, int]]:
         """Pin what is here of the chain and allocate the rest: (pinned pages, chain index → new page)."""
-        if not self._admissible(view):
+        if not self._admissible(chain, view):
             self._count_refused(RefuseReason.INVALIDATED, len(chain) - start)
             return [], {}
         now_ns = self._clock.now_ns()
@@ -280,7 +273,7 @@ class L1Cache:
         """Make filled pages visible, unless events forbid it or somebody else was faster."""
         if not fresh:
             return 0
-        if not self._admissible(view):
+        if not self._admissible(chain, view):
             self._count_refused(RefuseReason.INVALIDATED, len(fresh))
             return 0
         now_ns = self._clock.now_ns()
@@ -315,13 +308,17 @@ class L1Cache:
             self._pool.release(page)
 
     def _drop_all(self) -> None:
-        """Hide every page at once; pinned ones keep their memory until they are released."""
         pages = self._index.clear()
         self._policy = TailFirstLru()
+        self._drop(pages)
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
         for page in pages:
+            if page in self._policy:
+                self._policy.remove(page)
             self._pool.release(page)
         self._counts["dropped_pages"] += len(pages)
-        self._counts["drops"] += bool(pages)
 
     def _pin_used(self, pages: Sequence[int]) -> None:
         now_ns = self._clock.now_ns()
@@ -348,21 +345,6 @@ class L1Cache:
 
     def _count_refused(self, reason: RefuseReason, pages: int) -> None:
         self._counts[f"refused_pages_{reason.name.lower()}"] += pages
-
-
-def _last_harmful_view(
-    events: Sequence[tuple[int, bytes, int, int, bytes]] | None, before_view: int, until_view: int
-) -> int:
-    """View of the last event in (before, until] that is not known to be harmless; 0 when there is none.
-
-    An overrun ring or a missing event counts as harmful up to `until_view` (invariant I6).
-    """
-    if events is None:
-        return until_view
-    relevant = [Event(*event) for event in events if before_view < event[0] <= until_view]
-    if [event.view for event in relevant] != list(range(before_view + 1, until_view + 1)):
-        return until_view
-    return max((event.view for event in relevant if event.kind != EventKind.NOTHING), default=0)
 
 
 def _device_pages(capacity: int, page_bytes: int, device: Any) -> PageMemory:

@@ -1,60 +1,106 @@
-"""Events: what a sidecar publishes to its workers, and what L1 asks of whoever follows them."""
+"""Events of the shared-memory ring: what a sidecar hid, as kind and payload that an L1 interprets on its own.
+
+An event says what to forget, never what to keep: whoever does not know a kind drops all (invariant I6).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
 
-from kv_types.ids import LifeId
+from kv_types.errors import InvalidArgumentError, ProtocolError
+from kv_types.ids import KEY_BYTES, NamespaceId, PageKey, namespace_id, page_key
+
+EVENT_PAYLOAD_BYTES_MAX = 432
+"""Payload bytes of one ring record; part of the shared-memory contract."""
+
+EVENT_PAGES_MAX = EVENT_PAYLOAD_BYTES_MAX // KEY_BYTES
+"""Page keys that one event can name."""
 
 
 class EventKind(IntEnum):
-    """What an event did. Numbers are part of the shared-memory contract and never reused.
+    """What an event selects. Numbers are part of the shared-memory contract and never reused."""
 
-    A reader that does not know a number takes the event for EVERYTHING (invariant I6).
-    """
-
-    NOTHING = 0
-    """The view advanced and no page became invalid."""
-    EVERYTHING = 1
-    """Every page became invalid."""
-
-
-class Event(NamedTuple):
-    """One record of the ring, as the native reader gives it."""
-
-    view: int
-    incarnation: bytes
-    revision: int
-    kind: int
-    payload: bytes
+    LOG_STARTED = 1
+    """A log incarnation begins; pages of any other incarnation are void. No payload."""
+    EVERYTHING = 2
+    """Every page. No payload."""
+    NAMESPACE = 3
+    """Every page of one namespace. Payload: its id, 32 bytes."""
+    PAGES = 4
+    """These pages and all that was computed on them. Payload: 1 to EVENT_PAGES_MAX keys of 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedView:
-    """A view and the sidecar's life that it counts in; views of different lives never compare (rule R16)."""
-
-    life: LifeId
-    view: int
+class LogStarted:
+    """A log incarnation begins: a holder drops every page that it has."""
 
 
-class ValiditySource(Protocol):
-    """The worker's window on its sidecar's header. Methods only read (or set one word of) shared memory."""
+@dataclass(frozen=True, slots=True)
+class EverythingHidden:
+    """Every page was hidden."""
 
-    def observe(self) -> ObservedView | None:
-        """Life and view now, or None while no sidecar is attached or its header is closed."""
-        ...
 
-    def freshness_ns(self) -> int:
-        """F: hits may be served while CLOCK_BOOTTIME is below it; 0 while no sidecar is attached."""
-        ...
+@dataclass(frozen=True, slots=True)
+class NamespaceHidden:
+    """Every page of `namespace` was hidden."""
 
-    def events_since(self, view: int) -> Sequence[tuple[int, bytes, int, int, bytes]] | None:
-        """Events after `view`, in the fields of Event; None when the ring was overrun."""
-        ...
+    namespace: NamespaceId
 
-    def set_applied_view(self, view: int) -> None:
-        """Tell the sidecar that L1 trusts no page that an event up to `view` selects."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class PagesHidden:
+    """The pages under `keys`, and whatever was computed on top of them, were hidden."""
+
+    keys: tuple[PageKey, ...]
+
+
+Event = LogStarted | EverythingHidden | NamespaceHidden | PagesHidden
+
+
+def encode_event(event: Event) -> tuple[EventKind, bytes]:
+    """Return the (kind, payload) of an event; raises InvalidArgumentError on no or too many pages."""
+    match event:
+        case LogStarted():
+            return EventKind.LOG_STARTED, b""
+        case EverythingHidden():
+            return EventKind.EVERYTHING, b""
+        case NamespaceHidden(namespace):
+            return EventKind.NAMESPACE, bytes(namespace)
+        case PagesHidden(keys):
+            if not 1 <= len(keys) <= EVENT_PAGES_MAX:
+                raise InvalidArgumentError(
+                    f"one event names 1–{EVENT_PAGES_MAX} pages, got {len(keys)}: split with pages_hidden()"
+                )
+            return EventKind.PAGES, b"".join(keys)
+
+
+def decode_event(kind: int, payload: bytes) -> Event:
+    """Read an event back; raises ProtocolError on a kind of no known meaning or a payload of the wrong size.
+
+    The right answer to a ProtocolError is to drop every page (invariant I6).
+    """
+    if kind == EventKind.LOG_STARTED and not payload:
+        return LogStarted()
+    if kind == EventKind.EVERYTHING and not payload:
+        return EverythingHidden()
+    if kind == EventKind.NAMESPACE and len(payload) == KEY_BYTES:
+        return NamespaceHidden(namespace_id(payload))
+    if (
+        kind == EventKind.PAGES
+        and 0 < len(payload) <= EVENT_PAYLOAD_BYTES_MAX
+        and not len(payload) % KEY_BYTES
+    ):
+        return PagesHidden(
+            tuple(page_key(payload[at : at + KEY_BYTES]) for at in range(0, len(payload), KEY_BYTES))
+        )
+    raise ProtocolError(f"event kind {kind} with {len(payload)} payload bytes has no known meaning")
+
+
+def pages_hidden(packed: bytes) -> Iterator[PagesHidden]:
+    """Split n × 32 key bytes into as many events as they need."""
+    step = EVENT_PAGES_MAX * KEY_BYTES
+    for begin in range(0, len(packed), step):
+        part = packed[begin : begin + step]
+        yield PagesHidden(tuple(page_key(part[at : at + KEY_BYTES]) for at in range(0, len(part), KEY_BYTES)))

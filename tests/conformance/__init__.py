@@ -1,1 +1,0 @@
-"""One suite an interface, run by every implementation of it."""

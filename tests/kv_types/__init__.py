@@ -1,1 +1,0 @@
-"""Tests of the vocabulary: identities, keys, masks, layouts, records."""
