@@ -161,7 +161,8 @@ class FakeArena:
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         if key not in self.parents:
             return None
-        return {"parent_key": self.parents[key] or b""}
+        parent = self.parents[key]
+        return {"entry": 1} if parent is None else {"entry": 1, "parent": parent}
 
 
 def test_pages_are_hidden_before_the_view_is_published_and_only_the_last_event_has_the_revision() -> None:
