@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from inference_worker.client import Client
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
+from inference_worker.client import Client
 from inference_worker.connectors.transformers import TransformersConnector
 from inference_worker.connectors.transformers_report import ReuseReport
 

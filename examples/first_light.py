@@ -97,7 +97,7 @@ class Demo:
     def start_sidecar(self) -> None:
         """Start `stratakv serve` and wait until it says that it serves."""
         self.runtime.mkdir(mode=0o700)
-        arguments = ["-m", "stratakv", "serve", "--runtime-dir", str(self.runtime), "--arena-bytes", ARENA]
+        arguments = ["-m", "stratakv", "serve", "--runtime-dir", str(self.runtime), "--arena-size", ARENA]
         self.sidecar = self.children.start("sidecar", arguments, listen=False)
         began = time.monotonic()
         with self.console.status("sidecar: committing its memory …"):

@@ -16,12 +16,12 @@ from cache_l1.cache import L1Cache
 from inference_worker.connectors.transformers_cache import PageCodec
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
-from kv_types.events import ObservedView
 from kv_types.ids import KEY_BYTES, NamespaceId
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, Miss, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import page_keys
+from kv_types.validity import ObservedView
 
 TokenIds = NDArray[np.uint32]
 
@@ -56,7 +56,10 @@ class PageReuse:
         self.codec = codec
         self.device = device
         self.l1 = L1Cache(
-            capacity_pages=max(1, l1_bytes // codec.page_bytes), page_bytes=codec.page_bytes, device=device
+            capacity_pages=max(1, l1_bytes // codec.page_bytes),
+            page_bytes=codec.page_bytes,
+            device=device,
+            namespace=namespace.id,
         )
 
     def begin(self, report: ReuseReport) -> ReuseCall:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kv_types.events import ValiditySource
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
+from kv_types.validity import ValiditySource
 
 
 class PageRequest(Protocol):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_types.events import EventKind, ObservedView
-from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, NamespaceId, Stamp
+from kv_types.events import EventKind
+from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, LogIncarnation, NamespaceId, Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import (
     KNOWN,
@@ -88,11 +88,15 @@ class FakeValidity:
     client: FakeClient
     applied: int = 0
 
-    def observe(self) -> ObservedView | None:
-        if not self.client.reachable:
-            return None
-        return ObservedView(self.client.sidecar.life, self.client.sidecar.view)
+    @property
+    def life(self) -> LifeId:
+        return self.client.sidecar.life if self.client.reachable else NO_LIFE
 
+    @property
+    def view(self) -> int:
+        return self.client.sidecar.view if self.client.reachable else 0
+
+    @property
     def freshness_ns(self) -> int:
         if not (self.client.reachable and self.client.sidecar.fresh):
             return 0
