@@ -28,8 +28,18 @@ class Arena:
     """Single-threaded writer: creates the three memory files, fills the index, evicts, publishes."""
 
     def __init__(
-        self, *, arena_bytes: int, segment_bytes: int, entries: int, rows: int, leases_per_row: int, ring_records: int,
-        life: bytes, index_hash_bits: int = 64, copy_kernel: int = 0, prefault: bool = True,
+        self,
+        *,
+        arena_bytes: int,
+        segment_bytes: int,
+        entries: int,
+        rows: int,
+        leases_per_row: int,
+        ring_records: int,
+        life: bytes,
+        index_hash_bits: int = 64,
+        copy_kernel: int = 0,
+        prefault: bool = True,
     ) -> None: ...
     @property
     def geometry(self) -> dict[str, int]: ...
@@ -56,8 +66,16 @@ class Arena:
     def reset_counts(self, row: int, counter: int) -> None: ...
     # pages
     def reserve(
-        self, *, row: int, namespace_slot: int, parent: bytes | None, keys: bytes, payload_bytes: int,
-        expiry_s: int, deadline_ns: int, now_ns: int,
+        self,
+        *,
+        row: int,
+        namespace_slot: int,
+        parent: bytes | None,
+        keys: bytes,
+        payload_bytes: int,
+        expiry_s: int,
+        deadline_ns: int,
+        now_ns: int,
     ) -> list[tuple[int, int, int, int]]:
         """One (status, reason, reservation, data_offset) a key; keys[0]'s parent is `parent` (None: a root page).
 
@@ -65,8 +83,16 @@ class Arena:
         chains to make room, never an ancestor. After the first refused page all later ones are refused.
         """
     def commit(
-        self, *, row: int, reservations: Sequence[int], incarnation: bytes, revision: int, producer: int,
-        computed_from_ms: int, computed_until_ms: int, now_ns: int,
+        self,
+        *,
+        row: int,
+        reservations: Sequence[int],
+        incarnation: bytes,
+        revision: int,
+        producer: int,
+        computed_from_ms: int,
+        computed_until_ms: int,
+        now_ns: int,
     ) -> list[tuple[int, int]]:
         """Publish in the given order (parents first); one (status, reason) each. Foreign or ended ids: REFUSED, EXPIRED."""
     def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
@@ -94,7 +120,15 @@ class Reader:
     """A client's mapping of the arena under one row. Thread-safe. Never used in a forked child (maps are DONTFORK)."""
 
     def __init__(
-        self, *, control_fd: int, clients_fd: int, data_fd: int, row: int, life: bytes, writable: bool, prefault: bool = True
+        self,
+        *,
+        control_fd: int,
+        clients_fd: int,
+        data_fd: int,
+        row: int,
+        life: bytes,
+        writable: bool,
+        prefault: bool = True,
     ) -> None:
         """Takes over the descriptors. Raises ValueError when the header is not of this layout and life."""
     @property
@@ -117,14 +151,31 @@ class Reader:
     def lease(self, counter: int, keys: Buffer, *, start: int = 0) -> Lease:
         """Find and pin. Counts a look-up: requested = all keys, L1 = start (they were served before), L2, miss(reason)."""
     def get(
-        self, counter: int, keys: Buffer, destinations: Sequence[Buffer] | Buffer, *, page_bytes: int, start: int = 0,
-        lease_ns: int = 5_000_000_000, kernel: int = -1,
+        self,
+        counter: int,
+        keys: Buffer,
+        destinations: Sequence[Buffer] | Buffer,
+        *,
+        page_bytes: int,
+        start: int = 0,
+        lease_ns: int = 5_000_000_000,
+        kernel: int = -1,
     ) -> tuple[int, int]:
         """Look up, copy out, check again: (pages, reason). Destinations: one writable contiguous buffer a key of
         keys[start:], or one for all of them; DLPack CPU tensors too. Without the GIL. Counts as `lease` does."""
+    def counts(self, counter: int) -> dict[str, int]:
+        """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
         """Account a look-up that never reached L2: all in L1, or a miss with `reason` for the rest."""
-    def fill(self, offsets: Sequence[int], sources: Sequence[Buffer] | Buffer, *, page_bytes: int, counter: int = 0, kernel: int = -1) -> None:
+    def fill(
+        self,
+        offsets: Sequence[int],
+        sources: Sequence[Buffer] | Buffer,
+        *,
+        page_bytes: int,
+        counter: int = 0,
+        kernel: int = -1,
+    ) -> None:
         """Copy pages into reserved places, without the GIL. Needs writable=True."""
     def slot(self, offset: int, size: int) -> Buffer:
         """A writable view of a reserved place, for writers that fill in place."""
@@ -150,4 +201,6 @@ class Lease:
     def __iter__(self) -> Iterator[memoryview]: ...
     def release(self) -> None: ...
     def __enter__(self) -> Lease: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,1 +1,1 @@
-"""Vocabulary that no tier may own: ids, namespaces, page keys, pad masks, layouts, records, outcomes, limits."""
+"""Vocabulary that no tier may own: ids, namespaces, page keys, pad masks, layouts, records, outcomes."""

@@ -1,4 +1,4 @@
-"""Errors: what callers did wrong or what could not be set up. Misses and refusals are outcomes, not errors."""
+"""Errors: what callers did wrong or what could not be set up. Misses and refusals are outcomes instead."""
 
 from __future__ import annotations
 
@@ -88,6 +88,18 @@ class CorruptRecordError(ProtocolError):
 
 
 class SidecarUnreachableError(StrataError):
-    """No sidecar answers at the endpoint. Data-path calls return a miss or refusal instead of raising this."""
+    """No sidecar answers at the endpoint. Data-path calls return a miss or refusal instead."""
 
     code = "unreachable"
+
+
+class DeadlineExceededError(StrataError):
+    """The deadline passed before the answer came. Data-path calls return a miss or refusal instead of raising this."""
+
+    code = "deadline"
+
+
+class OverloadedError(StrataError):
+    """The sidecar sheds load. Data-path calls return a miss or refusal instead of raising this."""
+
+    code = "overloaded"

@@ -24,6 +24,9 @@ KEY_BYTES = 32
 LIFE_BYTES = 16
 INCARNATION_BYTES = 16
 
+NO_LIFE = LifeId(bytes(LIFE_BYTES))
+"""Stands for the life while no header can be read; no sidecar's life, which is random."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

@@ -12,6 +12,14 @@ EXTRA_DIGEST_BYTES_MAX = 64
 # Names inside a namespace, in UTF-8 bytes
 NAME_BYTES_MAX = 1024
 NAMESPACE_BYTES_MAX = 16_384
+PARAMETERS_MAX = 64
+"""Parameters of one position configuration."""
+PARAMETER_NUMBERS_MAX = 512
+"""Numbers in one list-valued parameter."""
+LAYERS_MAX = 4096
+HEADS_MAX = 65_536
+HEAD_DIM_MAX = 65_536
+POSITION_OFFSET_MAX = 2**31 - 1
 
 # Records
 TAGS_PER_RECORD_MAX = 8
@@ -19,6 +27,16 @@ TAG_BYTES_MAX = 64
 LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
 RECORD_VARIABLE_BYTES_MAX = 4096
+
+# One client
+PREFETCHES_IN_FLIGHT_MAX = 64
+"""Prefetches that one client may have under way; more are dropped and counted."""
+REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
+"""What one lease over gRPC may bring into the worker's own memory."""
+REATTACH_S_DEFAULT = 30.0
+"""How often a client that was refused shared memory asks for it again."""
+FORK_WAIT_S_MAX = 1.0
+"""How long a fork may be held back until gRPC calls in flight have ended."""
 
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -34,6 +52,14 @@ NAMESPACES_PER_CLIENT_MAX = 32
 REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
 RING_RECORDS_MAX = 65_536
 
+# L1
+L1_MATCH_ATTEMPTS_MAX = 3
+"""Look-ups tried again because the view moved meanwhile; then the reason is RACED."""
+L1_EXPIRE_PAGES_MAX = 256
+"""Expired pages freed by one call, so that no look-up pays for a whole cache."""
+L1_TOMBSTONES_MAX = 4096
+"""Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
+
 # Messages and batches
 BATCH_PAGES_MAX = 1024
 """Pages of one reserve or commit over the attach connection."""
@@ -42,7 +68,12 @@ ATTACH_MESSAGE_BYTES_MAX = 128 * 1024
 ATTACH_QUEUE_MESSAGES_MAX = 64
 GRPC_CHUNK_BYTES = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+GRPC_CHUNK_BYTES_MIN = 4 * 1024
 GRPC_CONCURRENT_CALLS_MAX = 256
+GRPC_COMPRESSION_BYTES_MIN = 1024
+"""Answers up to this size are never compressed: it costs more than it saves."""
+METRICS_CONNECTIONS_MAX = 16
+METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -55,6 +86,9 @@ FRESHNESS_LEASE_S_DEFAULT = 3.0
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
+GRPC_IDLE_S_MAX = 30.0
+"""A streaming peer that moves no byte for so long is cut off, whatever its deadline."""
+METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"

@@ -236,6 +236,14 @@ class PyReader {
     return {result.pages, result.reason};
   }
 
+  nb::dict counts(std::uint32_t counter) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    const std::optional<CountsSnapshot> snapshot = reader->counts(counter);
+    if (!snapshot) throw std::runtime_error("the counters were rewritten at each of the bounded attempts to read them");
+    return give_counts(*snapshot);
+  }
+
   void count_outcome(std::uint32_t counter, std::uint64_t requested, std::uint64_t l1, std::uint32_t reason) const {
     const std::shared_ptr<Reader> reader = core();
     check_counter(counter);
@@ -347,6 +355,7 @@ void bind_reader(nb::module_& m) {
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
            nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1)
+      .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))
       .def("fill", &PyReader::fill, nb::arg("offsets"), nb::arg("sources"), nb::kw_only(), nb::arg("page_bytes"),

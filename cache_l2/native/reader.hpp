@@ -60,6 +60,8 @@ class Reader {
 
   void begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept;
   void account(std::uint32_t counter, const CountsDelta& delta) noexcept;
+  // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
+  std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
   std::uint32_t held() const { return slots_.held(); }
 
  private:

@@ -1,0 +1,82 @@
+# The project's commands. `make demo` and `make test` set up everything they need on a fresh machine that has
+# Python 3.11+, a C++17 compiler and make.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+VENV ?= .venv
+PYTHON ?= python3
+# Which torch to install; on a machine without a GPU name a CPU build here.
+TORCH ?= torch==2.13.0
+PYTEST_FLAGS ?=
+SANITIZE_SECONDS ?= 20
+
+BIN := $(VENV)/bin
+PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
+NATIVE := CMakeLists.txt $(wildcard cache_l2/native/*.cpp cache_l2/native/*.hpp)
+
+.PHONY: help demo test check lint types contracts gen gen-check bench sanitize native clean
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an extra: the set-up runs again when its inputs change, and not otherwise.
+$(VENV)/.demo: pyproject.toml $(NATIVE) | $(BIN)/python
+	@echo "Setting up $(VENV): torch, transformers and the native core (a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.demo ## See a real model skip most of a prefill
+	$(BIN)/python examples/first_light.py $(DEMO_FLAGS)
+
+test: $(VENV)/.test ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: lint types contracts gen-check ## Lint, types, import contracts, generated files
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy $(PACKAGES) tests examples
+
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+gen: $(VENV)/.dev ## Regenerate what is generated from the proto and the settings
+	$(BIN)/python -m kv_wire.generate
+	$(BIN)/python docs/generate_api.py
+	$(BIN)/python docs/generate_configuration.py
+
+gen-check: $(VENV)/.dev
+	$(BIN)/python -m kv_wire.generate --check
+	$(BIN)/python docs/generate_api.py --check
+	$(BIN)/python docs/generate_configuration.py --check
+
+bench: $(VENV)/.demo ## Measure, and regenerate docs/benchmarks.md
+	$(BIN)/python -m benchmarks.report
+
+sanitize: ## Stress the native core under ThreadSanitizer and AddressSanitizer
+	tests/native/run.sh thread $(SANITIZE_SECONDS)
+	tests/native/run.sh address $(SANITIZE_SECONDS)
+
+native: | $(BIN)/python ## Rebuild the native core into the tree (the quick inner loop)
+	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build build/dev
+	cp build/dev/_native*.so cache_l2/
+
+clean: ## Remove what was built, not the environment
+	rm -rf build demo-output cache_l2/_native*.so
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,48 @@
+"""The yardstick: plain copies by numpy and by the C library, cold on both sides and into a warm destination."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from benchmarks.timing import Scenario
+from benchmarks.workload import ColdBuffers
+
+
+def plain_copies(batch_bytes: int, *, ring_bytes: int) -> list[Scenario]:
+    """np.copyto and memcpy of `batch_bytes`.
+
+    `…_cold` copies from cold source to cold destination, `…_warm` from a cold source into a warm destination.
+    """
+    sources = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes)
+    destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes)
+    warm = np.ones(batch_bytes, dtype=np.uint8)
+
+    def copyto(number: int) -> None:
+        np.copyto(destinations.batch(number), sources.batch(number))
+
+    def memcpy(number: int) -> None:
+        # half a ring away from what copyto reads in the same round
+        shifted = number + len_half
+        ctypes.memmove(
+            destinations.batch(shifted).ctypes.data, sources.batch(shifted).ctypes.data, batch_bytes
+        )
+
+    def copyto_warm(number: int) -> None:
+        np.copyto(warm, sources.batch(number + len_quarter))
+
+    def memcpy_warm(number: int) -> None:
+        ctypes.memmove(warm.ctypes.data, sources.batch(number + 3 * len_quarter).ctypes.data, batch_bytes)
+
+    def warm_up(_: int) -> None:
+        warm[:] = 1
+
+    count = sources.count
+    len_half, len_quarter = max(1, count // 2), max(1, count // 4)
+    return [
+        Scenario("copyto_cold", copyto),
+        Scenario("memcpy_cold", memcpy),
+        Scenario("copyto_warm", copyto_warm, prepare=warm_up),
+        Scenario("memcpy_warm", memcpy_warm, prepare=warm_up),
+    ]

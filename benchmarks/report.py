@@ -1,0 +1,115 @@
+"""Regenerates docs/benchmarks.md and its plots from one run of `stratakv bench local` (`make bench`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from benchmarks import local
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BUDGETS: tuple[tuple[str, str, str, float], ...] = (
+    ("match_lease_release_us_p50", "match + lease + release of one resident page", "µs", 1.5),
+    ("match_512_us_p50", "match of a 512-page prefix, all resident, keys given", "µs", 25.0),
+    ("key_512_pages_ms_p50", "512 chained keys of 64 tokens", "ms", 0.6),
+    ("get_1MiB_x_copy", "get of one 1 MiB page, cold", "× copy", 1.10),
+    ("get_1MiB_warm_x_copy", "get of one 1 MiB page, warm destination", "× copy", 1.10),
+    ("get_32x1MiB_x_copy", "get of 32 × 1 MiB, cold", "× copy", 1.03),
+    ("get_32x1MiB_warm_x_copy", "get of 32 × 1 MiB, warm destination", "× copy", 1.03),
+    ("put_1MiB_x_copy", "put of one 1 MiB page", "× copy", 1.35),
+    ("put_32x1MiB_x_copy", "put of 32 × 1 MiB", "× copy", 1.08),
+    ("grpc_get_1MiB_x_empty", "remote Get of 1 MiB over gRPC", "× empty call", 4.0),
+)
+
+
+def document(results: local.Results) -> str:
+    """The whole page as Markdown."""
+    machine = results.machine
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`; edit `benchmarks/`, not this page. Every figure is from one run on one machine,",
+        "interleaved with plain copies; ratios travel to other machines, microseconds do not. *Cold*: source and",
+        "destination were not touched for 256 MiB of other copies. *Warm destination*: it was just written. A ratio is",
+        "the median over rounds of ours ÷ the better of `np.copyto` and `memcpy` in the same round.",
+        "",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}.",
+        "",
+        "## Budgets",
+        "",
+        "| what | measured | budget | |",
+        "|---|---:|---:|---|",
+    ]
+    for key, what, unit, budget in BUDGETS:
+        value = results.keys[key]
+        lines.append(
+            f"| {what} (`{key}`) | {value:.2f} {unit} | {budget:g} | {'met' if value <= budget else '**missed**'} |"
+        )
+    keys = results.keys
+    lines += [
+        "",
+        f"Two clients at once reach {keys['two_clients_x_one']:.2f} × the throughput of one; two plain copies reach "
+        f"{keys['two_copies_x_one']:.2f} × of one.",
+        "",
+        "![Time of get and put against a plain copy](benchmarks-copies.png)",
+        "",
+        "## Get and put by size and batch",
+        "",
+        "| verb | pages | destination | p50 µs | p99 µs | copy p50 µs | × copy |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    lines += [_row(row) for row in results.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    times = f"{row['p50_us']:.0f} | {row['p99_us']:.0f} | {row['copy_p50_us']:.0f} | {row['x_copy']:.2f}"
+    return f"| {row['verb']} | {row['pages']} × {row['size']} | {row['destination']} | {times} |"
+
+
+def plot(results: local.Results, path: Path) -> None:
+    """Ratios to a plain copy by page size, one panel a batch size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(local.BATCHES), figsize=(12, 4), sharey=True, constrained_layout=True
+    )
+    kinds = (("get", "cold", "o-"), ("get", "warm", "s--"), ("put", "cold", "^-"))
+    for panel, pages in zip(panels, local.BATCHES, strict=True):
+        for verb, destination, style in kinds:
+            rows = [
+                r
+                for r in results.rows
+                if (r["verb"], r["destination"], r["pages"]) == (verb, destination, pages)
+            ]
+            panel.plot(
+                [r["size"] for r in rows], [r["x_copy"] for r in rows], style, label=f"{verb}, {destination}"
+            )
+        panel.axhline(1.0, color="black", linewidth=0.8)
+        panel.set_title(f"{pages} page{'s' if pages > 1 else ''} a call")
+        panel.set_xlabel("page size")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("time ÷ plain copy of the same run")
+    panels[0].legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(rounds: int = 120) -> None:
+    """Measure, then write docs/benchmarks.md and docs/benchmarks-copies.png."""
+    console = Console(stderr=True)
+    results = local.run(rounds=rounds, console=console)
+    plot(results, DOCS / "benchmarks-copies.png")
+    (DOCS / "benchmarks.md").write_text(document(results))
+    console.print(local.table(results))
+    console.print(f"written: {DOCS / 'benchmarks.md'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,69 @@
+"""What the measurements move: a namespace with pages of a wanted size, random chains, and cold buffers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_types.namespace import AttentionKind, Geometry, KvDtype, Namespace, Rope, Weights
+from kv_types.page_keys import page_keys
+
+PAGE_TOKENS = 64
+LAYER_BYTES = 2 * PAGE_TOKENS * 64 * 2
+"""Key and value of one layer: one head of 64 fp16 numbers a token."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def namespace_of(page_bytes: int) -> Namespace:
+    """A namespace whose pages have exactly `page_bytes` (a multiple of 16 KiB)."""
+    layers, rest = divmod(page_bytes, LAYER_BYTES)
+    if rest or not layers:
+        raise ValueError(f"page_bytes must be a multiple of {LAYER_BYTES}; got {page_bytes}")
+    return Namespace(
+        model=f"bench-{page_bytes}",
+        weights=Weights(digest=hashlib.blake2b(b"bench", digest_size=32).digest()),
+        adapter=None,
+        kv_dtype=KvDtype.FP16,
+        quantisation=None,
+        geometry=Geometry(
+            attention=AttentionKind.GQA, layers_total=layers, layer_begin=0, layer_end=layers,
+            kv_heads_total=1, head_begin=0, head_end=1, head_dim=64,
+        ),
+        rope=Rope(kind="default", theta=10_000.0),
+        page_tokens=PAGE_TOKENS,
+    )  # fmt: skip
+
+
+@dataclass
+class Chains:
+    """Fresh random chains, reproducible from a seed."""
+
+    namespace: Namespace
+    seed: int = 7
+
+    def __post_init__(self) -> None:
+        """Start the generator."""
+        self._random = np.random.default_rng(self.seed)
+
+    def draw(self, pages: int) -> bytes:
+        """The packed keys of a chain that nobody has seen before."""
+        tokens = self._random.integers(0, 150_000, pages * PAGE_TOKENS, dtype=np.uint32)
+        return page_keys(self.namespace.id, tokens, page_tokens=PAGE_TOKENS)
+
+
+class ColdBuffers:
+    """A ring of prefaulted batches, larger than the last-level cache, so that each use finds cold memory."""
+
+    def __init__(self, *, batch_bytes: int, ring_bytes: int) -> None:
+        count = max(2, ring_bytes // batch_bytes)
+        self._memory: Bytes = np.ones((count, batch_bytes), dtype=np.uint8)
+        self.count = count
+
+    def batch(self, number: int) -> Bytes:
+        """The batch of round `number`: uint8 [batch_bytes]."""
+        row: Bytes = self._memory[number % len(self._memory)]
+        return row

@@ -1,0 +1,354 @@
+"""L1Cache: bounded pages in a worker's own memory, served only while the sidecar's view vouches for them.
+
+Every look-up follows rule R16: load freshness, then the view; forget what the events up to it select, or everything
+when they cannot be told; collect; check the clock against freshness; look at the view again. Inserts are checked,
+before and after the copy, against the view that the request observed before it reused anything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from cache_l1.follower import ViewFollower
+from cache_l1.pool import PagePool
+from cache_l1.prefix_index import PrefixIndex
+from kv_policy.eviction import TailFirstLru
+from kv_types.clock import BoottimeClock, Clock
+from kv_types.errors import BufferMismatchError, InvalidArgumentError
+from kv_types.ids import NamespaceId, PageKey
+from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
+from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.page_keys import Keys, pack_keys, unpack_keys
+from kv_types.validity import ObservedView, ValiditySource
+
+__all__ = ["L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
+
+
+_COUNTERS = (
+    "requested_pages",
+    "hit_pages",
+    "inserted_pages",
+    "known_pages",
+    "evicted_pages",
+    "expired_pages",
+    "dropped_pages",
+)
+
+
+class PageMemory(Protocol):
+    """Where the bytes are; `cache_l1.device_pages.DevicePages` is one."""
+
+    @property
+    def capacity(self) -> int:
+        """Pages in all."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        ...
+
+    def write(self, page: int, source: Any) -> None:
+        """Fill a page. Raises BufferMismatchError."""
+        ...
+
+    def read(self, page: int, destination: Any) -> None:
+        """Copy a page out. Raises BufferMismatchError."""
+        ...
+
+
+class L1Cache:
+    """Pages by key, least recently used tails first. Thread-safe: one lock, not held while bytes move."""
+
+    def __init__(
+        self,
+        *,
+        capacity_pages: int,
+        page_bytes: int,
+        device: Any = "cpu",
+        namespace: NamespaceId | None = None,
+        memory: PageMemory | None = None,
+        clock: Clock | None = None,
+        ttl_ns: int | None = None,
+    ) -> None:
+        """`namespace`: that of all its pages, so that what hides others leaves it alone; None: unknown or several.
+
+        `memory` None: a torch tensor on `device`. `clock` must be the one that freshness is told in.
+        Raises InvalidArgumentError.
+        """
+        self._pool = PagePool(capacity_pages)
+        self._memory = _device_pages(capacity_pages, page_bytes, device) if memory is None else memory
+        if (self._memory.capacity, self._memory.page_bytes) != (capacity_pages, page_bytes):
+            raise InvalidArgumentError(
+                f"the memory has {self._memory.capacity} pages of {self._memory.page_bytes} bytes; "
+                f"{capacity_pages} of {page_bytes} are asked for"
+            )
+        if ttl_ns is not None and ttl_ns <= 0:
+            raise InvalidArgumentError(f"a time to live must be positive; got {ttl_ns} ns")
+        self._clock = BoottimeClock() if clock is None else clock
+        self._ttl_ns = ttl_ns
+        self._lock = threading.Lock()
+        self._index = PrefixIndex()
+        self._policy = TailFirstLru()
+        self._pins: Counter[int] = Counter()
+        self._namespace = namespace
+        self._follower: ViewFollower | None = None
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
+
+    def synchronise(self, source: ValiditySource) -> None:
+        """Follow this source from now on (a new one drops everything) and apply what it has published."""
+        with self._lock:
+            if self._follower is None or source is not self._follower.source:
+                self._follower = ViewFollower(source, namespace=self._namespace)
+            self._follow()
+
+    def observe(self) -> ObservedView | None:
+        """The view to load before a request reuses anything and to give to `insert`; None: insert nothing."""
+        with self._lock:
+            return self._follow()
+
+    def match(self, keys: Keys) -> list[int]:
+        """Page numbers of the longest valid prefix, pinned until `release`. Counts a look-up.
+
+        Raises InvalidIdentifierError, LimitExceededError.
+        """
+        chain = unpack_keys(pack_keys(keys))
+        with self._lock:
+            pages, reason = self._collect(chain)
+            self._pin_used(pages)
+            self._counts["requested_pages"] += len(chain)
+            self._counts["hit_pages"] += len(pages)
+            if len(pages) < len(chain):
+                self._counts[f"missed_pages_{reason.name.lower()}"] += len(chain) - len(pages)
+            return pages
+
+    def read(self, pages: Sequence[int], destinations: Sequence[Any]) -> None:
+        """Copy pinned pages out, one destination (tensor or writable buffer of page_bytes) a page.
+
+        Raises InvalidArgumentError when a page is not pinned, BufferMismatchError.
+        """
+        if len(pages) != len(destinations):
+            raise BufferMismatchError(
+                f"{len(destinations)} destinations for {len(pages)} pages; give one a page"
+            )
+        with self._lock:
+            for page in pages:
+                self._check_pinned(page, 1)
+        for page, destination in zip(pages, destinations, strict=True):
+            self._memory.read(page, destination)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """End one pin of each page. Raises InvalidArgumentError, and releases nothing, when one has none."""
+        with self._lock:
+            for page, count in Counter(pages).items():
+                self._check_pinned(page, count)
+            for page in pages:
+                self._unpin(page)
+
+    def insert(self, keys: Keys, start: int, sources: Sequence[Any], *, view: ObservedView | None) -> int:
+        """Keep pages `keys[start:]` (one source of page_bytes a page); returns how many were added.
+
+        `view` is what `observe` gave before the request reused anything; nothing is kept when an event since
+        then may select a page of the chain, or when keys[:start] are not all here. When there is no room, the
+        front of the chain is kept. Raises InvalidIdentifierError, LimitExceededError, InvalidArgumentError,
+        BufferMismatchError.
+        """
+        chain = unpack_keys(pack_keys(keys))
+        if not 0 <= start <= len(chain) or len(sources) != len(chain) - start:
+            raise InvalidArgumentError(
+                f"{len(sources)} sources for pages {start} to {len(chain)} of the chain; give one a page"
+            )
+        with self._lock:
+            held, fresh = self._make_room(chain, start, view)
+        added = 0
+        try:
+            for index in sorted(fresh):
+                self._memory.write(fresh[index], sources[index - start])
+            with self._lock:
+                added = self._publish(chain, fresh, view)
+        finally:
+            with self._lock:
+                for page in (*held, *fresh.values()):
+                    self._unpin(page)
+        return added
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters and gauges by name.
+
+        requested_pages = hit_pages + the sum of missed_pages_<reason>; refused_pages_<reason> are of inserts.
+        """
+        with self._lock:
+            gauges = {
+                "capacity_pages": self._pool.capacity,
+                "resident_pages": len(self._index),
+                "pinned_pages": len(self._pins),
+                "free_pages": self._pool.free_pages,
+            }
+            return {**self._counts, **gauges}
+
+    def _collect(self, chain: Sequence[PageKey]) -> tuple[list[int], MissReason]:
+        follower = self._follower
+        if follower is None:
+            return [], MissReason.UNREACHABLE
+        for _ in range(L1_MATCH_ATTEMPTS_MAX):
+            life = follower.source.life
+            freshness_ns = follower.source.freshness_ns
+            observed = self._follow()
+            if observed is None:
+                return [], MissReason.UNREACHABLE
+            now_ns = self._clock.now_ns()
+            self._expire(now_ns)
+            pages, reason = self._living(self._index.longest_prefix(chain), now_ns)
+            fresh = self._clock.now_ns() < freshness_ns
+            if observed.life == life and follower.look() == observed:
+                return (pages, reason) if fresh else ([], MissReason.STALE)
+        return [], MissReason.RACED
+
+    def _living(self, pages: list[int], now_ns: int) -> tuple[list[int], MissReason]:
+        """The pages before the first whose time has passed: while pinned it stays here, but it is not served."""
+        for index, page in enumerate(pages):
+            if self._policy.expired(page, now_ns):
+                return pages[:index], MissReason.EXPIRED
+        return pages, MissReason.ABSENT
+
+    def _follow(self) -> ObservedView | None:
+        """Forget what was hidden since the last call; the view up to which the pages left are vouched for."""
+        if self._follower is None:
+            return None
+        verdict = self._follower.follow()
+        if verdict.everything:
+            self._drop_all()
+        for key in verdict.pages:
+            self._drop(self._index.remove_subtree(key))
+        if verdict.observed is not None:
+            self._follower.confirm(verdict.observed)
+        return verdict.observed
+
+    def _admissible(self, chain: Sequence[PageKey], view: ObservedView | None) -> bool:
+        if self._follower is None or self._follow() is None:
+            return False
+        return self._follower.admits(chain, view)
+
+    def _make_room(
+        self, chain: Sequence[PageKey], start: int, view: ObservedView | None
+    ) -> tuple[list[int], dict[int, int]]:
+        """Pin what is here of the chain and allocate the rest: (pinned pages, chain index → new page)."""
+        if not self._admissible(chain, view):
+            self._count_refused(RefuseReason.INVALIDATED, len(chain) - start)
+            return [], {}
+        now_ns = self._clock.now_ns()
+        self._expire(now_ns, count_max=self._pool.capacity)
+        here, reason = self._living(self._index.longest_prefix(chain), now_ns)
+        if len(here) < start:
+            self._count_refused(RefuseReason.PARENT_ABSENT, len(chain) - start)
+            return [], {}
+        if reason is MissReason.EXPIRED:  # still read by somebody, so that its place cannot be taken yet
+            self._count_refused(RefuseReason.BUSY, len(chain) - len(here))
+            return [], {}
+        self._counts["known_pages"] += len(here) - start
+        self._pin_used(here)
+        fresh: dict[int, int] = {}
+        for index in range(len(here), len(chain)):
+            page_or_none = self._allocate()
+            if page_or_none is None:
+                self._count_refused(RefuseReason.FULL, len(chain) - index)
+                break
+            fresh[index] = page_or_none
+            self._pins[page_or_none] += 1
+        return here, fresh
+
+    def _allocate(self) -> int | None:
+        page = self._pool.allocate()
+        if page is None:
+            victims = self._policy.evict(1)
+            self._forget(victims)
+            self._counts["evicted_pages"] += len(victims)
+            page = self._pool.allocate()
+        return page
+
+    def _publish(self, chain: Sequence[PageKey], fresh: Mapping[int, int], view: ObservedView | None) -> int:
+        """Make filled pages visible, unless events forbid it or somebody else was faster."""
+        if not fresh:
+            return 0
+        if not self._admissible(chain, view):
+            self._count_refused(RefuseReason.INVALIDATED, len(fresh))
+            return 0
+        now_ns = self._clock.now_ns()
+        expires_ns = None if self._ttl_ns is None else now_ns + self._ttl_ns
+        added = 0
+        for index in sorted(fresh):
+            key, parent = chain[index], chain[index - 1] if index else None
+            if key in self._index:
+                self._counts["known_pages"] += 1
+                continue
+            parent_page = None if parent is None else self._index.find(parent)
+            if parent is not None and parent_page is None:
+                self._count_refused(RefuseReason.PARENT_ABSENT, len(fresh) - added)
+                break
+            page = fresh[index]
+            self._index.insert(key, page, parent=parent)
+            self._policy.insert(page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns)
+            self._policy.hold(page)
+            self._pool.acquire(page)
+            added += 1
+        self._counts["inserted_pages"] += added
+        return added
+
+    def _expire(self, now_ns: int, *, count_max: int = L1_EXPIRE_PAGES_MAX) -> None:
+        victims = self._policy.expire(now_ns, count_max=count_max)
+        self._forget(victims)
+        self._counts["expired_pages"] += len(victims)
+
+    def _forget(self, victims: Sequence[int]) -> None:
+        for page in victims:
+            self._index.remove_page(page)
+            self._pool.release(page)
+
+    def _drop_all(self) -> None:
+        pages = self._index.clear()
+        self._policy = TailFirstLru()
+        self._drop(pages)
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
+        for page in pages:
+            if page in self._policy:
+                self._policy.remove(page)
+            self._pool.release(page)
+        self._counts["dropped_pages"] += len(pages)
+
+    def _pin_used(self, pages: Sequence[int]) -> None:
+        now_ns = self._clock.now_ns()
+        for page in pages:
+            self._pool.acquire(page)
+            self._policy.hold(page)
+            self._policy.touch(page, now_ns)
+            self._pins[page] += 1
+
+    def _unpin(self, page: int) -> None:
+        self._pins[page] -= 1
+        if not self._pins[page]:
+            del self._pins[page]
+        # a dropped page is in no policy any more, and its number is not used again before its last pin ends
+        if page in self._policy:
+            self._policy.release(page)
+        self._pool.release(page)
+
+    def _check_pinned(self, page: int, count: int) -> None:
+        if self._pins.get(page, 0) < count:
+            raise InvalidArgumentError(
+                f"page {page} has {self._pins.get(page, 0)} pins, {count} are needed: it was released already"
+            )
+
+    def _count_refused(self, reason: RefuseReason, pages: int) -> None:
+        self._counts[f"refused_pages_{reason.name.lower()}"] += pages
+
+
+def _device_pages(capacity: int, page_bytes: int, device: Any) -> PageMemory:
+    # here and not above: whoever brings another memory needs no torch
+    from cache_l1.device_pages import DevicePages  # noqa: PLC0415
+
+    return DevicePages(capacity=capacity, page_bytes=page_bytes, device=device)

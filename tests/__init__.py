@@ -1,0 +1,1 @@
+"""Tests of every package, the conformance suites and their support."""

@@ -1,0 +1,15 @@
+"""Waiting for another process or thread without sleeping blindly: poll until true, fail with a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(predicate: Callable[[], bool], *, timeout_s: float = 10.0, what: str = "condition") -> None:
+    """Poll `predicate` every 5 ms; raises AssertionError naming `what` when `timeout_s` passes first."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {timeout_s} s")
+        time.sleep(0.005)
