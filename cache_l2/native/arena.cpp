@@ -48,6 +48,7 @@ Arena::Arena(const ArenaSettings& settings)
   control_file_ = create_memory_file("stratakv-control", g.control_bytes);
   clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
   data_file_ = create_memory_file("stratakv-data", g.data_bytes);
+  data_file_.forbid_reopening_for_writing();
   control_ = std::make_unique<Mapping>(control_file_.get(), g.control_bytes, true, settings.prefault);
   clients_ = std::make_unique<Mapping>(clients_file_.get(), g.clients_bytes, true, settings.prefault);
   seal_memory_file(control_file_, true);

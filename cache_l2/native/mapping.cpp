@@ -72,6 +72,10 @@ Descriptor Descriptor::reopen_read_only() const {
   return Descriptor(fd);
 }
 
+void Descriptor::forbid_reopening_for_writing() const {
+  if (fchmod(fd_, S_IRUSR) != 0) fail("cannot make a memory file read-only for those who reopen it");
+}
+
 void require_memory(std::uint64_t bytes) {
   std::ifstream meminfo("/proc/meminfo");
   std::string name;

@@ -30,6 +30,8 @@ class Descriptor {
   int release() noexcept { return std::exchange(fd_, -1); }
   Descriptor duplicate() const;
   Descriptor reopen_read_only() const;
+  // So that a read-only descriptor stays one: /proc/self/fd would give its holder another. Existing ones keep writing.
+  void forbid_reopening_for_writing() const;
 
  private:
   int fd_ = -1;

@@ -56,7 +56,9 @@ def test_the_table_of_entries_evicts_across_sizes() -> None:
     world.put(small)
     world.put(large, page_bytes=8192)
     assert world.put(chain("new", 3)) == [STORED] * 3
-    assert (world.resident(small), world.resident(large)) == (7, 10), "the oldest leaves go, whatever their size"
+    assert (world.resident(small), world.resident(large)) == (7, 10), (
+        "the oldest leaves go, whatever their size"
+    )
     world.arena.check_invariants()
 
 
@@ -189,7 +191,9 @@ class EvictionMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = NativeArena(slots=SLOTS, page_bytes=BIG, segment_bytes=SEGMENT, entries=64, leases_per_row=64)
+        self.world = NativeArena(
+            slots=SLOTS, page_bytes=BIG, segment_bytes=SEGMENT, entries=64, leases_per_row=64
+        )
         self.model = NaiveStore(SLOTS)
         self.leases: dict[int, tuple[Lease, list[bytes]]] = {}
         self.number = 0

@@ -28,7 +28,12 @@ def test_views_show_the_pages_and_end_with_the_lease() -> None:
     keys = chain("a", 5)
     world.put(keys)
     with world.reader.lease(0, b"".join(keys)) as lease:
-        assert (lease.pages, lease.reason, len(lease), lease.view) == (5, MissReason.NONE, 5, world.arena.view)
+        assert (lease.pages, lease.reason, len(lease), lease.view) == (
+            5,
+            MissReason.NONE,
+            5,
+            world.arena.view,
+        )
         views = list(lease)
         assert [bytes(view) for view in views] == [payload(key) for key in keys]
         assert all(view.readonly and view.nbytes == PAGE for view in views)
@@ -124,7 +129,9 @@ def test_c32_a_store_full_of_leased_pages_says_full() -> None:
     leases[100].release()
     assert world.put(new) == [STORED, FULL]
     assert world.resident(singles[100]) == 0
-    assert all(bytes(lease[0]) == payload(one[0]) for lease, one in list(zip(leases, singles, strict=True))[:100])
+    assert all(
+        bytes(lease[0]) == payload(one[0]) for lease, one in list(zip(leases, singles, strict=True))[:100]
+    )
     for lease in leases:
         lease.release()
     assert world.put(new[1:], parent=new[0]) == [STORED]
@@ -171,7 +178,10 @@ def test_c30_a_copy_that_outlasts_its_lease_serves_nothing() -> None:
     world.put(keys)
     destination = bytearray(200 * PAGE)
     packed = b"".join(keys)
-    assert world.reader.get(0, packed, destination, page_bytes=PAGE, lease_ns=1) == (0, MissReason.LEASE_EXPIRED)
+    assert world.reader.get(0, packed, destination, page_bytes=PAGE, lease_ns=1) == (
+        0,
+        MissReason.LEASE_EXPIRED,
+    )
     assert world.reader.get(0, packed, destination, page_bytes=PAGE) == (200, MissReason.NONE)
     counts = world.counts()
     assert (counts["l2"], counts["miss_5"], counts["bytes_read"]) == (200, 200, 200 * PAGE)

@@ -143,9 +143,10 @@ def test_a_late_commit_is_refused_and_its_slot_reused_only_afterwards() -> None:
     places = {world.reserve(one)[0].offset for one in others[:100]}
     assert not places & {answer.offset for answer in answers}
     assert world.put(keys) == [STORED] * 2
-    assert world.commit([answer.reservation for answer in answers], now=now + 300) == [
-        refused(RefuseReason.EXPIRED)
-    ] * 2
+    assert (
+        world.commit([answer.reservation for answer in answers], now=now + 300)
+        == [refused(RefuseReason.EXPIRED)] * 2
+    )
     assert world.arena.statistics()["entries_quarantined"] == 0
     assert world.commit([answers[0].reservation]) == [refused(RefuseReason.EXPIRED)], "ended ids stay ended"
     assert world.resident(keys) == 2

@@ -135,9 +135,7 @@ class NativeArena:
     ) -> list[tuple[int, int]]:
         """Reserve, fill with `payload` and commit; the outcome of every page."""
         size = page_bytes or self.page_bytes
-        answers = self.reserve(
-            keys, parent=parent, namespace=namespace, page_bytes=size, expiry_s=expiry_s
-        )
+        answers = self.reserve(keys, parent=parent, namespace=namespace, page_bytes=size, expiry_s=expiry_s)
         taken = [(key, answer) for key, answer in zip(keys, answers, strict=True) if answer.status == 0]
         self.reader.fill(
             [answer.offset for _, answer in taken],
@@ -145,7 +143,9 @@ class NativeArena:
             page_bytes=size,
         )
         committed = iter(self.commit([answer.reservation for _, answer in taken]))
-        return [next(committed) if answer.status == 0 else (answer.status, answer.reason) for answer in answers]
+        return [
+            next(committed) if answer.status == 0 else (answer.status, answer.reason) for answer in answers
+        ]
 
     def resident(self, keys: Sequence[bytes]) -> int:
         """Pages of the chain that a look-up finds."""
