@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 
@@ -79,6 +80,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t
   view_.access[entry].last.store(0, std::memory_order_relaxed);
   view_.access[entry].previous.store(0, std::memory_order_relaxed);
   const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed) + 1;
+  pause_here();  // written, not published
   shared.generation.store(generation, std::memory_order_release);
 
   unlink_reservation(entry);

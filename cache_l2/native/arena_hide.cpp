@@ -4,6 +4,7 @@
 #include "arena_leases.hpp"
 #include "clock.hpp"
 #include "fences.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 namespace {
@@ -123,6 +124,7 @@ void Arena::free_entry(std::uint32_t entry) {
 // Frees every hidden page that no live lease names.
 void Arena::reclaim() {
   if (waiting_.empty()) return;
+  pause_here();  // hidden, leases not scanned
   fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)
   scan_leases();
   std::size_t kept = 0;
