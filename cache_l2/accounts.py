@@ -1,0 +1,129 @@
+"""Accounts of look-ups: pages requested, served a tier and missed by reason, exact over living and ended clients (I7)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from cache_l2.namespaces import NamespaceRecord
+from kv_types.errors import LimitExceededError
+from kv_types.ids import NamespaceId
+from kv_types.limits import NAMESPACES_PER_CLIENT_MAX
+from kv_types.outcomes import MissReason
+
+
+class RowCounts(Protocol):
+    """What the accounts need of the arena."""
+
+    def row_counts(self, row: int, counter: int) -> dict[str, int]:
+        """One consistent copy of a row's counters."""
+        ...
+
+    def reset_counts(self, row: int, counter: int) -> None:
+        """Set a row's counters to zero."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCounts:
+    """Pages unless the name says otherwise. requested = l1 + l2 + l3 + sum(missed) whenever no look-up is under way."""
+
+    requested: int = 0
+    l1: int = 0
+    l2: int = 0
+    l3: int = 0
+    missed: tuple[int, ...] = (0,) * len(MissReason)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    collisions: int = 0
+    look_ups: int = 0
+
+    def __add__(self, other: NamespaceCounts) -> NamespaceCounts:
+        missed = tuple(a + b for a, b in zip(self.missed, other.missed, strict=True))
+        plain = (field.name for field in fields(self) if field.name != "missed")
+        return NamespaceCounts(
+            missed=missed, **{name: getattr(self, name) + getattr(other, name) for name in plain}
+        )
+
+    def missed_by_reason(self) -> dict[MissReason, int]:
+        """Pages missed a reason, reasons that never occurred left out."""
+        return {reason: self.missed[reason] for reason in MissReason if self.missed[reason]}
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every requested page is accounted for."""
+        return self.requested == self.l1 + self.l2 + self.l3 + sum(self.missed)
+
+
+class Accounts:
+    """Which counter of which row counts for which namespace, and the sums of rows and counters that have ended."""
+
+    def __init__(self, arena: RowCounts, *, counters_per_row: int = NAMESPACES_PER_CLIENT_MAX) -> None:
+        self._arena = arena
+        self._counters_per_row = counters_per_row
+        self._bound: dict[int, OrderedDict[NamespaceId, int]] = {}
+        self._ended: dict[NamespaceId, NamespaceCounts] = {}
+
+    def open_row(self, row: int) -> None:
+        """A cleared row begins."""
+        self._bound[row] = OrderedDict()
+
+    def bind(self, row: int, record: NamespaceRecord, *, recycle: bool = False) -> int:
+        """Return the counter of a namespace in a row, the same one each time.
+
+        `recycle` takes the counter of the namespace not used for longest once all are taken; only the owner of the
+        row may ask for it, since it must not hold on to a counter. Raises LimitExceededError.
+        """
+        bound = self._bound[row]
+        counter = bound.get(record.id)
+        if counter is None:
+            counter = self._free_counter(row, recycle=recycle)
+            bound[record.id] = counter
+        bound.move_to_end(record.id)
+        return counter
+
+    def end_row(self, row: int) -> None:
+        """Fold a row whose process has ended: what it began and did not finish counts as missed(aborted) (rule R20)."""
+        for namespace, counter in self._bound.pop(row).items():
+            self._fold(namespace, self._arena.row_counts(row, counter))
+
+    def totals(self) -> Mapping[NamespaceId, NamespaceCounts]:
+        """Sums a namespace over rows that live and rows that have ended."""
+        totals = dict(self._ended)
+        for row, bound in self._bound.items():
+            for namespace, counter in bound.items():
+                _, living = _read(self._arena.row_counts(row, counter))
+                totals[namespace] = totals.get(namespace, NamespaceCounts()) + living
+        return totals
+
+    def _free_counter(self, row: int, *, recycle: bool) -> int:
+        bound = self._bound[row]
+        if len(bound) < self._counters_per_row:
+            return len(bound)
+        if recycle:
+            for namespace, counter in bound.items():
+                raw = self._arena.row_counts(row, counter)
+                if raw["begun"] == raw["requested"]:
+                    self._fold(namespace, raw)
+                    self._arena.reset_counts(row, counter)
+                    del bound[namespace]
+                    return counter
+        raise LimitExceededError(
+            f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or attach again"
+        )
+
+    def _fold(self, namespace: NamespaceId, raw: dict[str, int]) -> None:
+        unfinished, counts = _read(raw)
+        if unfinished > 0:
+            aborted = tuple(unfinished if reason is MissReason.ABORTED else 0 for reason in MissReason)
+            counts += NamespaceCounts(requested=unfinished, missed=aborted)
+        self._ended[namespace] = self._ended.get(namespace, NamespaceCounts()) + counts
+
+
+def _read(raw: dict[str, int]) -> tuple[int, NamespaceCounts]:
+    """(pages begun and not finished, what is finished)."""
+    missed = tuple(raw[f"miss_{int(reason)}"] for reason in MissReason)
+    plain = {field.name: raw[field.name] for field in fields(NamespaceCounts) if field.name != "missed"}
+    return raw["begun"] - raw["requested"], NamespaceCounts(missed=missed, **plain)

@@ -1,0 +1,105 @@
+"""Starting an arena: settings, the check that it fits, its creation with memory committed, and how long that took."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from cache_l2._native import Arena
+from cache_l2.memory import ArenaSizes, MemoryProbe, arena_sizes, check_arena_fits, mebibytes
+from kv_types.errors import ArenaTooLargeError, ConfigError
+from kv_types.ids import LifeId
+from kv_types.limits import (
+    CLIENT_ROWS_MAX,
+    FRESHNESS_LEASE_S_DEFAULT,
+    LEASES_PER_CLIENT_MAX,
+    RESERVATION_S_DEFAULT,
+    RING_RECORDS_MAX,
+)
+
+# Upper bounds of the layout's sizes, for the estimate before the arena is there; the arena itself knows exactly.
+_INDEX_BYTES_PER_PAGE = 128 + 16 + 64
+_ROW_BYTES = 32 * 1024
+_LEASE_BYTES = 16
+_RING_RECORD_BYTES = 512
+
+TTL_S_MAX = 10 * 365 * 24 * 3600
+"""Longer than any page is worth, and still a boot-time second that fits the entry's 32 bits."""
+
+_log = structlog.get_logger("stratakv.arena")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaConfig:
+    """Settings of one arena; zeros of `segment_bytes` and `pages_max` are chosen from its size.
+
+    `copy_kernel` numbers one of `_native.COPY_KERNELS`; `default_ttl_s` 0: pages never expire;
+    `client_rows` includes the sidecar's own. Raises ConfigError.
+    """
+
+    arena_bytes: int
+    segment_bytes: int = 0
+    pages_max: int = 0
+    client_rows: int = 64
+    leases_per_client: int = 16_384
+    ring_records: int = 1024
+    freshness_lease_s: float = FRESHNESS_LEASE_S_DEFAULT
+    reservation_s: float = RESERVATION_S_DEFAULT
+    default_ttl_s: int = 0
+    index_hash_bits: int = 64
+    copy_kernel: int = 0
+    prefault: bool = True
+
+    def __post_init__(self) -> None:
+        _check_range("client_rows", self.client_rows, 2, CLIENT_ROWS_MAX)
+        _check_range("leases_per_client", self.leases_per_client, 1, LEASES_PER_CLIENT_MAX)
+        _check_range("ring_records", self.ring_records, 2, RING_RECORDS_MAX)
+        _check_range("default_ttl_s", self.default_ttl_s, 0, TTL_S_MAX)
+        _check_range("index_hash_bits", self.index_hash_bits, 1, 64)
+        _check_range("freshness_lease_s", self.freshness_lease_s, 0.01, 3600)
+        _check_range("reservation_s", self.reservation_s, 0.01, 3600)
+        self.sizes()
+
+    def sizes(self) -> ArenaSizes:
+        """Sizes of the arena's parts; raises ConfigError."""
+        per_row = _ROW_BYTES + _LEASE_BYTES * self.leases_per_client
+        return arena_sizes(
+            self.arena_bytes,
+            segment_bytes=self.segment_bytes,
+            pages_max=self.pages_max,
+            index_bytes_per_page=_INDEX_BYTES_PER_PAGE,
+            fixed_index_bytes=self.client_rows * per_row + self.ring_records * _RING_RECORD_BYTES,
+        )
+
+
+def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None = None) -> Arena:
+    """Check that the arena fits, make it, and commit its memory. Raises ArenaTooLargeError, ConfigError."""
+    sizes = config.sizes()
+    check_arena_fits(sizes, probe)
+    begun = time.monotonic()
+    try:
+        arena = Arena(
+            arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, entries=sizes.pages_max,
+            rows=config.client_rows, leases_per_row=config.leases_per_client, ring_records=config.ring_records,
+            life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
+            prefault=config.prefault,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(f"the arena's settings do not fit together: {error}") from error
+    except (MemoryError, OSError) as error:
+        raise ArenaTooLargeError(
+            f"the kernel did not give an arena of {mebibytes(sizes.total_bytes)}: {error}; choose a smaller one"
+        ) from error
+    _log.info(
+        "arena ready",
+        arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, pages_max=sizes.pages_max,
+        prefault=config.prefault, seconds=round(time.monotonic() - begun, 3),
+    )  # fmt: skip
+    return arena
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} is {value}; it is {least} to {most}")

@@ -1,0 +1,191 @@
+"""Messages of the attach protocol between a worker and its sidecar, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+
+
+class MessageType(IntEnum):
+    """Numbers of the messages; never reused."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSED = 3
+    REGISTER = 4
+    REGISTERED = 5
+    RESERVE = 6
+    RESERVED = 7
+    COMMIT = 8
+    COMMITTED = 9
+    ABORT = 10
+    DETACH = 11
+    PING = 12
+    DONE = 13
+    PONG = 14
+    FAILED = 15
+
+
+class Role(IntEnum):
+    """What a client may do with the data file."""
+
+    READER = 0
+    WRITER = 1
+
+
+class Refusal(IntEnum):
+    """Why a handshake was refused; never reused."""
+
+    VERSION = 1
+    LAYOUT = 2
+    FOREIGN_USER = 3
+    FOREIGN_CLOCK = 4
+    FOREIGN_PROCESS = 5
+    ROWS_FULL = 6
+    CLOSING = 7
+    MALFORMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The client introduces itself: what it speaks, and the clock that it lives by.
+
+    `boot_now_ns` is CLOCK_BOOTTIME; `time_namespace` the inode of its time namespace, 0 when unknown.
+    """
+
+    version_min: int
+    version_max: int
+    layout_version: int
+    role: Role
+    time_namespace: int
+    boot_now_ns: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The sidecar accepts: the row to use, the sizes of the three files in bytes, and its own clock."""
+
+    version: int
+    layout_version: int
+    row: int
+    life: LifeId
+    control_bytes: int
+    clients_bytes: int
+    data_bytes: int
+    batch_pages_max: int
+    reservation_ms: int
+    time_namespace: int
+    boot_now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The sidecar refuses the handshake; `text` says what to do about it."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Make a namespace known: its canonical encoding and the bytes of one page."""
+
+    canonical: bytes
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The namespace's id, its number in this life, and the counter that this client counts it under."""
+
+    namespace: NamespaceId
+    number: int
+    counter: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Ask for places for a run of pages of one chain; `parent` is the page before keys[0], None for a root.
+
+    `keys` is n × 32 bytes. `ttl_s` None takes the sidecar's default, 0 is never.
+    """
+
+    namespace_number: int
+    parent: PageKey | None
+    keys: bytes
+    ttl_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedPages:
+    """One column entry a page: PutStatus (STORED means reserved), RefuseReason, reservation id, data offset."""
+
+    statuses: bytes
+    reasons: bytes
+    reservations: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Publish filled reservations, parents first. Times are the producer's wall clock in Unix ms."""
+
+    reservations: tuple[int, ...]
+    stamp: Stamp
+    producer: bytes = b""
+    tags: tuple[bytes, ...] = ()
+    computed_from_ms: int = 0
+    computed_until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPages:
+    """One column entry a page: PutStatus and RefuseReason."""
+
+    statuses: bytes
+    reasons: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give reservations back; ids that are not this client's are ignored."""
+
+    reservations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """The client leaves and has unmapped, or will not touch, the arena any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask whether the sidecar answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Abort or detach was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The sidecar's CLOCK_BOOTTIME."""
+
+    boot_now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request was understood and can't be met: `code` is that of the StrataError it stands for."""
+
+    code: str
+    text: str
+
+
+ClientMessage = Hello | Register | Reserve | Commit | Abort | Detach | Ping
+SidecarMessage = Welcome | Refused | Registered | ReservedPages | CommittedPages | Done | Pong | Failed

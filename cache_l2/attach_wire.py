@@ -1,0 +1,415 @@
+"""Codec of the attach protocol: bytes to typed messages and back, without sockets, clocks or state.
+
+One message a SOCK_SEQPACKET datagram. All integers are little-endian:
+
+    magic "SKVA" | version u16 | type u16 | request u32 | body bytes u32 | body
+
+`request` is drawn by the client and echoed by the reply. The header and the bodies of HELLO and REFUSED never change,
+so that any two versions can at least tell each other that they do not match. HELLO carries one descriptor (the
+client's pidfd), WELCOME three (control, clients, data); no other message carries any.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cache_l2.attach_messages import (
+    Abort,
+    ClientMessage,
+    Commit,
+    CommittedPages,
+    Detach,
+    Done,
+    Failed,
+    Hello,
+    MessageType,
+    Ping,
+    Pong,
+    Refused,
+    Register,
+    Registered,
+    Reserve,
+    ReservedPages,
+    Role,
+    SidecarMessage,
+    Welcome,
+)
+from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
+from kv_types.ids import (
+    INCARNATION_BYTES,
+    KEY_BYTES,
+    LIFE_BYTES,
+    LifeId,
+    LogIncarnation,
+    NamespaceId,
+    PageKey,
+    Stamp,
+)
+from kv_types.limits import (
+    ATTACH_MESSAGE_BYTES_MAX,
+    BATCH_PAGES_MAX,
+    NAMESPACE_BYTES_MAX,
+    PRODUCER_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TAGS_PER_RECORD_MAX,
+)
+
+MAGIC = b"SKVA"
+PROTOCOL_VERSION = 1
+PROTOCOL_VERSION_MIN = 1
+HELLO_DESCRIPTORS = 1
+WELCOME_DESCRIPTORS = 3
+CLIENT_NAME_BYTES_MAX = 64
+FAILURE_CODE_BYTES_MAX = 64
+FAILURE_TEXT_BYTES_MAX = 2048
+
+_HEADER = struct.Struct("<4sHHII")
+_HELLO = struct.Struct("<HHIBQQ")
+_WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQ")
+_REGISTERED = struct.Struct(f"<{KEY_BYTES}sIII")
+_RESERVE = struct.Struct(f"<IBqB{KEY_BYTES}sH")
+_COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQH")
+_COUNT = struct.Struct("<H")
+_LENGTH = struct.Struct("<I")
+_PONG = struct.Struct("<Q")
+
+
+class _Body:
+    """Bounded reading of one body: never past its end, and nothing may be left over."""
+
+    __slots__ = ("_at", "_bytes")
+
+    def __init__(self, body: memoryview) -> None:
+        self._bytes = body
+        self._at = 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def take(self, size: int) -> memoryview:
+        end = self._at + size
+        if end > len(self._bytes):
+            raise ProtocolError(f"a message body ends at byte {len(self._bytes)}, inside a field up to {end}")
+        part = self._bytes[self._at : end]
+        self._at = end
+        return part
+
+    def counted(self, layout: struct.Struct, limit: int, what: str) -> int:
+        (count,) = self.unpack(layout)
+        if count > limit:
+            raise ProtocolError(f"{what}: {count} is more than the limit of {limit}")
+        return count
+
+    def short_bytes(self, limit: int, what: str) -> bytes:
+        return bytes(self.take(self.counted(_COUNT, limit, what)))
+
+    def text(self, limit: int, what: str) -> str:
+        try:
+            return self.short_bytes(limit, what).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"{what} is not UTF-8: {error}") from error
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}Q", self.take(8 * count))
+
+    def done(self) -> None:
+        if self._at != len(self._bytes):
+            raise ProtocolError(f"{len(self._bytes) - self._at} bytes are left over after the last field")
+
+
+def encode_message(
+    message: ClientMessage | SidecarMessage, request: int, *, version: int = PROTOCOL_VERSION
+) -> bytes:
+    """Return the datagram of `message`.
+
+    Raises LimitExceededError when a batch, name or the whole exceeds its limit, InvalidArgumentError when a number
+    is out of its field's range.
+    """
+    kind, write = _WRITERS[type(message)]
+    try:
+        body = write(message)
+    except struct.error as error:
+        raise InvalidArgumentError(f"a field of {kind.name} is out of its range: {error}") from error
+    if _HEADER.size + len(body) > ATTACH_MESSAGE_BYTES_MAX:
+        raise LimitExceededError(
+            f"an attach message of {_HEADER.size + len(body)} bytes exceeds {ATTACH_MESSAGE_BYTES_MAX}"
+        )
+    return _HEADER.pack(MAGIC, version, kind, request, len(body)) + body
+
+
+def decode_client_message(datagram: bytes | memoryview) -> tuple[int, ClientMessage]:
+    """Read what a client sent: (request, message). Raises ProtocolError on anything an encoder does not write."""
+    kind, request, body = _open(datagram)
+    reader = _CLIENT_READERS.get(kind)
+    if reader is None:
+        raise ProtocolError(f"message type {kind} is not one that a client sends")
+    message = reader(body)
+    body.done()
+    return request, message
+
+
+def decode_sidecar_message(datagram: bytes | memoryview) -> tuple[int, SidecarMessage]:
+    """Read what a sidecar sent: (request, message). Raises ProtocolError on anything an encoder does not write."""
+    kind, request, body = _open(datagram)
+    reader = _SIDECAR_READERS.get(kind)
+    if reader is None:
+        raise ProtocolError(f"message type {kind} is not one that a sidecar sends")
+    message = reader(body)
+    body.done()
+    return request, message
+
+
+def _open(datagram: bytes | memoryview) -> tuple[int, int, _Body]:
+    view = memoryview(datagram)
+    if not _HEADER.size <= len(view) <= ATTACH_MESSAGE_BYTES_MAX:
+        raise ProtocolError(
+            f"a message of {len(view)} bytes; {_HEADER.size} to {ATTACH_MESSAGE_BYTES_MAX} are valid"
+        )
+    magic, version, kind, request, size = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise ProtocolError(f"a message begins with {bytes(magic).hex()} instead of {MAGIC.hex()}")
+    if kind not in _STABLE_KINDS and not PROTOCOL_VERSION_MIN <= version <= PROTOCOL_VERSION:
+        raise ProtocolError(f"a message of protocol version {version}; agreed was {PROTOCOL_VERSION} at most")
+    if size != len(view) - _HEADER.size:
+        raise ProtocolError(f"a message names a body of {size} bytes and brings {len(view) - _HEADER.size}")
+    return kind, request, _Body(view[_HEADER.size :])
+
+
+_STABLE_KINDS = frozenset((MessageType.HELLO, MessageType.REFUSED))
+
+
+def _write_hello(message: Hello) -> bytes:
+    head = _HELLO.pack(
+        message.version_min, message.version_max, message.layout_version, message.role,
+        message.time_namespace, message.boot_now_ns,
+    )  # fmt: skip
+    return head + _text(message.name, CLIENT_NAME_BYTES_MAX, "the client's name")
+
+
+def _write_welcome(message: Welcome) -> bytes:
+    return _WELCOME.pack(
+        message.version, message.layout_version, message.row, message.life, message.control_bytes,
+        message.clients_bytes, message.data_bytes, message.batch_pages_max, message.reservation_ms,
+        message.time_namespace, message.boot_now_ns,
+    )  # fmt: skip
+
+
+def _write_refused(message: Refused) -> bytes:
+    return _COUNT.pack(message.code) + _clipped(message.text)
+
+
+def _write_register(message: Register) -> bytes:
+    size = len(message.canonical)
+    if size > NAMESPACE_BYTES_MAX:
+        raise LimitExceededError(f"a namespace of {size} bytes exceeds {NAMESPACE_BYTES_MAX}")
+    return _LENGTH.pack(message.page_bytes) + _LENGTH.pack(size) + message.canonical
+
+
+def _write_registered(message: Registered) -> bytes:
+    return _REGISTERED.pack(message.namespace, message.number, message.counter, message.page_bytes)
+
+
+def _write_reserve(message: Reserve) -> bytes:
+    count, rest = divmod(len(message.keys), KEY_BYTES)
+    if rest:
+        raise InvalidArgumentError(f"packed keys are n × {KEY_BYTES} bytes; got {len(message.keys)}")
+    if message.ttl_s is not None and message.ttl_s < 0:
+        raise InvalidArgumentError(f"a time to live of {message.ttl_s} s; it is 0 (never) or more")
+    head = _RESERVE.pack(
+        message.namespace_number,
+        message.ttl_s is not None,
+        message.ttl_s or 0,
+        message.parent is not None,
+        message.parent or bytes(KEY_BYTES),
+        _batch(count),
+    )
+    return head + message.keys
+
+
+def _write_reserved(message: ReservedPages) -> bytes:
+    count = _batch(len(message.statuses))
+    columns = struct.pack(f"<{2 * count}Q", *message.reservations, *message.offsets)
+    return _COUNT.pack(count) + message.statuses + message.reasons + columns
+
+
+def _write_commit(message: Commit) -> bytes:
+    if len(message.tags) > TAGS_PER_RECORD_MAX:
+        raise LimitExceededError(f"{len(message.tags)} tags; a record has at most {TAGS_PER_RECORD_MAX}")
+    head = _COMMIT.pack(
+        message.stamp.incarnation, message.stamp.revision, message.computed_from_ms, message.computed_until_ms,
+        len(message.tags),
+    )  # fmt: skip
+    tags = b"".join(_short(tag, TAG_BYTES_MAX, "a tag") for tag in message.tags)
+    producer = _short(message.producer, PRODUCER_BYTES_MAX, "the producer")
+    return head + tags + producer + _numbers(message.reservations)
+
+
+def _write_committed(message: CommittedPages) -> bytes:
+    return _COUNT.pack(_batch(len(message.statuses))) + message.statuses + message.reasons
+
+
+def _write_failed(message: Failed) -> bytes:
+    return _text(message.code, FAILURE_CODE_BYTES_MAX, "a failure's code") + _clipped(message.text)
+
+
+def _batch(count: int) -> int:
+    if count > BATCH_PAGES_MAX:
+        raise LimitExceededError(f"a batch of {count} pages exceeds {BATCH_PAGES_MAX}: split it")
+    return count
+
+
+def _numbers(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<H{len(values)}Q", _batch(len(values)), *values)
+
+
+def _short(value: bytes, limit: int, what: str) -> bytes:
+    if len(value) > limit:
+        raise LimitExceededError(f"{what} of {len(value)} bytes exceeds {limit}")
+    return _COUNT.pack(len(value)) + value
+
+
+def _text(value: str, limit: int, what: str) -> bytes:
+    return _short(value.encode("utf-8"), limit, what)
+
+
+def _clipped(value: str) -> bytes:
+    """A person's text is cut rather than refused: losing an error's tail beats losing the error."""
+    encoded = value.encode("utf-8")[:FAILURE_TEXT_BYTES_MAX]
+    return _short(encoded.decode("utf-8", "ignore").encode("utf-8"), FAILURE_TEXT_BYTES_MAX, "a text")
+
+
+def _read_hello(body: _Body) -> Hello:
+    version_min, version_max, layout_version, role, time_namespace, boot_now_ns = body.unpack(_HELLO)
+    if role not in tuple(Role):
+        raise ProtocolError(f"role {role} has no known meaning")
+    return Hello(
+        version_min=version_min, version_max=version_max, layout_version=layout_version, role=Role(role),
+        time_namespace=time_namespace, boot_now_ns=boot_now_ns,
+        name=body.text(CLIENT_NAME_BYTES_MAX, "the client's name"),
+    )  # fmt: skip
+
+
+def _read_welcome(body: _Body) -> Welcome:
+    version, layout, row, life, control, clients, data, batch, reservation_ms, time_namespace, now = (
+        _WELCOME.unpack(body.take(_WELCOME.size))
+    )
+    return Welcome(
+        version=version, layout_version=layout, row=row, life=LifeId(life), control_bytes=control,
+        clients_bytes=clients, data_bytes=data, batch_pages_max=batch, reservation_ms=reservation_ms,
+        time_namespace=time_namespace, boot_now_ns=now,
+    )  # fmt: skip
+
+
+def _read_refused(body: _Body) -> Refused:
+    (code,) = body.unpack(_COUNT)
+    return Refused(code, body.text(FAILURE_TEXT_BYTES_MAX, "a refusal's text"))
+
+
+def _read_register(body: _Body) -> Register:
+    (page_bytes,) = body.unpack(_LENGTH)
+    size = body.counted(_LENGTH, NAMESPACE_BYTES_MAX, "a namespace's bytes")
+    return Register(bytes(body.take(size)), page_bytes)
+
+
+def _read_registered(body: _Body) -> Registered:
+    namespace, number, counter, page_bytes = _REGISTERED.unpack(body.take(_REGISTERED.size))
+    return Registered(namespace=NamespaceId(namespace), number=number, counter=counter, page_bytes=page_bytes)
+
+
+def _read_reserve(body: _Body) -> Reserve:
+    number, has_ttl, ttl_s, has_parent, parent, count = _RESERVE.unpack(body.take(_RESERVE.size))
+    if has_ttl > 1 or has_parent > 1 or (not has_ttl and ttl_s) or (not has_parent and any(parent)):
+        raise ProtocolError(
+            "a reserve message has a flag that is neither 0 nor 1, or a value its flag denies"
+        )
+    if ttl_s < 0:
+        raise ProtocolError(f"a time to live of {ttl_s} s; it is 0 (never) or more")
+    if count > BATCH_PAGES_MAX:
+        raise ProtocolError(f"a reserve of {count} pages exceeds {BATCH_PAGES_MAX}")
+    return Reserve(
+        namespace_number=number,
+        parent=PageKey(parent) if has_parent else None,
+        keys=bytes(body.take(count * KEY_BYTES)),
+        ttl_s=ttl_s if has_ttl else None,
+    )
+
+
+def _read_commit(body: _Body) -> Commit:
+    incarnation, revision, from_ms, until_ms, tag_count = _COMMIT.unpack(body.take(_COMMIT.size))
+    if tag_count > TAGS_PER_RECORD_MAX:
+        raise ProtocolError(f"{tag_count} tags; a record has at most {TAGS_PER_RECORD_MAX}")
+    tags = tuple(body.short_bytes(TAG_BYTES_MAX, "a tag") for _ in range(tag_count))
+    producer = body.short_bytes(PRODUCER_BYTES_MAX, "the producer")
+    return Commit(
+        reservations=_read_numbers(body), stamp=Stamp(LogIncarnation(incarnation), revision), producer=producer,
+        tags=tags, computed_from_ms=from_ms, computed_until_ms=until_ms,
+    )  # fmt: skip
+
+
+def _read_numbers(body: _Body) -> tuple[int, ...]:
+    return body.numbers(body.counted(_COUNT, BATCH_PAGES_MAX, "reservations of one message"))
+
+
+def _read_reserved(body: _Body) -> ReservedPages:
+    count = body.counted(_COUNT, BATCH_PAGES_MAX, "pages of one reply")
+    statuses, reasons = bytes(body.take(count)), bytes(body.take(count))
+    return ReservedPages(statuses, reasons, body.numbers(count), body.numbers(count))
+
+
+def _read_committed(body: _Body) -> CommittedPages:
+    count = body.counted(_COUNT, BATCH_PAGES_MAX, "pages of one reply")
+    return CommittedPages(bytes(body.take(count)), bytes(body.take(count)))
+
+
+def _read_failed(body: _Body) -> Failed:
+    code = body.text(FAILURE_CODE_BYTES_MAX, "a failure's code")
+    return Failed(code, body.text(FAILURE_TEXT_BYTES_MAX, "a failure's text"))
+
+
+def _read_pong(body: _Body) -> Pong:
+    return Pong(body.unpack(_PONG)[0])
+
+
+def _write_nothing(message: Detach | Ping | Done) -> bytes:
+    return b""
+
+
+# The value of each entry takes messages of its key's class; a mapping's type can't say so.
+_WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
+    Hello: (MessageType.HELLO, _write_hello),
+    Welcome: (MessageType.WELCOME, _write_welcome),
+    Refused: (MessageType.REFUSED, _write_refused),
+    Register: (MessageType.REGISTER, _write_register),
+    Registered: (MessageType.REGISTERED, _write_registered),
+    Reserve: (MessageType.RESERVE, _write_reserve),
+    ReservedPages: (MessageType.RESERVED, _write_reserved),
+    Commit: (MessageType.COMMIT, _write_commit),
+    CommittedPages: (MessageType.COMMITTED, _write_committed),
+    Abort: (MessageType.ABORT, lambda message: _numbers(message.reservations)),
+    Detach: (MessageType.DETACH, _write_nothing),
+    Ping: (MessageType.PING, _write_nothing),
+    Done: (MessageType.DONE, _write_nothing),
+    Pong: (MessageType.PONG, lambda message: _PONG.pack(message.boot_now_ns)),
+    Failed: (MessageType.FAILED, _write_failed),
+}
+_CLIENT_READERS: dict[int, Callable[[_Body], ClientMessage]] = {
+    MessageType.HELLO: _read_hello,
+    MessageType.REGISTER: _read_register,
+    MessageType.RESERVE: _read_reserve,
+    MessageType.COMMIT: _read_commit,
+    MessageType.ABORT: lambda body: Abort(_read_numbers(body)),
+    MessageType.DETACH: lambda body: Detach(),
+    MessageType.PING: lambda body: Ping(),
+}
+_SIDECAR_READERS: dict[int, Callable[[_Body], SidecarMessage]] = {
+    MessageType.WELCOME: _read_welcome,
+    MessageType.REFUSED: _read_refused,
+    MessageType.REGISTERED: _read_registered,
+    MessageType.RESERVED: _read_reserved,
+    MessageType.COMMITTED: _read_committed,
+    MessageType.DONE: lambda body: Done(),
+    MessageType.PONG: _read_pong,
+    MessageType.FAILED: _read_failed,
+}

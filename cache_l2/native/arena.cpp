@@ -1,0 +1,199 @@
+// Construction, header, clients' rows and statistics of the writer's half.
+#include "arena.hpp"
+
+#include <sys/random.h>
+
+#include <stdexcept>
+
+#include "arena_leases.hpp"
+#include "clock.hpp"
+#include "fences.hpp"
+#include "limits.hpp"
+
+namespace stratakv {
+namespace {
+
+std::uint64_t random_seed() {
+  std::uint64_t seed = 0;
+  if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) throw std::runtime_error("the system gave no random bytes");
+  return seed;
+}
+
+void clear_row(const ArenaView& view, std::uint32_t number) {
+  Row& row = view.row(number);
+  row.pid.store(0, std::memory_order_relaxed);
+  row.applied_view.store(0, std::memory_order_relaxed);
+  row.own_freshness_ns.store(0, std::memory_order_relaxed);
+  row.lease_high_water.store(0, std::memory_order_relaxed);
+  for (Word& request : row.request_view) request.store(0, std::memory_order_relaxed);
+  for (NamespaceCounts& counts : row.counts) clear_counts(counts);
+}
+
+}  // namespace
+
+Arena::Arena(const ArenaSettings& settings)
+    : view_{plan_geometry(settings, random_seed())},
+      index_(view_),
+      segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
+      pages_(view_.geometry.entries),
+      rows_(view_.geometry.rows) {
+  const Geometry& g = view_.geometry;
+  control_file_ = create_memory_file("stratakv-control", g.control_bytes);
+  clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
+  data_file_ = create_memory_file("stratakv-data", g.data_bytes);
+  control_ = std::make_unique<Mapping>(control_file_.get(), g.control_bytes, true, settings.prefault);
+  clients_ = std::make_unique<Mapping>(clients_file_.get(), g.clients_bytes, true, settings.prefault);
+  seal_memory_file(control_file_, true);
+  seal_memory_file(clients_file_, false);
+  seal_memory_file(data_file_, false);
+
+  view_ = view_of(g, control_->data(), clients_->data(), nullptr);
+  index_ = Index(view_);
+  policy_ = std::make_unique<TailFirstLru>(view_);
+  write_header(view_, settings, boottime_ns());
+  for (std::uint32_t entry = g.entries; entry-- > 0;) {
+    view_.entries[entry].generation.store(1, std::memory_order_relaxed);
+    free_entries_.push_back(entry);
+  }
+  Event first;
+  first.view = 1;
+  write_event(view_, first);
+  view_.header->view.store(1, std::memory_order_release);
+}
+
+Arena::~Arena() {
+  if (present()) close_header();
+}
+
+std::vector<Descriptor> Arena::duplicate_descriptors(bool writable) const {
+  std::vector<Descriptor> files;
+  files.push_back(control_file_.reopen_read_only());
+  files.push_back(clients_file_.duplicate());
+  files.push_back(writable ? data_file_.duplicate() : data_file_.reopen_read_only());
+  return files;
+}
+
+std::uint64_t Arena::publish_event(Event event) {
+  event.view = view_number() + 1;
+  write_event(view_, event);
+  view_.header->view.store(event.view, std::memory_order_release);
+  fence_seq_cst();  // whoever is acknowledged after this finds the new view published (rule R14)
+  return event.view;
+}
+
+void Arena::publish_freshness(std::uint64_t freshness_ns) {
+  view_.header->freshness_ns.store(freshness_ns, std::memory_order_release);
+}
+
+void Arena::close_header() { view_.header->closed.store(1, std::memory_order_seq_cst); }
+
+void Arena::check_row(std::uint32_t row, bool in_use) const {
+  if (row >= rows_.size()) {
+    throw std::invalid_argument("row " + std::to_string(row) + " is beyond the arena's " + std::to_string(rows_.size()));
+  }
+  if (in_use && rows_[row].state == kRowFree) throw std::invalid_argument("row " + std::to_string(row) + " is not open");
+}
+
+std::optional<std::uint32_t> Arena::open_row(std::uint64_t pid) {
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row].state != kRowFree) continue;
+    clear_row(view_, row);
+    rows_[row].state = kRowAttached;
+    view_.row(row).pid.store(pid, std::memory_order_relaxed);
+    view_.row(row).state.store(kRowAttached, std::memory_order_release);
+    return row;
+  }
+  return std::nullopt;
+}
+
+void Arena::orphan_row(std::uint32_t row) {
+  check_row(row, true);
+  rows_[row].state = kRowOrphaned;
+  view_.row(row).state.store(kRowOrphaned, std::memory_order_release);
+  for (std::uint32_t entry = rows_[row].first_reservation; entry != kNoEntry; entry = pages_[entry].next_in_row) {
+    if (pages_[entry].state == PageState::kReserved) quarantine(entry);
+  }
+}
+
+void Arena::end_row(std::uint32_t row) {
+  check_row(row, false);
+  if (rows_[row].state == kRowFree) return;
+  while (rows_[row].first_reservation != kNoEntry) end_reservation(rows_[row].first_reservation);
+  Lease* leases = view_.leases(row);
+  for (std::uint32_t i = 0; i < view_.geometry.leases_per_row; ++i) {
+    leases[i].entry_and_kind.store(0, std::memory_order_relaxed);
+    leases[i].deadline_ns.store(0, std::memory_order_relaxed);
+  }
+  for (Word& request : view_.row(row).request_view) request.store(0, std::memory_order_relaxed);
+  view_.row(row).state.store(kRowFree, std::memory_order_release);
+  rows_[row].state = kRowFree;
+  reclaim();
+}
+
+RowStatistics Arena::row_statistics(std::uint32_t number) const {
+  check_row(number, false);
+  Row& row = view_.row(number);
+  RowStatistics out;
+  out.state = rows_[number].state;
+  out.pid = row.pid.load(std::memory_order_relaxed);
+  out.applied_view = row.applied_view.load(std::memory_order_acquire);
+  out.reservations = rows_[number].reservations;
+  for (const Word& request : row.request_view) {
+    const std::uint64_t seen = request.load(std::memory_order_acquire);
+    if (seen != 0 && (out.oldest_view == 0 || seen < out.oldest_view)) out.oldest_view = seen;
+  }
+  each_live_lease(view_, number, boottime_ns(), [&](std::uint32_t entry) {
+    ++out.leases;
+    out.leased_bytes += payload_bytes_of(view_, entry);
+  });
+  return out;
+}
+
+NamespaceCounts& Arena::counts(std::uint32_t row, std::uint32_t counter) const {
+  check_row(row, false);
+  if (counter >= kNamespacesPerRow) {
+    throw std::invalid_argument("counter " + std::to_string(counter) + " is beyond a row's " +
+                                std::to_string(kNamespacesPerRow));
+  }
+  return view_.row(row).counts[counter];
+}
+
+std::optional<std::uint32_t> Arena::find(const PageKey& key) const {
+  const std::uint32_t entry = index_.find(key);
+  if (entry == kNoEntry || pages_[entry].state != PageState::kVisible) return std::nullopt;
+  return entry;
+}
+
+std::uint64_t Arena::leases_on(std::uint32_t wanted) const {
+  std::uint64_t count = 0;
+  const std::uint64_t now = boottime_ns();
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row].state == kRowFree) continue;
+    each_live_lease(view_, row, now, [&](std::uint32_t entry) { count += entry == wanted; });
+  }
+  return count;
+}
+
+ArenaStatistics Arena::statistics() {
+  scan_leases();
+  ArenaStatistics out = counters_;
+  out.entries_total = pages_.size();
+  out.segments_total = segments_.total();
+  out.segments_free = segments_.unassigned();
+  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
+    const std::uint64_t bytes = payload_bytes_of(view_, entry);
+    const bool is_leased = leased(entry);
+    switch (pages_[entry].state) {
+      case PageState::kFree: break;
+      case PageState::kReserved: ++out.entries_reserved; out.reserved_bytes += bytes; break;
+      case PageState::kQuarantined: ++out.entries_quarantined; out.reserved_bytes += bytes; break;
+      case PageState::kVisible: ++out.entries_visible; out.resident_bytes += bytes; break;
+      case PageState::kHidden: ++out.entries_hidden_leased; break;
+    }
+    const bool holds_page = pages_[entry].state == PageState::kVisible || pages_[entry].state == PageState::kHidden;
+    if (is_leased && holds_page) out.leased_bytes += bytes;
+  }
+  return out;
+}
+
+}  // namespace stratakv

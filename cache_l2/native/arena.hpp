@@ -1,0 +1,203 @@
+// The writer's half of the arena: the one place where pages are reserved, published, hidden and freed.
+//
+// Single-threaded by contract. Shared memory holds what readers need; everything else about a page (its place in the
+// tree, its reservation, who waits for what) is private to this class.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "counts.hpp"
+#include "eviction.hpp"
+#include "geometry.hpp"
+#include "index.hpp"
+#include "mapping.hpp"
+#include "outcomes.hpp"
+#include "ring.hpp"
+#include "segments.hpp"
+#include "timed_queue.hpp"
+
+namespace stratakv {
+
+enum class PageState : std::uint8_t { kFree, kReserved, kVisible, kHidden, kQuarantined };
+enum class HideCause : std::uint8_t { kCapacity, kTtl, kInvalidated, kSegment };
+
+struct Reserved {
+  std::uint32_t status = kPutRefused;
+  std::uint32_t reason = kRefuseNone;
+  std::uint64_t reservation = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Committed {
+  std::uint32_t status = kPutRefused;
+  std::uint32_t reason = kRefuseNone;
+};
+
+struct ReserveRequest {
+  std::uint32_t row = 0;
+  std::uint64_t namespace_slot = 0;
+  const std::uint8_t* parent = nullptr;  // null: keys[0] is a root page
+  const std::uint8_t* keys = nullptr;
+  std::size_t pages = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint32_t expiry_s = 0;
+  std::uint64_t deadline_ns = 0;
+  std::uint64_t now_ns = 0;
+};
+
+struct CommitStamp {
+  std::uint64_t incarnation[2] = {};
+  std::uint64_t revision = 0;
+  std::uint64_t producer = 0;
+  std::uint64_t computed_from_ms = 0;
+  std::uint64_t computed_until_ms = 0;
+};
+
+struct RowStatistics {
+  std::uint64_t state = 0, pid = 0, leases = 0, leased_bytes = 0, reservations = 0, applied_view = 0, oldest_view = 0;
+};
+
+struct ArenaStatistics {
+  std::uint64_t entries_total = 0, entries_visible = 0, entries_reserved = 0, entries_hidden_leased = 0;
+  std::uint64_t entries_quarantined = 0, resident_bytes = 0, reserved_bytes = 0, leased_bytes = 0;
+  std::uint64_t segments_total = 0, segments_free = 0;
+  std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
+  std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
+};
+
+struct NamespaceStatistics {
+  std::uint64_t pages = 0, bytes = 0;
+};
+
+class Arena {
+ public:
+  explicit Arena(const ArenaSettings& settings);
+  ~Arena();
+
+  const ArenaView& view() const { return view_; }
+  bool present() const { return control_->present(); }
+  // Control, clients, data; the caller owns them.
+  std::vector<Descriptor> duplicate_descriptors(bool writable) const;
+
+  std::uint64_t publish_event(Event event);
+  void publish_freshness(std::uint64_t freshness_ns);
+  void close_header();
+  std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_relaxed); }
+
+  std::optional<std::uint32_t> open_row(std::uint64_t pid);
+  void orphan_row(std::uint32_t row);
+  void end_row(std::uint32_t row);
+  RowStatistics row_statistics(std::uint32_t row) const;
+  NamespaceCounts& counts(std::uint32_t row, std::uint32_t counter) const;
+
+  std::vector<Reserved> reserve(const ReserveRequest& request);
+  std::vector<Committed> commit(std::uint32_t row, const std::vector<std::uint64_t>& reservations, const CommitStamp& stamp,
+                                std::uint64_t now_ns);
+  void abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations);
+  std::uint64_t expire(std::uint64_t now_ns);
+  std::uint64_t hide(const std::uint8_t* keys, std::size_t count);
+  std::uint64_t hide_namespace(std::uint64_t namespace_slot);
+  std::uint64_t hide_all();
+
+  std::optional<std::uint32_t> find(const PageKey& key) const;
+  std::uint64_t leases_on(std::uint32_t entry) const;
+  ArenaStatistics statistics();
+  const std::unordered_map<std::uint64_t, NamespaceStatistics>& namespaces() const { return namespaces_; }
+  // Throws runtime_error naming the first broken invariant.
+  void check_invariants();
+
+ private:
+  // The writer's own knowledge of an entry.
+  struct Page {
+    PageState state = PageState::kFree;
+    bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
+    std::uint32_t reason = kRefuseNone;
+    std::uint32_t size_class = 0;
+    std::uint32_t row = 0;
+    std::uint32_t parent = kNoEntry, first_child = kNoEntry, next_sibling = kNoEntry, previous_sibling = kNoEntry;
+    std::uint32_t next_in_row = kNoEntry, previous_in_row = kNoEntry;  // reservations of one client
+    std::uint32_t parked_at = kNoEntry;
+    std::uint32_t leased_epoch = 0;
+    std::uint64_t offset = 0;
+    std::uint64_t deadline_ns = 0;
+  };
+  struct ClientRow {
+    std::uint32_t state = kRowFree;
+    std::uint32_t first_reservation = kNoEntry;
+    std::uint32_t reservations = 0;
+  };
+  enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
+
+  // arena.cpp
+  void check_row(std::uint32_t row, bool in_use) const;
+  // arena_tree.cpp: parent and child links, leaves
+  void link_child(std::uint32_t parent, std::uint32_t child);
+  void unlink_child(std::uint32_t child);
+  void refresh_leaf(std::uint32_t entry);
+  void park(std::uint32_t entry);
+  void unpark(std::uint32_t entry);
+  // arena_reserve.cpp
+  struct ReserveWalk;
+  std::uint32_t admit_parent(const ReserveRequest& request, bool& absent);
+  Reserved reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
+  Reserved take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
+  bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
+  bool tree_matches(std::uint32_t entry, std::uint32_t parent) const;
+  // arena_commit.cpp
+  std::optional<std::uint32_t> reservation_entry(std::uint32_t row, std::uint64_t reservation) const;
+  Committed commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns);
+  void publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns);
+  void end_reservation(std::uint32_t entry);
+  void quarantine(std::uint32_t entry);
+  void cut_off_children(std::uint32_t entry);
+  void cut_off(std::uint32_t entry, std::uint32_t reason);
+  void unlink_reservation(std::uint32_t entry);
+  // arena_hide.cpp
+  std::uint64_t hide_subtree(std::uint32_t entry, HideCause cause);
+  void hide_one(std::uint32_t entry, HideCause cause);
+  void count_hidden(HideCause cause);
+  void free_entry(std::uint32_t entry);
+  void reclaim();
+  void scan_leases();
+  bool leased(std::uint32_t entry) const { return pages_[entry].leased_epoch == epoch_; }
+  // arena_room.cpp
+  bool make_room(std::uint32_t size_class, std::uint64_t pages);
+  void survey_leases();
+  std::optional<Victim> coldest_victim(std::uint32_t size_class);
+  std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
+  std::uint64_t evict_for_entries(std::uint64_t pages);
+  bool move_segment_to(std::uint32_t size_class);
+  std::optional<std::uint64_t> segment_heat(std::uint32_t segment) const;
+  bool subtree_may_go(std::uint32_t top) const;
+  // arena_check.cpp
+  void check_index() const;
+  void check_entry(std::uint32_t entry) const;
+  void check_links(std::uint32_t entry) const;
+
+  Descriptor control_file_, clients_file_, data_file_;
+  std::unique_ptr<Mapping> control_, clients_;
+  ArenaView view_;
+  Index index_;
+  Segments segments_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<Page> pages_;
+  std::vector<ClientRow> rows_;
+  std::vector<std::uint32_t> free_entries_;
+  std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
+  std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
+  std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
+  TimedQueue page_expiries_;             // due in boot-time seconds
+  TimedQueue reservation_deadlines_;     // due in nanoseconds
+  std::unordered_map<std::uint64_t, NamespaceStatistics> namespaces_;
+  ArenaStatistics counters_;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
+};
+
+}  // namespace stratakv

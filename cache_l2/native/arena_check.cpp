@@ -1,0 +1,120 @@
+// Invariants between the writer's private structures and what readers see, walked for tests and --debug.
+#include <stdexcept>
+
+#include "arena.hpp"
+
+namespace stratakv {
+namespace {
+
+void require(bool holds, std::uint32_t entry, const char* what) {
+  if (!holds) throw std::runtime_error("entry " + std::to_string(entry) + ": " + what);
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+}  // namespace
+
+void Arena::check_invariants() {
+  segments_.check();
+  check_index();
+  std::unordered_map<std::uint64_t, NamespaceStatistics> namespaces;
+  std::vector<std::uint32_t> reservations(rows_.size());
+  std::uint64_t free_seen = 0;
+  std::uint64_t hidden_seen = 0;
+  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
+    const Page& page = pages_[entry];
+    check_entry(entry);
+    free_seen += page.state == PageState::kFree;
+    hidden_seen += page.state == PageState::kHidden;
+    if (page.state == PageState::kReserved || page.state == PageState::kQuarantined) ++reservations[page.row];
+    if (page.state == PageState::kVisible) {
+      auto& sum = namespaces[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
+      ++sum.pages;
+      sum.bytes += view_.entries[entry].place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+    }
+  }
+  require(free_seen == free_entries_.size(), "the list of free entries is wrong");
+  require(hidden_seen == waiting_.size(), "the list of hidden pages that wait for leases is wrong");
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    require(reservations[row] == rows_[row].reservations, "row " + std::to_string(row) + " miscounts its reservations");
+  }
+  require(namespaces.size() == namespaces_.size(), "the namespaces with resident pages are miscounted");
+  for (const auto& [number, sum] : namespaces) {
+    const auto at = namespaces_.find(number);
+    const bool equal = at != namespaces_.end() && at->second.pages == sum.pages && at->second.bytes == sum.bytes;
+    require(equal, "namespace " + std::to_string(number) + " miscounts its resident pages");
+  }
+}
+
+void Arena::check_index() const {
+  std::uint64_t ways = 0;
+  std::uint64_t expected = 0;
+  for (std::uint32_t b = 0; b < view_.geometry.buckets; ++b) {
+    for (const Word& way : view_.buckets[b].way) {
+      const std::uint64_t value = way.load(std::memory_order_relaxed);
+      if (value == 0) continue;
+      ++ways;
+      const auto entry = static_cast<std::uint32_t>(value) - 1;
+      require(entry < pages_.size(), "bucket " + std::to_string(b) + " names an entry beyond the table");
+      require(index_.find(key_of(view_.entries[entry])) == entry, entry, "is not what the index finds under its key");
+    }
+  }
+  for (const Page& page : pages_) {
+    expected += page.state == PageState::kVisible || (page.state == PageState::kReserved && !page.cut_off);
+  }
+  require(ways == expected, "the index holds " + std::to_string(ways) + " entries instead of " + std::to_string(expected));
+}
+
+void Arena::check_entry(std::uint32_t entry) const {
+  const Page& page = pages_[entry];
+  const Entry& shared = view_.entries[entry];
+  const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed);
+  const bool is_visible = page.state == PageState::kVisible;
+  require((generation % 2 == 0) == is_visible, entry, "its generation contradicts its state");
+  if (page.state == PageState::kFree) {
+    require(page.first_child == kNoEntry && page.parent == kNoEntry, entry, "is free but linked");
+    return;
+  }
+  const std::uint64_t place = shared.place.load(std::memory_order_relaxed);
+  require((place >> 32) * kSlotAlign == page.offset, entry, "its place contradicts the slot table");
+  const std::uint32_t segment = segments_.segment_of(page.offset);
+  const auto& owners = segments_.owners(segment);
+  const std::uint64_t within = page.offset % view_.geometry.segment_bytes;
+  const std::uint64_t slot = within / segments_.slot_bytes(page.size_class);
+  require(slot < owners.size() && owners[slot] == entry, entry, "does not own its slot");
+
+  const bool in_tree = is_visible || (page.state == PageState::kReserved && !page.cut_off);
+  require(in_tree || (page.parent == kNoEntry && page.first_child == kNoEntry), entry, "left the tree but is linked");
+  if (in_tree) check_links(entry);
+  const bool leaf = is_visible && page.first_child == kNoEntry;
+  require(leaf == (policy_->contains(entry) || page.parked_at != kNoEntry), entry, "is wrongly (not) offered as a victim");
+  require(!(policy_->contains(entry) && page.parked_at != kNoEntry), entry, "is parked and offered at once");
+}
+
+void Arena::check_links(std::uint32_t entry) const {
+  const Page& page = pages_[entry];
+  const Entry& shared = view_.entries[entry];
+  for (std::uint32_t child = page.first_child; child != kNoEntry; child = pages_[child].next_sibling) {
+    require(pages_[child].parent == entry, child, "is listed by a page that is not its parent");
+  }
+  if (page.parent != kNoEntry) {
+    const Page& parent = pages_[page.parent];
+    bool listed = false;
+    for (std::uint32_t child = parent.first_child; child != kNoEntry && !listed; child = pages_[child].next_sibling) {
+      listed = child == entry;
+    }
+    require(listed, entry, "is not listed by its parent");
+    require(parent.state == PageState::kVisible || page.state != PageState::kVisible, entry, "is visible but its parent is not");
+  }
+  if (page.state != PageState::kVisible) return;
+  const std::uint64_t parent_plus_one = shared.parent_and_expiry.load(std::memory_order_relaxed) >> 32;
+  require(parent_plus_one == static_cast<std::uint32_t>(page.parent + 1), entry, "tells readers another parent");
+  if (page.parent == kNoEntry) return;
+  const std::uint64_t parent_generation = view_.entries[page.parent].generation.load(std::memory_order_relaxed);
+  require(shared.parent_generation.load(std::memory_order_relaxed) == parent_generation, entry,
+          "tells readers another generation of its parent");
+}
+
+}  // namespace stratakv

@@ -1,0 +1,149 @@
+// Hiding pages with everything computed on top of them, and freeing what no live lease names any more (rule R17).
+#include "arena.hpp"
+
+#include "arena_leases.hpp"
+#include "clock.hpp"
+#include "fences.hpp"
+
+namespace stratakv {
+namespace {
+
+constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+constexpr std::uint64_t kExpiriesPerCall = 1024;
+
+}  // namespace
+
+std::uint64_t Arena::hide(const std::uint8_t* keys, std::size_t count) {
+  std::uint64_t hidden = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t entry = index_.find(PageKey::load(keys + i * kKeyBytes));
+    if (entry != kNoEntry) hidden += hide_subtree(entry, HideCause::kInvalidated);
+  }
+  reclaim();
+  return hidden;
+}
+
+std::uint64_t Arena::hide_namespace(std::uint64_t namespace_slot) {
+  std::uint64_t hidden = 0;
+  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
+    const PageState state = pages_[entry].state;
+    const bool there = state == PageState::kVisible || (state == PageState::kReserved && !pages_[entry].cut_off);
+    if (!there || view_.entries[entry].namespace_slot.load(std::memory_order_relaxed) != namespace_slot) continue;
+    hidden += hide_subtree(entry, HideCause::kInvalidated);
+  }
+  reclaim();
+  return hidden;
+}
+
+std::uint64_t Arena::hide_all() {
+  std::uint64_t hidden = 0;
+  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
+    const PageState state = pages_[entry].state;
+    const bool there = state == PageState::kVisible || (state == PageState::kReserved && !pages_[entry].cut_off);
+    if (there) hidden += hide_subtree(entry, HideCause::kInvalidated);
+  }
+  reclaim();
+  return hidden;
+}
+
+std::uint64_t Arena::expire(std::uint64_t now_ns) {
+  std::uint64_t hidden = 0;
+  for (std::uint64_t i = 0; i < kExpiriesPerCall && page_expiries_.due(now_ns / kNsPerSecond); ++i) {
+    const TimedItem item = page_expiries_.pop();
+    const bool same = view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
+    if (same && pages_[item.entry].state == PageState::kVisible) hidden += hide_subtree(item.entry, HideCause::kTtl);
+  }
+  for (std::uint64_t i = 0; i < kExpiriesPerCall && now_ns != 0 && reservation_deadlines_.due(now_ns - 1); ++i) {
+    const TimedItem item = reservation_deadlines_.pop();
+    const bool same = view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
+    if (same && pages_[item.entry].state == PageState::kReserved) quarantine(item.entry);
+  }
+  reclaim();
+  return hidden;
+}
+
+// Hides a page and its descendants; reservations among them are cut off. Returns visible pages hidden.
+std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
+  const std::uint32_t reason = cause == HideCause::kInvalidated ? kRefuseInvalidated : kRefuseParentAbsent;
+  unlink_child(top);
+  walk_.assign(1, top);
+  std::uint64_t hidden = 0;
+  while (!walk_.empty()) {
+    const std::uint32_t entry = walk_.back();
+    walk_.pop_back();
+    for (std::uint32_t child = pages_[entry].first_child; child != kNoEntry;) {
+      const std::uint32_t next = pages_[child].next_sibling;
+      pages_[child].parent = pages_[child].next_sibling = pages_[child].previous_sibling = kNoEntry;
+      walk_.push_back(child);
+      child = next;
+    }
+    pages_[entry].first_child = kNoEntry;
+    if (pages_[entry].state == PageState::kVisible) {
+      hide_one(entry, cause);
+      ++hidden;
+    } else {
+      cut_off(entry, reason);
+    }
+  }
+  return hidden;
+}
+
+void Arena::hide_one(std::uint32_t entry, HideCause cause) {
+  Entry& shared = view_.entries[entry];
+  // Odd: every reader that loads it from here on misses; who pinned the page before is found by the next scan.
+  shared.generation.store(shared.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  index_.remove(key_of(shared), entry);
+  pages_[entry].state = PageState::kHidden;
+  refresh_leaf(entry);
+  auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
+  --of_namespace.pages;
+  of_namespace.bytes -= payload_bytes_of(view_, entry);
+  if (of_namespace.pages == 0) namespaces_.erase(shared.namespace_slot.load(std::memory_order_relaxed));
+  count_hidden(cause);
+  waiting_.push_back(entry);
+}
+
+void Arena::count_hidden(HideCause cause) {
+  switch (cause) {
+    case HideCause::kCapacity: ++counters_.evictions_capacity; break;
+    case HideCause::kTtl: ++counters_.evictions_ttl; break;
+    case HideCause::kInvalidated: ++counters_.evictions_invalidated; break;
+    case HideCause::kSegment: ++counters_.evictions_segment; break;
+  }
+}
+
+void Arena::free_entry(std::uint32_t entry) {
+  segments_.release(pages_[entry].offset);
+  const std::uint32_t epoch = pages_[entry].leased_epoch;
+  pages_[entry] = Page{};
+  pages_[entry].leased_epoch = epoch;
+  free_entries_.push_back(entry);
+}
+
+// Frees every hidden page that no live lease names.
+void Arena::reclaim() {
+  if (waiting_.empty()) return;
+  fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)
+  scan_leases();
+  std::size_t kept = 0;
+  for (const std::uint32_t entry : waiting_) {
+    if (leased(entry)) {
+      waiting_[kept++] = entry;
+    } else {
+      free_entry(entry);
+    }
+  }
+  waiting_.resize(kept);
+}
+
+// Marks every entry that a live lease names with a new epoch.
+void Arena::scan_leases() {
+  ++epoch_;
+  const std::uint64_t now = boottime_ns();
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row].state == kRowFree) continue;
+    each_live_lease(view_, row, now, [&](std::uint32_t entry) { pages_[entry].leased_epoch = epoch_; });
+  }
+}
+
+}  // namespace stratakv

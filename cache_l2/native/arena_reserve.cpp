@@ -1,0 +1,157 @@
+// Reserving slots for the pages of a chain: known pages are passed over, new ones get an entry, a slot and a deadline.
+#include <stdexcept>
+
+#include "arena.hpp"
+#include "limits.hpp"
+
+namespace stratakv {
+namespace {
+
+constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+
+}  // namespace
+
+// Where a reserve call stands in its chain.
+struct Arena::ReserveWalk {
+  std::uint32_t size_class = 0;
+  std::uint32_t parent = kNoEntry;
+  std::uint64_t missing = 0;               // pages of the rest that need room, this one included
+  std::uint32_t stopped_by = kRefuseNone;  // all later pages are refused for the same reason
+};
+
+std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
+  check_row(request.row, true);
+  if (request.payload_bytes == 0) throw std::invalid_argument("payload_bytes must be positive");
+  ReserveWalk walk;
+  const std::optional<std::uint32_t> size_class = segments_.class_of(request.payload_bytes);
+  walk.size_class = size_class.value_or(0);
+  bool absent = false;
+  walk.parent = admit_parent(request, absent);
+  if (!size_class) walk.stopped_by = kRefuseTooLarge;
+  if (absent) walk.stopped_by = kRefuseParentAbsent;
+  for (std::size_t i = 0; i < request.pages; ++i) {
+    walk.missing += index_.find(PageKey::load(request.keys + i * kKeyBytes)) == kNoEntry;
+  }
+
+  std::vector<Reserved> results;
+  results.reserve(request.pages);
+  for (std::size_t i = 0; i < request.pages; ++i) {
+    // Everything on the way to the page being reserved stays: pinning its parent pins all ancestors.
+    pinned_parent_ = walk.parent;
+    if (walk.parent != kNoEntry) refresh_leaf(walk.parent);
+    results.push_back(reserve_one(request, walk, PageKey::load(request.keys + i * kKeyBytes)));
+    const std::uint32_t was_pinned = std::exchange(pinned_parent_, kNoEntry);
+    if (was_pinned != kNoEntry) refresh_leaf(was_pinned);
+    counters_.known += results.back().status == kPutKnown;
+    counters_.refused += results.back().status == kPutRefused;
+  }
+  return results;
+}
+
+// The entry that keys[0] will stand on; `absent` when there is none to stand on.
+std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
+  if (request.parent == nullptr) return kNoEntry;
+  const std::uint32_t entry = index_.find(PageKey::load(request.parent));
+  absent = true;
+  if (entry == kNoEntry) return kNoEntry;
+  const Page& page = pages_[entry];
+  if (page.state == PageState::kReserved) {
+    absent = page.row != request.row || request.now_ns > page.deadline_ns;
+  } else if (expired(entry, request.now_ns)) {
+    hide_subtree(entry, HideCause::kTtl);
+    reclaim();
+  } else {
+    absent = false;
+  }
+  return absent ? kNoEntry : entry;
+}
+
+Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
+  Reserved result;
+  std::uint32_t entry = walk.stopped_by == kRefuseNone ? index_.find(key) : kNoEntry;
+  if (entry != kNoEntry && pages_[entry].state == PageState::kVisible && expired(entry, request.now_ns)) {
+    hide_subtree(entry, HideCause::kTtl);  // an invalid page counts as absent (rule R4)
+    reclaim();
+    ++walk.missing;
+    entry = kNoEntry;
+  }
+  if (entry != kNoEntry && pages_[entry].state == PageState::kReserved && request.now_ns > pages_[entry].deadline_ns) {
+    quarantine(entry);
+    ++walk.missing;
+    entry = kNoEntry;
+  }
+  if (walk.stopped_by == kRefuseNone && entry == kNoEntry) {
+    result = take_reservation(request, walk, key);
+  } else if (entry != kNoEntry && pages_[entry].state == PageState::kReserved) {
+    result.reason = kRefuseBusy;
+  } else if (entry != kNoEntry && tree_matches(entry, walk.parent)) {
+    AccessTimes& access = view_.access[entry];
+    access.previous.store(access.last.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    access.last.store(request.now_ns, std::memory_order_relaxed);
+    walk.parent = entry;
+    result.status = kPutKnown;
+  } else {
+    result.reason = walk.stopped_by != kRefuseNone ? walk.stopped_by : static_cast<std::uint32_t>(kRefuseParentAbsent);
+  }
+  if (result.status == kPutRefused) walk.stopped_by = result.reason;
+  return result;
+}
+
+Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
+  Reserved result;
+  ClientRow& client = rows_[request.row];
+  if (client.reservations >= kReservationsPerRowMax) {
+    result.reason = kRefuseQuota;
+    return result;
+  }
+  if (!make_room(walk.size_class, walk.missing)) {
+    result.reason = kRefuseFull;
+    return result;
+  }
+  const std::uint32_t entry = free_entries_.back();
+  Entry& shared = view_.entries[entry];
+  // The fields are the reservation's from here on; its generation is odd until the commit.
+  for (std::uint32_t i = 0; i < kKeyWords; ++i) shared.key[i].store(key.word[i], std::memory_order_relaxed);
+  if (!index_.insert(key, entry)) {
+    ++counters_.index_full;
+    result.reason = kRefuseFull;
+    return result;
+  }
+  free_entries_.pop_back();
+  const std::uint64_t offset = *segments_.allocate(walk.size_class, entry);
+  shared.place.store(offset / kSlotAlign << 32 | request.payload_bytes, std::memory_order_relaxed);
+  shared.parent_and_expiry.store(request.expiry_s, std::memory_order_relaxed);
+  shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);
+
+  Page& page = pages_[entry];
+  page.state = PageState::kReserved;
+  page.size_class = walk.size_class;
+  page.row = request.row;
+  page.offset = offset;
+  page.deadline_ns = request.deadline_ns;
+  page.next_in_row = client.first_reservation;
+  if (page.next_in_row != kNoEntry) pages_[page.next_in_row].previous_in_row = entry;
+  client.first_reservation = entry;
+  ++client.reservations;
+  link_child(walk.parent, entry);
+
+  const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed);
+  reservation_deadlines_.push({request.deadline_ns, entry, generation}, [&](const TimedItem& item) {
+    return view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
+  });
+  walk.parent = entry;
+  --walk.missing;
+  result.status = kPutStored;
+  result.reservation = generation << 32 | (entry + 1);
+  result.offset = offset;
+  return result;
+}
+
+bool Arena::expired(std::uint32_t entry, std::uint64_t now_ns) const {
+  const std::uint64_t expiry_s = view_.entries[entry].parent_and_expiry.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+  return expiry_s != 0 && expiry_s <= now_ns / kNsPerSecond;
+}
+
+bool Arena::tree_matches(std::uint32_t entry, std::uint32_t parent) const { return pages_[entry].parent == parent; }
+
+}  // namespace stratakv

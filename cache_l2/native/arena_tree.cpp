@@ -1,0 +1,60 @@
+// Parent and child links of pages, and which of them are leaves that may be evicted.
+#include "arena.hpp"
+
+namespace stratakv {
+
+void Arena::link_child(std::uint32_t parent, std::uint32_t child) {
+  Page& page = pages_[child];
+  page.parent = parent;
+  page.previous_sibling = kNoEntry;
+  page.next_sibling = kNoEntry;
+  if (parent == kNoEntry) return;
+  page.next_sibling = pages_[parent].first_child;
+  if (page.next_sibling != kNoEntry) pages_[page.next_sibling].previous_sibling = child;
+  pages_[parent].first_child = child;
+  refresh_leaf(parent);
+}
+
+void Arena::unlink_child(std::uint32_t child) {
+  Page& page = pages_[child];
+  const std::uint32_t parent = page.parent;
+  if (parent == kNoEntry) return;
+  if (page.previous_sibling != kNoEntry) {
+    pages_[page.previous_sibling].next_sibling = page.next_sibling;
+  } else {
+    pages_[parent].first_child = page.next_sibling;
+  }
+  if (page.next_sibling != kNoEntry) pages_[page.next_sibling].previous_sibling = page.previous_sibling;
+  page.parent = page.next_sibling = page.previous_sibling = kNoEntry;
+  refresh_leaf(parent);
+}
+
+// Brings the eviction policy and the parked list in line with what the page is now.
+void Arena::refresh_leaf(std::uint32_t entry) {
+  const Page& page = pages_[entry];
+  const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_;
+  if (!may_go) {
+    policy_->remove(entry);
+    unpark(entry);
+  } else if (page.parked_at == kNoEntry) {
+    policy_->add(entry, page.size_class);
+  }
+}
+
+// Takes a leased leaf out of the policy until a later survey finds it free.
+void Arena::park(std::uint32_t entry) {
+  policy_->remove(entry);
+  pages_[entry].parked_at = static_cast<std::uint32_t>(parked_.size());
+  parked_.push_back(entry);
+}
+
+void Arena::unpark(std::uint32_t entry) {
+  const std::uint32_t at = pages_[entry].parked_at;
+  if (at == kNoEntry) return;
+  parked_[at] = parked_.back();
+  pages_[parked_[at]].parked_at = at;
+  parked_.pop_back();
+  pages_[entry].parked_at = kNoEntry;
+}
+
+}  // namespace stratakv

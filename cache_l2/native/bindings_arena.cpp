@@ -1,0 +1,274 @@
+// Arena for Python: argument checks and conversions around the writer's half.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "arena.hpp"
+#include "bindings.hpp"
+#include "buffers.hpp"
+#include "copy_kernels.hpp"
+
+namespace nb = nanobind;
+
+namespace stratakv {
+namespace {
+
+class PyArena {
+ public:
+  explicit PyArena(const ArenaSettings& settings) {
+    const nb::gil_scoped_release unlocked;
+    arena_ = std::make_unique<Arena>(settings);
+  }
+
+  Arena& core() const {
+    if (arena_ == nullptr) throw nb::value_error("this arena is closed");
+    if (!arena_->present()) throw nb::value_error("this arena belongs to the process that this one was forked from");
+    return *arena_;
+  }
+
+  void close() { arena_.reset(); }
+
+ private:
+  std::unique_ptr<Arena> arena_;
+};
+
+void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
+               std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
+               std::uint32_t copy_kernel_number, bool prefault) {
+  ArenaSettings settings;
+  settings.arena_bytes = arena_bytes;
+  settings.segment_bytes = segment_bytes;
+  settings.entries = entries;
+  settings.rows = rows;
+  settings.leases_per_row = leases_per_row;
+  settings.ring_records = ring_records;
+  take_bytes(life, settings.life, sizeof(settings.life), "life");
+  settings.index_hash_bits = index_hash_bits;
+  if (copy_kernel_number >= copy_kernels().size()) throw nb::value_error("copy_kernel is not the number of one of COPY_KERNELS");
+  settings.copy_kernel = copy_kernel_number;
+  settings.prefault = prefault;
+  new (at) PyArena(settings);
+}
+
+nb::dict geometry(const PyArena& self) {
+  const Geometry& g = self.core().view().geometry;
+  nb::dict out;
+  out["control_bytes"] = g.control_bytes;
+  out["clients_bytes"] = g.clients_bytes;
+  out["data_bytes"] = g.data_bytes;
+  out["segment_bytes"] = g.segment_bytes;
+  out["segments"] = g.segments();
+  out["entries"] = g.entries;
+  out["buckets"] = g.buckets;
+  out["rows"] = g.rows;
+  out["leases_per_row"] = g.leases_per_row;
+  out["ring_records"] = g.ring_records;
+  out["copy_kernel"] = g.copy_kernel;
+  out["layout_version"] = kLayoutVersion;
+  return out;
+}
+
+nb::tuple duplicate_descriptors(const PyArena& self, bool writable) {
+  std::vector<Descriptor> files = self.core().duplicate_descriptors(writable);
+  return nb::make_tuple(files[0].release(), files[1].release(), files[2].release());
+}
+
+std::uint64_t publish_event(const PyArena& self, const nb::bytes& incarnation, std::uint64_t revision, std::uint32_t kind,
+                            const nb::bytes& payload) {
+  Event event;
+  take_bytes(incarnation, event.incarnation, sizeof(event.incarnation), "incarnation");
+  if (payload.size() > kRingPayloadBytes) throw nb::value_error("an event's payload has at most 432 bytes");
+  event.revision = revision;
+  event.kind = kind;
+  event.payload.assign(payload.c_str(), payload.size());
+  return self.core().publish_event(std::move(event));
+}
+
+std::uint32_t open_row(const PyArena& self, std::uint64_t pid) {
+  const std::optional<std::uint32_t> row = self.core().open_row(pid);
+  if (!row) throw std::runtime_error("all client rows are taken; raise the number of client rows or detach a client");
+  return *row;
+}
+
+nb::dict row_statistics(const PyArena& self, std::uint32_t row) {
+  const RowStatistics s = self.core().row_statistics(row);
+  nb::dict out;
+  out["state"] = s.state;
+  out["pid"] = s.pid;
+  out["leases"] = s.leases;
+  out["leased_bytes"] = s.leased_bytes;
+  out["reservations"] = s.reservations;
+  out["applied_view"] = s.applied_view;
+  out["oldest_view"] = s.oldest_view;
+  return out;
+}
+
+nb::dict row_counts(const PyArena& self, std::uint32_t row, std::uint32_t counter) {
+  const std::optional<CountsSnapshot> c = read_counts(self.core().counts(row, counter));
+  if (!c) throw std::runtime_error("row " + std::to_string(row) + " kept rewriting its counters while they were read");
+  return give_counts(*c);
+}
+
+nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace_slot, const std::optional<nb::bytes>& parent,
+                 nb::handle keys, std::uint64_t payload_bytes, std::uint32_t expiry_s, std::uint64_t deadline_ns,
+                 std::uint64_t now_ns) {
+  const BorrowedKeys chain(keys);
+  PageKey parent_key{};
+  if (parent) take_bytes(*parent, &parent_key, sizeof(parent_key), "parent");
+  ReserveRequest request;
+  request.row = row;
+  request.namespace_slot = namespace_slot;
+  request.parent = parent ? reinterpret_cast<const std::uint8_t*>(&parent_key) : nullptr;
+  request.keys = chain.data();
+  request.pages = chain.count();
+  request.payload_bytes = payload_bytes;
+  request.expiry_s = expiry_s;
+  request.deadline_ns = deadline_ns;
+  request.now_ns = now_ns;
+  nb::list out;
+  for (const Reserved& r : self.core().reserve(request)) {
+    out.append(nb::make_tuple(r.status, r.reason, r.reservation, r.offset));
+  }
+  return out;
+}
+
+nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations,
+                const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
+                std::uint64_t computed_until_ms, std::uint64_t now_ns) {
+  CommitStamp stamp;
+  take_bytes(incarnation, stamp.incarnation, sizeof(stamp.incarnation), "incarnation");
+  stamp.revision = revision;
+  stamp.producer = producer;
+  stamp.computed_from_ms = computed_from_ms;
+  stamp.computed_until_ms = computed_until_ms;
+  nb::list out;
+  for (const Committed& c : self.core().commit(row, reservations, stamp, now_ns)) {
+    out.append(nb::make_tuple(c.status, c.reason));
+  }
+  return out;
+}
+
+nb::object find(const PyArena& self, nb::handle key_bytes) {
+  const BorrowedKeys key(key_bytes);
+  if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
+  const Arena& arena = self.core();
+  const std::optional<std::uint32_t> at = arena.find(PageKey::load(key.data()));
+  if (!at) return nb::none();
+  const Entry& e = arena.view().entries[*at];
+  const AccessTimes& access = arena.view().access[*at];
+  const auto get = [](const Word& word) { return word.load(std::memory_order_relaxed); };
+  const std::uint64_t parent_and_expiry = get(e.parent_and_expiry);
+  const PageKey own = key_of(e);
+  const std::uint64_t incarnation[2] = {get(e.incarnation[0]), get(e.incarnation[1])};
+  nb::dict out;
+  out["entry"] = *at;
+  out["generation"] = get(e.generation);
+  out["key"] = give_bytes(&own, sizeof(own));
+  if (parent_and_expiry >> 32 != 0) {
+    const PageKey parent = key_of(arena.view().entries[(parent_and_expiry >> 32) - 1]);
+    out["parent"] = give_bytes(&parent, sizeof(parent));
+  }
+  out["data_offset"] = (get(e.place) >> 32) * kSlotAlign;
+  out["payload_bytes"] = get(e.place) & 0xFFFFFFFFu;
+  out["parent_generation"] = get(e.parent_generation);
+  out["expiry_s"] = parent_and_expiry & 0xFFFFFFFFu;
+  out["namespace_slot"] = get(e.namespace_slot);
+  out["incarnation"] = give_bytes(incarnation, sizeof(incarnation));
+  out["revision"] = get(e.revision);
+  out["producer"] = get(e.producer);
+  out["computed_from_ms"] = get(e.computed_from_ms);
+  out["computed_until_ms"] = get(e.computed_until_ms);
+  out["committed_ns"] = get(e.committed_ns);
+  out["last_access_ns"] = get(access.last);
+  out["previous_access_ns"] = get(access.previous);
+  out["leases"] = arena.leases_on(*at);
+  return out;
+}
+
+nb::dict statistics(const PyArena& self) {
+  const ArenaStatistics s = self.core().statistics();
+  nb::dict out;
+  out["entries_total"] = s.entries_total;
+  out["entries_visible"] = s.entries_visible;
+  out["entries_reserved"] = s.entries_reserved;
+  out["entries_hidden_leased"] = s.entries_hidden_leased;
+  out["entries_quarantined"] = s.entries_quarantined;
+  out["resident_bytes"] = s.resident_bytes;
+  out["reserved_bytes"] = s.reserved_bytes;
+  out["leased_bytes"] = s.leased_bytes;
+  out["segments_total"] = s.segments_total;
+  out["segments_free"] = s.segments_free;
+  out["evictions_capacity"] = s.evictions_capacity;
+  out["evictions_ttl"] = s.evictions_ttl;
+  out["evictions_invalidated"] = s.evictions_invalidated;
+  out["evictions_segment"] = s.evictions_segment;
+  out["stored"] = s.stored;
+  out["known"] = s.known;
+  out["refused"] = s.refused;
+  out["index_full"] = s.index_full;
+  return out;
+}
+
+nb::dict namespace_statistics(const PyArena& self) {
+  nb::dict out;
+  for (const auto& [number, sum] : self.core().namespaces()) out[nb::int_(number)] = nb::make_tuple(sum.pages, sum.bytes);
+  return out;
+}
+
+std::uint64_t hide(const PyArena& self, nb::handle keys) {
+  const BorrowedKeys chain(keys);
+  return self.core().hide(chain.data(), chain.count());
+}
+
+void bind_pages(nb::class_<PyArena>& arena) {
+  arena.def("reserve", reserve, nb::kw_only(), nb::arg("row"), nb::arg("namespace_slot"), nb::arg("parent").none(),
+            nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"))
+      .def("commit", commit, nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("incarnation"),
+           nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
+           nb::arg("now_ns"))
+      .def("abort", [](const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
+             self.core().abort(row, reservations);
+           }, nb::kw_only(), nb::arg("row"), nb::arg("reservations"))
+      .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
+      .def("hide", hide, nb::arg("keys"))
+      .def("hide_namespace", [](const PyArena& self, std::uint64_t slot) { return self.core().hide_namespace(slot); },
+           nb::arg("namespace_slot"))
+      .def("hide_all", [](const PyArena& self) { return self.core().hide_all(); })
+      .def("find", find, nb::arg("key"))
+      .def("statistics", statistics)
+      .def("namespace_statistics", namespace_statistics)
+      .def("check_invariants", [](const PyArena& self) { self.core().check_invariants(); })
+      .def("close", &PyArena::close);
+}
+
+}  // namespace
+
+void bind_arena(nb::module_& m) {
+  nb::class_<PyArena> arena(m, "Arena", nb::is_final());
+  arena.def("__init__", construct, nb::kw_only(), nb::arg("arena_bytes"), nb::arg("segment_bytes"), nb::arg("entries"),
+            nb::arg("rows"), nb::arg("leases_per_row"), nb::arg("ring_records"), nb::arg("life"),
+            nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("prefault") = true)
+      .def_prop_ro("geometry", geometry)
+      .def("duplicate_descriptors", duplicate_descriptors, nb::kw_only(), nb::arg("writable"))
+      .def("publish_event", publish_event, nb::kw_only(), nb::arg("incarnation"), nb::arg("revision"), nb::arg("kind"),
+           nb::arg("payload"))
+      .def("publish_freshness", [](const PyArena& self, std::uint64_t ns) { self.core().publish_freshness(ns); },
+           nb::arg("freshness_ns"))
+      .def("close_header", [](const PyArena& self) { self.core().close_header(); })
+      .def_prop_ro("view", [](const PyArena& self) { return self.core().view_number(); })
+      .def("open_row", open_row, nb::arg("pid"))
+      .def("orphan_row", [](const PyArena& self, std::uint32_t row) { self.core().orphan_row(row); }, nb::arg("row"))
+      .def("end_row", [](const PyArena& self, std::uint32_t row) { self.core().end_row(row); }, nb::arg("row"))
+      .def("row_statistics", row_statistics, nb::arg("row"))
+      .def("row_counts", row_counts, nb::arg("row"), nb::arg("counter"))
+      .def("reset_counts", [](const PyArena& self, std::uint32_t row, std::uint32_t counter) {
+             clear_counts(self.core().counts(row, counter));
+           }, nb::arg("row"), nb::arg("counter"));
+  bind_pages(arena);
+}
+
+}  // namespace stratakv

@@ -1,0 +1,368 @@
+// Reader and Lease for Python: conversions, the GIL, and views whose lifetime pins their pages.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "bindings.hpp"
+#include "buffers.hpp"
+#include "copy_kernels.hpp"
+#include "held_pages.hpp"
+#include "outcomes.hpp"
+
+namespace nb = nanobind;
+
+namespace stratakv {
+namespace {
+
+constexpr std::size_t kKeysUnderGil = 1024;      // a longer walk lets other threads run
+constexpr std::size_t kBytesUnderGil = 16 << 10;  // so does a larger copy
+constexpr std::size_t kFewPages = 16;            // found on the stack
+constexpr std::uint64_t kLeaseNsMax = 1ULL << 62;
+
+template <typename Work>
+auto unlocked_if(bool unlock, Work work) {
+  if (!unlock) return work();
+  const nb::gil_scoped_release unlocked;
+  return work();
+}
+
+std::shared_ptr<Reader> checked(const std::shared_ptr<Reader>& reader) {
+  if (reader == nullptr) throw nb::value_error("this reader is closed");
+  if (!reader->present()) throw nb::value_error("this reader was attached before a fork; a forked child must attach again");
+  return reader;
+}
+
+// What backs one memoryview: a page of a lease.
+class PageView {
+ public:
+  PageView(HeldPages* held, std::size_t page) : held_(held), page_(page) {
+    held_->ref();
+    held_->add_view(page_);
+  }
+  PageView(PageView&& other) noexcept : held_(std::exchange(other.held_, nullptr)), page_(other.page_) {}
+  PageView(const PageView&) = delete;
+  ~PageView() {
+    if (held_ == nullptr) return;
+    held_->drop_view(page_);
+    held_->unref();
+  }
+  static int fill(PyObject* self, Py_buffer* view, int flags) {
+    const auto* page = nb::inst_ptr<PageView>(self);
+    auto* data = const_cast<std::byte*>(page->held_->data(page->page_));
+    return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(page->held_->bytes(page->page_)), 1, flags);
+  }
+
+ private:
+  HeldPages* held_;
+  std::size_t page_;
+};
+
+// What backs a writable memoryview of a reserved place.
+class SlotView {
+ public:
+  SlotView(std::shared_ptr<Reader> reader, std::byte* data, std::size_t bytes)
+      : reader_(std::move(reader)), data_(data), bytes_(bytes) {}
+  static int fill(PyObject* self, Py_buffer* view, int flags) {
+    const auto* slot = nb::inst_ptr<SlotView>(self);
+    return PyBuffer_FillInfo(view, self, slot->data_, static_cast<Py_ssize_t>(slot->bytes_), 0, flags);
+  }
+
+ private:
+  std::shared_ptr<Reader> reader_;
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+nb::object view_over(nb::object exporter) {
+  nb::object view = nb::steal(PyMemoryView_FromObject(exporter.ptr()));
+  if (!view.is_valid()) throw nb::python_error();
+  return view;
+}
+
+class PyLease {
+ public:
+  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view) {}
+  PyLease(PyLease&& other) noexcept
+      : held_(std::exchange(other.held_, nullptr)), reason_(other.reason_), view_(other.view_), views_(std::move(other.views_)) {}
+  PyLease(const PyLease&) = delete;
+  ~PyLease() {
+    views_.clear();  // whoever kept one keeps its page
+    if (held_ == nullptr) return;
+    held_->release();
+    held_->unref();
+  }
+
+  std::size_t pages() const { return held_->count(); }
+  std::uint32_t reason() const { return reason_; }
+  std::uint64_t view() const { return view_; }
+
+  nb::object page(std::int64_t index) {
+    const auto count = static_cast<std::int64_t>(pages());
+    if (index < 0) index += count;
+    if (index < 0 || index >= count) throw nb::index_error("the lease has no such page");
+    if (held_->released()) throw nb::value_error("this lease was released");
+    if (views_.empty()) views_.resize(pages());
+    nb::object& cached = views_[static_cast<std::size_t>(index)];
+    if (!cached.is_valid() || ended(cached)) {
+      cached = view_over(nb::cast(PageView(held_, static_cast<std::size_t>(index))));
+    }
+    return cached;
+  }
+
+  void release() {
+    if (held_->released()) return;
+    for (nb::object& view : views_) {
+      if (!view.is_valid()) continue;
+      // Refused with BufferError while something is exported from it: that keeps the page pinned until it is gone.
+      const nb::object done = nb::steal(PyObject_CallMethod(view.ptr(), "release", nullptr));
+      if (!done.is_valid()) PyErr_Clear();
+    }
+    views_.clear();
+    held_->release();
+  }
+
+ private:
+  // A memoryview that its user released answers len() with ValueError.
+  static bool ended(const nb::object& view) {
+    if (PyObject_Size(view.ptr()) >= 0) return false;
+    PyErr_Clear();
+    return true;
+  }
+
+  HeldPages* held_;
+  std::uint32_t reason_;
+  std::uint64_t view_;
+  std::vector<nb::object> views_;
+};
+
+class PyReader {
+ public:
+  PyReader(int control_fd, int clients_fd, int data_fd, std::uint32_t row, const nb::bytes& life, bool writable, bool prefault) {
+    Descriptor control(control_fd), clients(clients_fd), data(data_fd);
+    take_bytes(life, life_, sizeof(life_), "life");
+    const nb::gil_scoped_release unlocked;
+    reader_ = Reader::attach(std::move(control), std::move(clients), std::move(data), row, life_, writable, prefault);
+    set_default_copy_kernel(reader_->arena().geometry.copy_kernel);
+  }
+
+  std::shared_ptr<Reader> core() const { return checked(reader_); }
+  nb::bytes life() const { return give_bytes(life_, sizeof(life_)); }
+  void close() { reader_.reset(); }
+
+  nb::tuple stamp() const {
+    const std::optional<StampedView> s = read_stamp(core()->arena());
+    if (!s) throw std::runtime_error("events overwrite the ring faster than it can be read; make ring_records larger");
+    return nb::make_tuple(s->view, give_bytes(s->incarnation, sizeof(s->incarnation)), s->revision);
+  }
+
+  nb::object events_since(std::uint64_t view) const {
+    const std::optional<std::vector<Event>> events = read_events_since(core()->arena(), view);
+    if (!events) return nb::none();
+    nb::list out;
+    for (const Event& e : *events) {
+      out.append(nb::make_tuple(e.view, give_bytes(e.incarnation, sizeof(e.incarnation)), e.revision, e.kind,
+                                give_bytes(e.payload.data(), e.payload.size())));
+    }
+    return out;
+  }
+
+  nb::tuple begin_request() const {
+    const auto [slot, s] = core()->begin_request();
+    return nb::make_tuple(slot, s.view, give_bytes(s.incarnation, sizeof(s.incarnation)), s.revision);
+  }
+
+  void end_request(std::int64_t slot) const {
+    const std::shared_ptr<Reader> reader = core();
+    if (slot < 0) return;  // begin_request had none to give
+    reader->end_request(static_cast<std::uint32_t>(std::min<std::int64_t>(slot, kRequestViews)));
+  }
+
+  std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::int64_t start) const {
+    const std::shared_ptr<Reader> reader = core();
+    const BorrowedKeys chain(keys);
+    const std::size_t first = chain.start(start);
+    const LookUpResult result = unlocked_if(chain.count() - first > kKeysUnderGil, [&] {
+      return reader->match(chain.data(), first, chain.count());
+    });
+    return {result.pages, result.reason};
+  }
+
+  PyLease lease(std::uint32_t counter, nb::handle keys, std::int64_t start) const {
+    std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    const BorrowedKeys chain(keys);
+    const std::size_t first = chain.start(start);
+    const std::size_t wanted = chain.count() - first;
+    FoundPage few[kFewPages];
+    std::unique_ptr<FoundPage[]> many(wanted > kFewPages ? new FoundPage[wanted] : nullptr);
+    FoundPage* pages = many != nullptr ? many.get() : few;
+    reader->begin_counting(counter, chain.count());
+    const LookUpResult result = unlocked_if(wanted > kKeysUnderGil, [&] {
+      return reader->pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
+    });
+    CountsDelta delta;
+    delta.requested = chain.count();
+    delta.l1 = first;
+    delta.l2 = result.pages;
+    delta.missed = wanted - result.pages;
+    delta.reason = result.reason;
+    for (std::size_t i = 0; i < result.pages; ++i) delta.bytes_read += pages[i].payload_bytes;
+    delta.collisions = result.collisions;
+    delta.look_ups = 1;
+    reader->account(counter, delta);
+    return PyLease(HeldPages::create(std::move(reader), pages, result.pages), result);
+  }
+
+  std::pair<std::size_t, std::uint32_t> get(std::uint32_t counter, nb::handle keys, nb::handle destinations,
+                                            std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns,
+                                            std::int64_t kernel) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    check_page_bytes(page_bytes);
+    if (lease_ns == 0 || lease_ns > kLeaseNsMax) throw nb::value_error("lease_ns must be positive");
+    const BorrowedKeys chain(keys);
+    const std::size_t first = chain.start(start);
+    const std::size_t wanted = chain.count() - first;
+    const BorrowedPages places(destinations, wanted, page_bytes, true, "destinations");
+    const std::uint32_t copier = kernel_number(*reader, kernel);
+    const LookUpResult result = unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
+      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter);
+    });
+    return {result.pages, result.reason};
+  }
+
+  nb::dict counts(std::uint32_t counter) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    const std::optional<CountsSnapshot> snapshot = reader->counts(counter);
+    if (!snapshot) throw std::runtime_error("the counters were rewritten at each of the bounded attempts to read them");
+    return give_counts(*snapshot);
+  }
+
+  void count_outcome(std::uint32_t counter, std::uint64_t requested, std::uint64_t l1, std::uint32_t reason) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    if (l1 > requested) throw nb::value_error("l1 can't be above requested");
+    if (reason >= kMissReasons || (reason == kMissNone && l1 != requested)) {
+      throw nb::value_error("reason must name why pages were missed");
+    }
+    reader->begin_counting(counter, requested);
+    CountsDelta delta;
+    delta.requested = requested;
+    delta.l1 = l1;
+    delta.missed = requested - l1;
+    delta.reason = reason;
+    delta.look_ups = 1;
+    reader->account(counter, delta);
+  }
+
+  void fill(const std::vector<std::uint64_t>& offsets, nb::handle sources, std::uint64_t page_bytes, std::uint32_t counter,
+            std::int64_t kernel) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    check_page_bytes(page_bytes);
+    for (const std::uint64_t offset : offsets) check_place(*reader, offset, page_bytes);
+    const BorrowedPages places(sources, offsets.size(), page_bytes, false, "sources");
+    const std::uint32_t copier = kernel_number(*reader, kernel);
+    unlocked_if(offsets.size() * page_bytes > kBytesUnderGil, [&] {
+      reader->fill(offsets.data(), places.places(), offsets.size(), page_bytes, copier, counter);
+      return 0;
+    });
+  }
+
+  nb::object slot(std::uint64_t offset, std::uint64_t size) const {
+    std::shared_ptr<Reader> reader = core();
+    check_page_bytes(size);
+    check_place(*reader, offset, size);
+    std::byte* data = reader->arena().data + offset;
+    return view_over(nb::cast(SlotView(std::move(reader), data, size)));
+  }
+
+ private:
+  static void check_counter(std::uint32_t counter) {
+    if (counter >= kNamespacesPerRow) throw nb::value_error("counter must be 0 to 31");
+  }
+
+  static void check_page_bytes(std::uint64_t page_bytes) {
+    if (page_bytes == 0 || page_bytes > 0xFFFFFFFFu) throw nb::value_error("page_bytes must be positive and below 4 GiB");
+  }
+
+  static void check_place(const Reader& reader, std::uint64_t offset, std::uint64_t bytes) {
+    if (!reader.writable()) throw nb::value_error("this reader was attached without writable=True");
+    const std::uint64_t data_bytes = reader.arena().geometry.data_bytes;
+    if (offset % kSlotAlign != 0 || offset > data_bytes || bytes > data_bytes - offset) {
+      throw nb::value_error("no reserved place begins at this offset or has this size");
+    }
+  }
+
+  static std::uint32_t kernel_number(const Reader& reader, std::int64_t kernel) {
+    if (kernel < -1 || kernel >= static_cast<std::int64_t>(copy_kernels().size())) {
+      throw nb::value_error("kernel must be -1 or the number of one of COPY_KERNELS");
+    }
+    return kernel == -1 ? reader.arena().geometry.copy_kernel : static_cast<std::uint32_t>(kernel);
+  }
+
+  std::shared_ptr<Reader> reader_;
+  std::uint8_t life_[16];
+};
+
+template <typename Exporter>
+void bind_exporter(nb::module_& m, const char* name) {
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&Exporter::fill)}, {0, nullptr}};
+  nb::class_<Exporter>(m, name, nb::is_final(), nb::type_slots(slots));
+}
+
+void bind_lease(nb::module_& m) {
+  bind_exporter<PageView>(m, "_PageView");
+  bind_exporter<SlotView>(m, "_SlotView");
+  nb::class_<PyLease>(m, "Lease", nb::is_final(), nb::pooled())
+      .def_prop_ro("pages", &PyLease::pages)
+      .def_prop_ro("reason", &PyLease::reason)
+      .def_prop_ro("view", &PyLease::view)
+      .def("__len__", &PyLease::pages)
+      .def("__getitem__", &PyLease::page, nb::arg("index"))
+      .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
+      .def("release", &PyLease::release)
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyLease& self, nb::handle, nb::handle, nb::handle) { self.release(); },
+           nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none());
+}
+
+}  // namespace
+
+void bind_reader(nb::module_& m) {
+  bind_lease(m);
+  nb::class_<PyReader>(m, "Reader", nb::is_final())
+      .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool>(), nb::kw_only(), nb::arg("control_fd"),
+           nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"), nb::arg("writable"),
+           nb::arg("prefault") = true)
+      .def_prop_ro("life", &PyReader::life)
+      .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
+      .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
+      .def("stamp", &PyReader::stamp)
+      .def("freshness_ns", [](const PyReader& self) { return self.core()->freshness_ns(); })
+      .def("set_applied_view", [](const PyReader& self, std::uint64_t view) { self.core()->set_applied_view(view); },
+           nb::arg("view"))
+      .def("events_since", &PyReader::events_since, nb::arg("view"))
+      .def("begin_request", &PyReader::begin_request)
+      .def("end_request", &PyReader::end_request, nb::arg("slot"))
+      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
+      .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
+      .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
+           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1)
+      .def("counts", &PyReader::counts, nb::arg("counter"))
+      .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
+           nb::arg("reason"))
+      .def("fill", &PyReader::fill, nb::arg("offsets"), nb::arg("sources"), nb::kw_only(), nb::arg("page_bytes"),
+           nb::arg("counter") = 0, nb::arg("kernel") = -1)
+      .def("slot", &PyReader::slot, nb::arg("offset"), nb::arg("size"))
+      .def("held", [](const PyReader& self) { return self.core()->held(); })
+      .def("close", &PyReader::close);
+}
+
+}  // namespace stratakv

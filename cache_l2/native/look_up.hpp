@@ -1,0 +1,41 @@
+// The lock-free walk along a chain of keys: which entries carry it, as far as it is resident.
+//
+// Nothing here pins anything. What it finds is a claim about the moment of each generation load; the caller publishes
+// hazards and re-checks (reader.cpp), or is content with the claim (match).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "geometry.hpp"
+#include "index.hpp"
+
+namespace stratakv {
+
+struct FoundPage {
+  std::uint64_t generation;
+  std::uint64_t offset;  // in the data file
+  std::uint32_t entry;
+  std::uint32_t payload_bytes;
+  std::uint32_t expiry_s;
+  std::uint32_t hazard;  // the word that pins it, once its finder has published one
+};
+static_assert(sizeof(FoundPage) == 32);
+
+struct Walk {
+  std::size_t pages = 0;          // found, from keys[start]
+  std::uint64_t collisions = 0;   // other keys met under the same fingerprint
+  std::uint32_t expiry_s_min = 0xFFFFFFFFu;  // earliest expiry met, the parent of keys[start] included
+  FoundPage parent{};             // of keys[start] when start > 0
+};
+
+// Walks keys[start … count) (each 32 bytes) and writes what it finds to `found`. Numbers out of shared memory are
+// bounded before use.
+Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t start, std::size_t count, FoundPage* found);
+
+// True while the page is the one that the walk saw.
+inline bool still_there(const ArenaView& arena, const FoundPage& page) {
+  return arena.entries[page.entry].generation.load(std::memory_order_relaxed) == page.generation;
+}
+
+}  // namespace stratakv

@@ -1,0 +1,67 @@
+// Memory files and their mappings: creation, sealing, pre-faulting, and what a fork does to them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace stratakv {
+
+// Memory that could not be had. Becomes MemoryError in Python.
+struct MemoryShortage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Owns one file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+  int get() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+  Descriptor duplicate() const;
+  Descriptor reopen_read_only() const;
+
+ private:
+  int fd_ = -1;
+};
+
+// Creates an anonymous memory file of this size with its memory committed; throws MemoryShortage or system_error.
+Descriptor create_memory_file(const char* name, std::uint64_t bytes);
+
+// Forbids shrinking and growing, and, where asked, writable mappings and writes other than those that exist already.
+void seal_memory_file(const Descriptor& file, bool forbid_new_writers);
+
+// Size in bytes of a memory file that can't shrink any more; throws invalid_argument when it still could.
+std::uint64_t sealed_size(int fd, const char* what);
+
+// How many forks lie between the start of the first process and this one.
+std::uint64_t fork_generation() noexcept;
+
+// One mapping of a whole memory file. Not inherited by a forked child, and never unmapped there.
+class Mapping {
+ public:
+  Mapping(int fd, std::uint64_t bytes, bool writable, bool prefault);
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+  std::byte* data() const noexcept { return data_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  bool present() const noexcept { return born_ == fork_generation(); }
+
+ private:
+  std::byte* data_;
+  std::uint64_t bytes_;
+  std::uint64_t born_;
+};
+
+}  // namespace stratakv

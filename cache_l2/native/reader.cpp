@@ -1,0 +1,282 @@
+// Look-ups by rules R16 and R17, copies with their final checks, page accounting by rule R20.
+#include "reader.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "clock.hpp"
+#include "copy_kernels.hpp"
+#include "fences.hpp"
+#include "outcomes.hpp"
+
+namespace stratakv {
+namespace {
+
+constexpr int kAttempts = 5;                      // of one look-up while events keep arriving
+constexpr std::uint64_t kNoDeadline = ~0ULL;      // until the look-up has read its clock
+constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+
+// Scratch of one thread, so that look-ups allocate nothing once they have run.
+template <typename T>
+T* scratch(std::size_t count) {
+  thread_local std::vector<T> buffer;
+  if (buffer.size() < count) buffer.resize(std::max<std::size_t>(count, 64));
+  return buffer.data();
+}
+
+// Cuts a result to the pages whose time to live is not over.
+void cut_expired(const FoundPage* pages, const Walk& walk, LookUpResult& result) {
+  const std::uint64_t now_s = result.now_ns / kNsPerSecond;
+  if (walk.expiry_s_min > now_s || walk.expiry_s_min == 0xFFFFFFFFu) return;
+  const auto over = [&](std::uint32_t expiry_s) { return expiry_s != 0 && expiry_s <= now_s; };
+  std::size_t kept = 0;
+  if (!over(walk.parent.expiry_s)) {
+    while (kept < result.pages && !over(pages[kept].expiry_s)) ++kept;
+  }
+  if (kept < result.pages || over(walk.parent.expiry_s)) result.reason = kMissExpired;
+  result.pages = kept;
+}
+
+}  // namespace
+
+std::shared_ptr<Reader> Reader::attach(
+    Descriptor control, Descriptor clients, Descriptor data, std::uint32_t row, const std::uint8_t life[16], bool writable,
+    bool prefault) {
+  const std::uint64_t control_bytes = sealed_size(control.get(), "control");
+  const std::uint64_t clients_bytes = sealed_size(clients.get(), "clients");
+  const std::uint64_t data_bytes = sealed_size(data.get(), "data");
+  if (control_bytes < sizeof(Header)) throw std::invalid_argument("the control file is shorter than its header");
+  auto control_map = std::make_unique<Mapping>(control.get(), control_bytes, false, prefault);
+  const Geometry geometry = read_header(control_map->data(), control_bytes, life);
+  if (geometry.clients_bytes > clients_bytes || geometry.data_bytes > data_bytes) {
+    throw std::invalid_argument("the clients or data file is shorter than the control file says");
+  }
+  if (row >= geometry.rows) {
+    throw std::invalid_argument("row " + std::to_string(row) + " is beyond the arena's " + std::to_string(geometry.rows));
+  }
+  auto clients_map = std::make_unique<Mapping>(clients.get(), geometry.clients_bytes, true, prefault);
+  auto data_map = std::make_unique<Mapping>(data.get(), geometry.data_bytes, writable, prefault);
+  const ArenaView view = view_of(geometry, control_map->data(), clients_map->data(), data_map->data());
+  auto reader = std::make_shared<Reader>(view, row, writable);
+  reader->control_ = std::move(control_map);
+  reader->clients_ = std::move(clients_map);
+  reader->data_ = std::move(data_map);
+  return reader;
+}
+
+Reader::Reader(const ArenaView& view, std::uint32_t row, bool writable)
+    : view_(view), row_(row), writable_(writable), slots_(view.geometry.leases_per_row) {}
+
+std::pair<int, StampedView> Reader::begin_request() {
+  std::uint32_t slot = 0;
+  const bool got = requests_.claim(1, &slot) == 1;
+  // Published before the stamp is read: `drained` must never miss a request that works on an older view (rule R19).
+  if (got) row().request_view[slot].store(view_number(), std::memory_order_seq_cst);
+  fence_seq_cst();
+  const std::optional<StampedView> stamp = read_stamp(view_);
+  if (!stamp) {
+    if (got) end_request(slot);
+    throw std::runtime_error("events overwrite the ring faster than it can be read; make ring_records larger");
+  }
+  return {got ? static_cast<int>(slot) : -1, *stamp};
+}
+
+void Reader::end_request(std::uint32_t slot) {
+  if (slot >= kRequestViews) throw std::invalid_argument("no such request slot: " + std::to_string(slot));
+  if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release_in(slot / 64, 1ULL << (slot % 64));
+}
+
+LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::size_t count) {
+  FoundPage* found = scratch<FoundPage>(count - start);
+  LookUpResult result;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    result = LookUpResult{};
+    if (closed()) {
+      result.reason = kMissClosed;
+      return result;
+    }
+    const std::uint64_t freshness = freshness_ns();  // F first, then the view (rule R16)
+    result.view = view_number();
+    const Walk walk = walk_chain(view_, keys, start, count, found);
+    result.pages = walk.pages;
+    result.collisions = walk.collisions;
+    result.reason = walk.pages == count - start ? kMissNone : kMissAbsent;
+    result.now_ns = boottime_ns();
+    fence_acquire();
+    if (result.now_ns >= freshness) {
+      result.pages = 0;
+      result.reason = kMissStale;
+      return result;
+    }
+    if (view_number() != result.view) continue;
+    cut_expired(found, walk, result);
+    return result;
+  }
+  result.pages = 0;
+  result.reason = kMissRaced;
+  return result;
+}
+
+LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind,
+                         std::uint64_t lease_ns, FoundPage* out) {
+  LookUpResult result;
+  std::uint64_t collisions = 0;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    result = LookUpResult{};
+    if (closed()) {
+      result.reason = kMissClosed;
+      break;
+    }
+    const std::uint64_t freshness = freshness_ns();  // F first, then the view (rule R16)
+    result.view = view_number();
+    const Walk walk = walk_chain(view_, keys, start, count, out);
+    collisions += walk.collisions;
+    result.reason = walk.pages == count - start ? kMissNone : kMissAbsent;
+    const std::uint32_t pinned = publish_hazards(walk, kind, out, result);
+    result.now_ns = boottime_ns();
+    fence_acquire();
+    const bool stale = result.now_ns >= freshness;
+    if (stale || view_number() != result.view) {
+      unpin(out, pinned);
+      result.pages = 0;
+      result.reason = stale ? kMissStale : kMissRaced;
+      if (stale) break;
+      continue;
+    }
+    cut_expired(out, walk, result);
+    unpin(out + result.pages, pinned - result.pages);
+    if (kind == kLeaseCopy) {
+      Lease* leases = view_.leases(row_);
+      for (std::size_t i = 0; i < result.pages; ++i) {
+        leases[out[i].hazard].deadline_ns.store(result.now_ns + lease_ns, std::memory_order_relaxed);
+      }
+    }
+    touch(out, result.pages, result.now_ns);
+    break;
+  }
+  result.collisions = collisions;
+  return result;
+}
+
+// Publishes a hazard for every page of the walk, then re-checks all of them behind one fence (rule R17). Returns how
+// many hazards are held; result.pages tells how many of them still name the page that was found.
+std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result) {
+  if (walk.pages == 0) return 0;
+  std::uint32_t one = 0;
+  std::uint32_t* hazards = walk.pages == 1 ? &one : scratch<std::uint32_t>(walk.pages);
+  const std::uint32_t pinned = slots_.claim(static_cast<std::uint32_t>(walk.pages), hazards);
+  if (pinned < walk.pages) result.reason = kMissLeaseLimit;
+  Lease* leases = view_.leases(row_);
+  std::uint32_t highest = 0;
+  for (std::uint32_t i = 0; i < pinned; ++i) highest = std::max(highest, hazards[i]);
+  if (pinned != 0) raise_high_water(highest);
+  for (std::uint32_t i = 0; i < pinned; ++i) {
+    out[i].hazard = hazards[i];
+    Lease& lease = leases[hazards[i]];
+    if (kind == kLeaseCopy) lease.deadline_ns.store(kNoDeadline, std::memory_order_relaxed);
+    lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].entry + 1), std::memory_order_release);
+  }
+  fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_leases.cpp)
+  result.pages = confirm(walk, out, pinned);
+  if (result.pages < pinned) result.reason = kMissAbsent;
+  return pinned;
+}
+
+std::size_t Reader::confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const {
+  if (walk.parent.generation != 0 && !still_there(view_, walk.parent)) return 0;
+  std::size_t kept = 0;
+  while (kept < count && still_there(view_, pages[kept])) ++kept;
+  return kept;
+}
+
+// Writers of this word run concurrently only inside this process; the sidecar only reads it.
+void Reader::raise_high_water(std::uint32_t hazard) noexcept {
+  Word& shared = row().lease_high_water;
+  std::uint64_t seen = shared.load(std::memory_order_relaxed);
+  while (seen < hazard + 1 && !shared.compare_exchange_weak(seen, hazard + 1, std::memory_order_release)) {
+  }
+}
+
+void Reader::touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    AccessTimes& access = view_.access[pages[i].entry];
+    access.previous.store(access.last.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    access.last.store(now_ns, std::memory_order_relaxed);
+  }
+}
+
+void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
+  Lease* leases = view_.leases(row_);
+  std::uint32_t word = 0;
+  std::uint64_t slots = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t hazard = pages[i].hazard;
+    // Release: what was read under the hazard is read before the sidecar sees it cleared.
+    leases[hazard].entry_and_kind.store(0, std::memory_order_release);
+    if (slots != 0 && hazard / 64 != word) slots_.release_in(word, std::exchange(slots, 0));
+    word = hazard / 64;
+    slots |= 1ULL << (hazard % 64);
+  }
+  if (slots != 0) slots_.release_in(word, slots);
+}
+
+LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
+                         std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter) {
+  begin_counting(counter, count);
+  FoundPage* pages = scratch<FoundPage>(count - start);
+  LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
+  const std::size_t pinned = result.pages;
+  const CopyKernel& copier = copy_kernel(kernel);
+  std::size_t copied = 0;
+  while (copied < pinned && pages[copied].payload_bytes == page_bytes) {
+    copier.copy(destinations[copied], view_.data + pages[copied].offset, page_bytes);
+    ++copied;
+  }
+  if (copied < pinned) result.reason = kMissAbsent;  // of another size: not the page that was asked for
+  if (copied != 0) {
+    fence_acquire();
+    std::size_t whole = 0;
+    while (whole < copied && still_there(view_, pages[whole])) ++whole;
+    if (whole < copied) result.reason = kMissInvalidated;
+    copied = whole;
+    if (boottime_ns() > result.now_ns + lease_ns) {
+      copied = 0;
+      result.reason = kMissLeaseExpired;
+    }
+  }
+  unpin(pages, pinned);
+  result.pages = copied;
+  CountsDelta delta;
+  delta.requested = count;
+  delta.l1 = start;
+  delta.l2 = copied;
+  delta.missed = count - start - copied;
+  delta.reason = result.reason;
+  delta.bytes_read = copied * page_bytes;
+  delta.collisions = result.collisions;
+  delta.look_ups = 1;
+  account(counter, delta);
+  return result;
+}
+
+void Reader::fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
+                  std::uint32_t kernel, std::uint32_t counter) {
+  const CopyKernel& copier = copy_kernel(kernel);
+  for (std::size_t i = 0; i < pages; ++i) copier.copy(view_.data + offsets[i], sources[i], page_bytes);
+  CountsDelta delta;
+  delta.bytes_written = pages * page_bytes;
+  account(counter, delta);
+}
+
+void Reader::begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept {
+  row().counts[counter].begun.fetch_add(pages, std::memory_order_relaxed);
+}
+
+void Reader::account(std::uint32_t counter, const CountsDelta& delta) noexcept {
+  const std::lock_guard<SpinLock> guard(count_locks_[counter]);
+  add_counts(row().counts[counter], delta);
+}
+
+}  // namespace stratakv

@@ -1,0 +1,85 @@
+// A client's half of the arena: look-ups under hazards, leases, copies, counts. Free of Python; thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "counts.hpp"
+#include "geometry.hpp"
+#include "lease_slots.hpp"
+#include "look_up.hpp"
+#include "mapping.hpp"
+#include "ring.hpp"
+
+namespace stratakv {
+
+struct LookUpResult {
+  std::size_t pages = 0;
+  std::uint32_t reason = 0;
+  std::uint64_t view = 0;
+  std::uint64_t now_ns = 0;
+  std::uint64_t collisions = 0;
+};
+
+class Reader {
+ public:
+  // Maps the three files; takes over the descriptors. invalid_argument when header, life or sizes do not fit.
+  static std::shared_ptr<Reader> attach(
+      Descriptor control, Descriptor clients, Descriptor data, std::uint32_t row, const std::uint8_t life[16],
+      bool writable, bool prefault);
+  // Over memory that is mapped already (stress tests under sanitizers, which follow addresses).
+  Reader(const ArenaView& view, std::uint32_t row, bool writable);
+
+  const ArenaView& arena() const { return view_; }
+  bool writable() const { return writable_; }
+  // False in a forked child: the maps are not there.
+  bool present() const { return born_ == fork_generation(); }
+
+  bool closed() const { return view_.header->closed.load(std::memory_order_acquire) != 0; }
+  std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
+  std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
+  void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
+
+  // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.
+  std::pair<int, StampedView> begin_request();
+  void end_request(std::uint32_t slot);
+
+  LookUpResult match(const std::uint8_t* keys, std::size_t start, std::size_t count);
+  // Pins what it finds; `out` has room for count − start pages. Not counted: the caller calls `account`.
+  LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
+                   FoundPage* out);
+  void unpin(const FoundPage* pages, std::size_t count) noexcept;
+  // Look up under copy leases, copy, check generations and deadline again.
+  LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
+                   std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter);
+  void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
+            std::uint32_t kernel, std::uint32_t counter);
+
+  void begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept;
+  void account(std::uint32_t counter, const CountsDelta& delta) noexcept;
+  // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
+  std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
+  std::uint32_t held() const { return slots_.held(); }
+
+ private:
+  Row& row() const { return view_.row(row_); }
+  std::uint32_t publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result);
+  std::size_t confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const;
+  void touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
+  void raise_high_water(std::uint32_t hazard) noexcept;
+
+  std::unique_ptr<Mapping> control_, clients_, data_;
+  ArenaView view_;
+  std::uint32_t row_;
+  bool writable_;
+  std::uint64_t born_ = fork_generation();
+  std::uint32_t high_water_ = 0;
+  LeaseSlots slots_;
+  LeaseSlots requests_{kRequestViews};
+  SpinLock count_locks_[kNamespacesPerRow];
+};
+
+}  // namespace stratakv

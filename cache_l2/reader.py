@@ -1,0 +1,328 @@
+"""A worker's attachment to its sidecar's arena: handshake, reservations and commits; look-ups go to `reader` directly.
+
+This is the half of the tier that workers import: shared memory for reading and filling, and the attach connection for
+what only the sidecar may do. Nothing here raises because a sidecar is slow, gone or full: that is an outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple
+
+from cache_l2._native import Reader
+from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
+from cache_l2.attach_handshake import decline, shake_hands
+from cache_l2.attach_messages import (
+    Abort,
+    ClientMessage,
+    Commit,
+    CommittedPages,
+    Detach,
+    Failed,
+    Ping,
+    Pong,
+    Register,
+    Registered,
+    Reserve,
+    ReservedPages,
+    SidecarMessage,
+    Welcome,
+)
+from kv_types.errors import (
+    ClosedError,
+    HandshakeError,
+    InvalidArgumentError,
+    LayoutConflictError,
+    LimitExceededError,
+    ProtocolError,
+    SidecarUnreachableError,
+    StrataError,
+    UnknownNamespaceError,
+)
+from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
+from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
+from kv_types.outcomes import Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
+
+_DETACH_DEADLINE_S = 0.2
+_ERRORS: dict[str, type[StrataError]] = {
+    error.code: error
+    for error in (
+        ClosedError, InvalidArgumentError, LayoutConflictError, LimitExceededError, ProtocolError,
+        UnknownNamespaceError,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A namespace as this attachment knows it: `number` and `counter` mean something only in this sidecar's life."""
+
+    namespace_id: NamespaceId
+    number: int
+    counter: int
+    page_bytes: int
+
+
+class Reserved(NamedTuple):
+    """A place to fill: page_bytes at `offset` of the data file, then commit `id`."""
+
+    id: int
+    offset: int
+
+
+Reservation = Reserved | Known | Refused
+
+
+class AttachedArena:
+    """One attachment in one sidecar's life. Thread-safe; not usable in a forked child, which must attach itself."""
+
+    def __init__(self, channel: AttachChannel, welcome: Welcome, reader: Reader, *, writable: bool) -> None:
+        """Use `connect`."""
+        self._channel = channel
+        self._reader: Reader | None = reader
+        self._welcome = welcome
+        self._writable = writable
+        self._closed = False
+        self._forked = False
+        _attachments.add(self)
+
+    @classmethod
+    def connect(
+        cls,
+        path: str,
+        *,
+        name: str = "",
+        writable: bool = True,
+        prefault: bool = True,
+        deadline_s: float = ATTACH_DEADLINE_S_DEFAULT,
+    ) -> AttachedArena:
+        """Attach to the sidecar that listens at the socket `path`.
+
+        `name` is shown to people (at most 64 bytes). Without `writable` the pages can't be written and nothing can be
+        reserved. Raises SidecarUnreachableError (nobody answers within `deadline_s`), HandshakeError (another version,
+        layout, user, pid or time namespace; no free row), LimitExceededError (`name`).
+        """
+        connection, welcome, descriptors = shake_hands(
+            path, name=name, writable=writable, deadline_s=deadline_s
+        )
+        control, clients, data = descriptors
+        try:
+            reader = Reader(
+                control_fd=control, clients_fd=clients, data_fd=data, row=welcome.row, life=welcome.life,
+                writable=writable, prefault=prefault,
+            )  # fmt: skip
+        except (ValueError, OSError, MemoryError) as error:
+            decline(connection)
+            raise HandshakeError(f"the sidecar's arena can't be mapped here: {error}") from error
+        return cls(AttachChannel(connection), welcome, reader, writable=writable)
+
+    @property
+    def reader(self) -> Reader:
+        """The mapping; stays readable after the sidecar has died. Raises ClosedError after close and in a forked child."""
+        if self._reader is None or self._forked:
+            raise self._closed_error()
+        return self._reader
+
+    @property
+    def life(self) -> LifeId:
+        """The sidecar's life that this attachment belongs to."""
+        return self._welcome.life
+
+    @property
+    def row(self) -> int:
+        """This client's row, as the sidecar's status shows it."""
+        return self._welcome.row
+
+    @property
+    def reservation_s(self) -> float:
+        """How long a reservation may stay unfilled before the sidecar takes it back."""
+        return self._welcome.reservation_ms / 1000
+
+    @property
+    def alive(self) -> bool:
+        """False once this was closed or forked, the connection broke, or the sidecar closed its header."""
+        if self._closed or self._forked or self._channel.is_broken:
+            return False
+        return not self.reader.closed
+
+    def fileno(self) -> int:
+        """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
+        return self._channel.fileno()
+
+    def register(self, canonical: bytes, page_bytes: int, *, deadline_s: float) -> Registration:
+        """Make a namespace known to the sidecar and count it in this client's row.
+
+        Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, SidecarUnreachableError when
+        it does not answer within `deadline_s`, ClosedError.
+        """
+        reply = self._call(Register(bytes(canonical), page_bytes), deadline_s)
+        if isinstance(reply, RefuseReason):
+            raise SidecarUnreachableError(f"the sidecar did not register the namespace: {reply.name.lower()}")
+        if not isinstance(reply, Registered):
+            raise self._unexpected(reply)
+        return Registration(reply.namespace, reply.number, reply.counter, reply.page_bytes)
+
+    def reserve(
+        self,
+        registration: Registration,
+        parent: PageKey | None,
+        keys: bytes,
+        *,
+        ttl_s: int | None = None,
+        deadline_s: float,
+    ) -> list[Reservation]:
+        """Ask for a place for each page of `keys` (n × 32 bytes, n ≤ BATCH_PAGES_MAX), a run of one chain after `parent`.
+
+        `ttl_s` None: the sidecar's default, 0: never expires. One answer a key: Reserved, Known, or Refused with its
+        reason, UNREACHABLE and DEADLINE included. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        if not self._writable:
+            raise InvalidArgumentError("this attachment is read-only: connect with writable=True to reserve")
+        pages = _pages_of(keys)
+        if not pages:
+            return []
+        message = Reserve(namespace_number=registration.number, parent=parent, keys=bytes(keys), ttl_s=ttl_s)
+        reply = self._call(message, deadline_s)
+        if isinstance(reply, RefuseReason):
+            return [Refused(reply)] * pages
+        if not isinstance(reply, ReservedPages) or len(reply.statuses) != pages:
+            raise self._unexpected(reply)
+        columns = zip(reply.statuses, reply.reasons, reply.reservations, reply.offsets, strict=True)
+        return [
+            Reserved(reservation, offset) if status == PutStatus.STORED else _not_stored(status, reason)
+            for status, reason, reservation, offset in columns
+        ]
+
+    def commit(
+        self,
+        ids: Sequence[int],
+        *,
+        stamp: Stamp,
+        producer: bytes = b"",
+        tags: tuple[bytes, ...] = (),
+        computed_from_ms: int = 0,
+        computed_until_ms: int = 0,
+        deadline_s: float,
+    ) -> list[PutOutcome]:
+        """Publish filled reservations, parents first; one outcome each.
+
+        `stamp` is the position loaded before the first reuse (rule R1). Times are Unix ms of the producer's wall
+        clock. After Refused(DEADLINE) the pages may be published all the same. Raises InvalidArgumentError,
+        LimitExceededError, ClosedError.
+        """
+        if not ids:
+            return []
+        message = Commit(
+            reservations=tuple(ids), stamp=stamp, producer=producer, tags=tags,
+            computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms,
+        )  # fmt: skip
+        reply = self._call(message, deadline_s)
+        if isinstance(reply, RefuseReason):
+            return [Refused(reply)] * len(ids)
+        if not isinstance(reply, CommittedPages) or len(reply.statuses) != len(ids):
+            raise self._unexpected(reply)
+        return [
+            _outcome(status, reason) for status, reason in zip(reply.statuses, reply.reasons, strict=True)
+        ]
+
+    def abort(self, ids: Sequence[int], *, deadline_s: float = _DETACH_DEADLINE_S) -> None:
+        """Give reservations back unfilled. Not answered in time, the sidecar's expiry does it. Raises ClosedError."""
+        for begin in range(0, len(ids), BATCH_PAGES_MAX):
+            self._call(Abort(tuple(ids[begin : begin + BATCH_PAGES_MAX])), deadline_s)
+
+    def ping(self, *, deadline_s: float) -> bool:
+        """Whether the sidecar answers within `deadline_s`. Raises ClosedError."""
+        return isinstance(self._call(Ping(), deadline_s), Pong)
+
+    def close(self) -> None:
+        """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child."""
+        if self._closed:
+            return
+        self._closed = True
+        _attachments.discard(self)
+        if self._forked:
+            return
+        reader, self._reader = self._reader, None
+        holds_nothing = reader is not None and reader.held() == 0
+        if reader is not None:
+            reader.close()
+        try:
+            if holds_nothing:
+                self._channel.call(Detach(), deadline_s=_DETACH_DEADLINE_S)
+        except (DeadlinePassed, ConnectionBroken):
+            # the sidecar learns of our end from the pidfd
+            pass
+        finally:
+            self._channel.close()
+
+    def __enter__(self) -> AttachedArena:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, message: ClientMessage, deadline_s: float) -> SidecarMessage | RefuseReason:
+        """Return the reply, or the reason why there is none; raises what a Failed reply stands for."""
+        if self._closed or self._forked:
+            raise self._closed_error()
+        try:
+            reply = self._channel.call(message, deadline_s=deadline_s)
+        except DeadlinePassed:
+            return RefuseReason.DEADLINE
+        except ConnectionBroken:
+            return RefuseReason.UNREACHABLE
+        if isinstance(reply, Failed):
+            raise _ERRORS.get(reply.code, StrataError)(reply.text)
+        return reply
+
+    def _unexpected(self, reply: SidecarMessage | RefuseReason) -> ProtocolError:
+        self._channel.close()
+        return ProtocolError(f"the sidecar answered with {type(reply).__name__}; the connection was closed")
+
+    def _closed_error(self) -> ClosedError:
+        if self._forked:
+            return ClosedError("this process was forked after attaching: attach again in the child")
+        return ClosedError("the attachment was closed: attach again")
+
+    def _abandon_in_child(self) -> None:
+        self._forked = True
+        self._channel.abandon_in_child()
+
+
+def _pages_of(keys: bytes) -> int:
+    pages, rest = divmod(len(keys), KEY_BYTES)
+    if rest:
+        raise InvalidArgumentError(f"packed keys are n × {KEY_BYTES} bytes; got {len(keys)}")
+    if pages > BATCH_PAGES_MAX:
+        raise LimitExceededError(f"a batch of {pages} pages exceeds {BATCH_PAGES_MAX}: split it")
+    return pages
+
+
+def _not_stored(status: int, reason: int) -> Known | Refused:
+    outcome = _outcome(status, reason)
+    assert isinstance(outcome, Known | Refused), "a stored page is told apart before"
+    return outcome
+
+
+def _outcome(status: int, reason: int) -> PutOutcome:
+    try:
+        return put_outcome(status, reason)
+    except ValueError as error:
+        raise ProtocolError(f"the sidecar answered status {status}, reason {reason}: {error}") from error
+
+
+_attachments: weakref.WeakSet[AttachedArena] = weakref.WeakSet()
+
+
+def _abandon_all_in_child() -> None:
+    for attachment in list(_attachments):
+        attachment._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_all_in_child)

@@ -1,0 +1,107 @@
+"""One attach connection on the sidecar's side: its socket, who is behind it, and replies that wait to be taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cache_l2.attach_messages import SidecarMessage
+from cache_l2.attach_socket import Peer, send_datagram
+from cache_l2.attach_wire import encode_message
+from kv_types.limits import ATTACH_QUEUE_MESSAGES_MAX
+
+
+class ReceiverTooSlowError(Exception):
+    """More replies wait for this client than it may leave waiting."""
+
+
+@dataclass(slots=True, eq=False)
+class AttachedProcess:
+    """A client's life: it lasts until `pidfd` says that the process ended, whatever its connection does (rule R17)."""
+
+    row: int
+    pid: int
+    pidfd: int
+    name: str
+    writable: bool
+    connection: Connection | None
+    registered: set[int] = field(default_factory=set)
+
+
+class Connection:
+    """Non-blocking; sends in order, keeps at most ATTACH_QUEUE_MESSAGES_MAX replies, never waits."""
+
+    def __init__(
+        self,
+        accepted: socket.socket,
+        peer: Peer,
+        loop: asyncio.AbstractEventLoop,
+        on_broken: Callable[[Connection], None],
+    ) -> None:
+        self.socket = accepted
+        self.peer = peer
+        self.process: AttachedProcess | None = None
+        self.is_closed = False
+        self._loop = loop
+        self._on_broken = on_broken
+        self._waiting: deque[bytes] = deque()
+
+    @property
+    def pid(self) -> int:
+        """Process behind the connection as the kernel told at connect, 0 when it can't be seen from here."""
+        return self.peer.pid
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether replies wait for the client to read."""
+        return bool(self._waiting)
+
+    def send(
+        self, message: SidecarMessage, request: int, *, descriptors: tuple[int, ...] = (), version: int
+    ) -> None:
+        """Send or queue a reply. Raises ReceiverTooSlowError, OSError when the connection broke."""
+        data = encode_message(message, request, version=version)
+        if not self._waiting:
+            try:
+                send_datagram(self.socket, data, descriptors)
+            except BlockingIOError:
+                if descriptors:
+                    raise ReceiverTooSlowError from None
+                self._loop.add_writer(self.socket, self._flush)
+            else:
+                return
+        if len(self._waiting) >= ATTACH_QUEUE_MESSAGES_MAX:
+            raise ReceiverTooSlowError
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        """Close the socket and forget what waits. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self.socket)
+        self._loop.remove_writer(self.socket)
+        self._waiting.clear()
+        self.socket.close()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            try:
+                send_datagram(self.socket, self._waiting[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._on_broken(self)
+                return
+            self._waiting.popleft()
+        self._loop.remove_writer(self.socket)
+
+
+def close_pidfd(process: AttachedProcess, loop: asyncio.AbstractEventLoop) -> None:
+    """Stop watching a process and close its pidfd."""
+    loop.remove_reader(process.pidfd)
+    os.close(process.pidfd)

@@ -1,0 +1,308 @@
+"""The attach socket: workers get the arena's descriptors here, reserve and commit, and are followed until they end.
+
+Nothing that a client sends may raise out of a handler, wait, or touch another client. A client's row ends with its
+process (pidfd); with its connection alone it becomes an orphan (rule R17).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from cache_l2.attach_messages import Detach, Done, Failed, Hello, Refusal, Refused, SidecarMessage
+from cache_l2.attach_socket import Datagram, DatagramReceiver, close_all, peer_of
+from cache_l2.attach_wire import HELLO_DESCRIPTORS, PROTOCOL_VERSION, decode_client_message
+from cache_l2.store import ArenaStore
+from kv_types.clock import Clock
+from kv_types.errors import LimitExceededError, ProtocolError, StrataError
+from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT
+from sidecar.attach_connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
+from sidecar.attach_endpoint import listen_on, unlink_own
+from sidecar.attach_requests import carry_out
+from sidecar.attach_welcome import Refusing, judge_hello, welcome
+
+_BACKLOG = 128
+_ACCEPTS_PER_WAKE = 16
+_MESSAGES_PER_WAKE = 8
+_HANDSHAKES_MAX = 64
+_ACCEPT_PAUSE_S = 0.2
+
+Observer: TypeAlias = Callable[[str, float], None]
+
+_log = structlog.get_logger("stratakv.attach")
+
+
+class AttachServer:
+    """Serves one ArenaStore on one socket path, in the event loop that calls `start`."""
+
+    def __init__(
+        self, store: ArenaStore, path: Path, *, clock: Clock, observe: Observer | None = None
+    ) -> None:
+        """`observe` is told the name and the seconds of each request that was carried out."""
+        self._store = store
+        self._observe = observe
+        self._path = path
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        self._inode = 0
+        self._receiver = DatagramReceiver()
+        self._connections: set[Connection] = set()
+        self._processes: dict[int, AttachedProcess] = {}
+        self._counts: Counter[str] = Counter()
+        self._empty = asyncio.Event()
+
+    @property
+    def path(self) -> Path:
+        """Where clients connect."""
+        return self._path
+
+    async def start(self) -> None:
+        """Listen, for this user alone (0600). A stale path is taken over.
+
+        Raises EndpointInUseError naming the holder when somebody listens there, ConfigError when it is no usable path.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._listener, self._inode = listen_on(self._path, backlog=_BACKLOG)
+        self._loop.add_reader(self._listener, self._on_accept)
+
+    async def stop(self, drain_s: float) -> None:
+        """Stop listening, let clients leave for `drain_s` at most, then close every connection. Idempotent.
+
+        Close the store's header first (`ArenaStore.drain`): it is what tells clients to leave.
+        """
+        loop = self._running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+            unlink_own(self._path, self._inode)
+        if self._connections and drain_s > 0:
+            self._empty.clear()
+            try:
+                await asyncio.wait_for(self._empty.wait(), drain_s)
+            except TimeoutError:
+                _log.info("clients stay attached to a sidecar that ends", clients=len(self._connections))
+        for connection in list(self._connections):
+            self._close(connection)
+        for process in list(self._processes.values()):
+            close_pidfd(process, loop)
+        self._processes.clear()
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters since start, and `connections` and `processes` now."""
+        names = (
+            "accepted", "attached", "detached", "ended", "orphaned", "refused", "garbage", "dropped_slow",
+            "handshakes_timed_out", "shed", "failed_requests", "handler_errors", "messages",
+        )  # fmt: skip
+        return {
+            **{name: self._counts[name] for name in names},
+            "connections": len(self._connections),
+            "processes": len(self._processes),
+        }
+
+    def processes(self) -> list[AttachedProcess]:
+        """Clients whose processes live, in the order of their rows."""
+        return [self._processes[row] for row in sorted(self._processes)]
+
+    # --- connections ---
+
+    def _on_accept(self) -> None:
+        assert self._listener is not None
+        loop = self._running_loop()
+        for _ in range(_ACCEPTS_PER_WAKE):
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # out of descriptors, most likely: a level-triggered loop would spin on the waiting connection
+                _log.warning("accepting failed", error=str(error))
+                loop.remove_reader(self._listener)
+                loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+                return
+            self._take_in(accepted)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None:
+            self._running_loop().add_reader(self._listener, self._on_accept)
+
+    def _take_in(self, accepted: socket.socket) -> None:
+        loop = self._running_loop()
+        self._counts["accepted"] += 1
+        strangers = sum(connection.process is None for connection in self._connections)
+        if strangers >= _HANDSHAKES_MAX:
+            self._counts["shed"] += 1
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = Connection(accepted, peer_of(accepted), loop, self._close)
+        self._connections.add(connection)
+        loop.add_reader(accepted, self._on_readable, connection)
+        loop.call_later(ATTACH_DEADLINE_S_DEFAULT, self._expect_attached, connection)
+
+    def _expect_attached(self, connection: Connection) -> None:
+        if connection.process is None and not connection.is_closed:
+            self._counts["handshakes_timed_out"] += 1
+            self._close(connection)
+
+    def _on_readable(self, connection: Connection) -> None:
+        try:
+            for _ in range(_MESSAGES_PER_WAKE):
+                if connection.is_closed or not self._take_message(connection):
+                    return
+        except Exception:  # noqa: BLE001  (the boundary to what clients send: one of them must not stop the loop)
+            self._counts["handler_errors"] += 1
+            _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
+            self._close(connection)
+
+    def _take_message(self, connection: Connection) -> bool:
+        """Handle one message; False when none is there or the connection has ended."""
+        is_stranger = connection.process is None
+        try:
+            datagram = self._receiver.receive(
+                connection.socket, descriptors=HELLO_DESCRIPTORS if is_stranger else 0
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._close(connection)
+            return False
+        if datagram is None:
+            self._close(connection)
+            return False
+        self._counts["messages"] += 1
+        descriptors = list(datagram.descriptors)
+        try:
+            self._handle(connection, datagram, descriptors)
+        except ProtocolError as error:
+            self._counts["garbage"] += 1
+            _log.warning(
+                "garbage on the attach socket", pid=connection.pid, uid=connection.peer.uid, error=str(error)
+            )
+            self._close(connection)
+        except ReceiverTooSlowError:
+            self._counts["dropped_slow"] += 1
+            _log.warning("a client does not read its replies; it is dropped", pid=connection.pid)
+            self._close(connection)
+        except OSError:
+            self._close(connection)
+        finally:
+            close_all(descriptors)
+        return not connection.is_closed
+
+    def _handle(self, connection: Connection, datagram: Datagram, descriptors: list[int]) -> None:
+        if datagram.problem is not None:
+            raise ProtocolError(datagram.problem)
+        request, message = decode_client_message(datagram.data)
+        process = connection.process
+        if process is None:
+            if not isinstance(message, Hello):
+                raise ProtocolError(f"{type(message).__name__} before the handshake")
+            self._shake_hands(connection, request, message, descriptors)
+            return
+        if isinstance(message, Hello):
+            raise ProtocolError("a second handshake on one connection")
+        if isinstance(message, Detach):
+            self._detach(connection, request, process)
+            return
+        reply: SidecarMessage
+        began = time.perf_counter()
+        try:
+            reply = carry_out(self._store, self._clock, process, message)
+        except StrataError as error:
+            self._counts["failed_requests"] += 1
+            reply = Failed(error.code, str(error))
+        connection.send(reply, request, version=PROTOCOL_VERSION)
+        if self._observe is not None:
+            self._observe(type(message).__name__.lower(), time.perf_counter() - began)
+
+    def _close(self, connection: Connection) -> None:
+        """The connection is over. Its process, if it attached, becomes an orphan until its pidfd fires."""
+        if connection.is_closed:
+            return
+        connection.close()
+        self._connections.discard(connection)
+        process = connection.process
+        if process is not None and self._processes.get(process.row) is process:
+            process.connection = None
+            self._counts["orphaned"] += 1
+            self._store.orphan_client(process.row)
+        if not self._connections:
+            self._empty.set()
+
+    # --- lives ---
+
+    def _shake_hands(
+        self, connection: Connection, request: int, hello: Hello, descriptors: list[int]
+    ) -> None:
+        refusal = judge_hello(hello, connection.peer, descriptors, now_ns=self._clock.now_ns())
+        if refusal is None and self._store.is_draining:
+            refusal = Refusing(Refusal.CLOSING, "this sidecar is ending")
+        if refusal is not None:
+            self._refuse(connection, request, refusal)
+            return
+        try:
+            row = self._store.open_client(connection.pid)
+        except LimitExceededError as error:
+            self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, str(error)))
+            return
+        process = AttachedProcess(
+            row=row, pid=connection.pid, pidfd=descriptors[0], name=hello.name, writable=bool(hello.role),
+            connection=connection,
+        )  # fmt: skip
+        try:
+            self._running_loop().add_reader(process.pidfd, self._on_exit, process)
+        except OSError:
+            self._store.end_client(row)
+            raise
+        descriptors.clear()  # the pidfd is the process's now
+        connection.process = process
+        self._processes[row] = process
+        self._counts["attached"] += 1
+        welcome(self._store, self._clock, connection, request, process)
+        _log.info("client attached", pid=process.pid, row=row, name=process.name, writable=process.writable)
+
+    def _refuse(self, connection: Connection, request: int, refusal: Refusing) -> None:
+        self._counts["refused"] += 1
+        _log.warning(
+            "handshake refused",
+            pid=connection.pid,
+            uid=connection.peer.uid,
+            why=refusal.code.name,
+            text=refusal.text,
+        )
+        connection.send(Refused(refusal.code, refusal.text), request, version=PROTOCOL_VERSION)
+        self._close(connection)
+
+    def _detach(self, connection: Connection, request: int, process: AttachedProcess) -> None:
+        self._counts["detached"] += 1
+        if not self._store.client_holds(process.row):
+            self._end(process)
+        # ended before it is told: a client that does not wait for the answer must not leave an orphan
+        connection.send(Done(), request, version=PROTOCOL_VERSION)
+        self._close(connection)
+
+    def _on_exit(self, process: AttachedProcess) -> None:
+        """The process ended: so do its leases and reservations, even if a child still holds the socket."""
+        self._end(process)
+        if process.connection is not None:
+            self._close(process.connection)
+
+    def _end(self, process: AttachedProcess) -> None:
+        if self._processes.pop(process.row, None) is None:
+            return
+        close_pidfd(process, self._running_loop())
+        self._counts["ended"] += 1
+        self._store.end_client(process.row)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "the server was not started"
+        return self._loop
