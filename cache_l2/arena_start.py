@@ -35,7 +35,8 @@ _log = structlog.get_logger("stratakv.arena")
 class ArenaConfig:
     """Settings of one arena; zeros of `segment_bytes` and `pages_max` are chosen from its size.
 
-    `default_ttl_s` 0: pages never expire. `client_rows` includes the sidecar's own. Raises ConfigError.
+    `copy_kernel` numbers one of `_native.COPY_KERNELS`; `default_ttl_s` 0: pages never expire;
+    `client_rows` includes the sidecar's own. Raises ConfigError.
     """
 
     arena_bytes: int
@@ -48,6 +49,7 @@ class ArenaConfig:
     reservation_s: float = RESERVATION_S_DEFAULT
     default_ttl_s: int = 0
     index_hash_bits: int = 64
+    copy_kernel: int = 0
     prefault: bool = True
 
     def __post_init__(self) -> None:
@@ -81,7 +83,8 @@ def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None
         arena = Arena(
             arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, entries=sizes.pages_max,
             rows=config.client_rows, leases_per_row=config.leases_per_client, ring_records=config.ring_records,
-            life=life, index_hash_bits=config.index_hash_bits, prefault=config.prefault,
+            life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
+            prefault=config.prefault,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"the arena's settings do not fit together: {error}") from error

@@ -127,6 +127,8 @@ def _await_reply(
 
 
 def _accepted(reply: SidecarMessage, descriptors: tuple[int, ...], before_ns: int) -> Welcome:
+    if isinstance(reply, Refused) and reply.code == Refusal.CLOSING:
+        raise SidecarUnreachableError(f"the sidecar is ending: {reply.text}")
     if isinstance(reply, Refused):
         advice = _ADVICE.get(reply.code)  # type: ignore[call-overload]  # codes of newer sidecars are plain numbers
         raise HandshakeError(f"the sidecar refused: {reply.text}" + (f" ({advice})" if advice else ""))

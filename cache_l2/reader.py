@@ -149,6 +149,10 @@ class AttachedArena:
             return False
         return not self.reader.closed
 
+    def fileno(self) -> int:
+        """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
+        return self._channel.fileno()
+
     def register(self, canonical: bytes, page_bytes: int, *, deadline_s: float) -> Registration:
         """Make a namespace known to the sidecar and count it in this client's row.
 

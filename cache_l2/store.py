@@ -342,7 +342,7 @@ class ArenaStore:
 
     # --- PageStore, for those who come over the network ---
 
-    def look_up(self, namespace: NamespaceId, keys: Sequence[PageKey]) -> LookUpOutcome:
+    def look_up(self, namespace: NamespaceId, keys: Keys) -> LookUpOutcome:
         """Answer how many pages of the chain could be served now; counts nothing, pins nothing."""
         self._namespaces.of_id(namespace)
         return _outcome(*self._reader.match(pack_keys(keys)))

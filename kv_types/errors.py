@@ -91,3 +91,15 @@ class SidecarUnreachableError(StrataError):
     """No sidecar answers at the endpoint. Data-path calls return a miss or refusal instead."""
 
     code = "unreachable"
+
+
+class DeadlineExceededError(StrataError):
+    """The deadline passed before the answer came. Data-path calls return a miss or refusal instead of raising this."""
+
+    code = "deadline"
+
+
+class OverloadedError(StrataError):
+    """The sidecar sheds load. Data-path calls return a miss or refusal instead of raising this."""
+
+    code = "overloaded"

@@ -28,6 +28,16 @@ LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
 RECORD_VARIABLE_BYTES_MAX = 4096
 
+# One client
+PREFETCHES_IN_FLIGHT_MAX = 64
+"""Prefetches that one client may have under way; more are dropped and counted."""
+REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
+"""What one lease over gRPC may bring into the worker's own memory."""
+REATTACH_S_DEFAULT = 30.0
+"""How often a client that was refused shared memory asks for it again."""
+FORK_WAIT_S_MAX = 1.0
+"""How long a fork may be held back until gRPC calls in flight have ended."""
+
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
 SLOT_ALIGN_BYTES = 4096
@@ -58,7 +68,12 @@ ATTACH_MESSAGE_BYTES_MAX = 128 * 1024
 ATTACH_QUEUE_MESSAGES_MAX = 64
 GRPC_CHUNK_BYTES = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+GRPC_CHUNK_BYTES_MIN = 4 * 1024
 GRPC_CONCURRENT_CALLS_MAX = 256
+GRPC_COMPRESSION_BYTES_MIN = 1024
+"""Answers up to this size are never compressed: it costs more than it saves."""
+METRICS_CONNECTIONS_MAX = 16
+METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -71,6 +86,9 @@ FRESHNESS_LEASE_S_DEFAULT = 3.0
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
+GRPC_IDLE_S_MAX = 30.0
+"""A streaming peer that moves no byte for so long is cut off, whatever its deadline."""
+METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"

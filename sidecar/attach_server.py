@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -32,14 +34,20 @@ _MESSAGES_PER_WAKE = 8
 _HANDSHAKES_MAX = 64
 _ACCEPT_PAUSE_S = 0.2
 
+Observer: TypeAlias = Callable[[str, float], None]
+
 _log = structlog.get_logger("stratakv.attach")
 
 
 class AttachServer:
     """Serves one ArenaStore on one socket path, in the event loop that calls `start`."""
 
-    def __init__(self, store: ArenaStore, path: Path, *, clock: Clock) -> None:
+    def __init__(
+        self, store: ArenaStore, path: Path, *, clock: Clock, observe: Observer | None = None
+    ) -> None:
+        """`observe` is told the name and the seconds of each request that was carried out."""
         self._store = store
+        self._observe = observe
         self._path = path
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -206,12 +214,15 @@ class AttachServer:
             self._detach(connection, request, process)
             return
         reply: SidecarMessage
+        began = time.perf_counter()
         try:
             reply = carry_out(self._store, self._clock, process, message)
         except StrataError as error:
             self._counts["failed_requests"] += 1
             reply = Failed(error.code, str(error))
         connection.send(reply, request, version=PROTOCOL_VERSION)
+        if self._observe is not None:
+            self._observe(type(message).__name__.lower(), time.perf_counter() - began)
 
     def _close(self, connection: Connection) -> None:
         """The connection is over. Its process, if it attached, becomes an orphan until its pidfd fires."""

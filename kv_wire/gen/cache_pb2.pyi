@@ -1,0 +1,375 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_L1: _ClassVar[Tier]
+    TIER_L2: _ClassVar[Tier]
+    TIER_L3: _ClassVar[Tier]
+
+class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISS_REASON_NONE: _ClassVar[MissReason]
+    MISS_REASON_ABSENT: _ClassVar[MissReason]
+    MISS_REASON_STALE: _ClassVar[MissReason]
+    MISS_REASON_CLOSED: _ClassVar[MissReason]
+    MISS_REASON_INVALIDATED: _ClassVar[MissReason]
+    MISS_REASON_LEASE_EXPIRED: _ClassVar[MissReason]
+    MISS_REASON_LEASE_LIMIT: _ClassVar[MissReason]
+    MISS_REASON_ABORTED: _ClassVar[MissReason]
+    MISS_REASON_DEADLINE: _ClassVar[MissReason]
+    MISS_REASON_UNREACHABLE: _ClassVar[MissReason]
+    MISS_REASON_UNCACHEABLE: _ClassVar[MissReason]
+    MISS_REASON_CORRUPT: _ClassVar[MissReason]
+    MISS_REASON_RACED: _ClassVar[MissReason]
+    MISS_REASON_EXPIRED: _ClassVar[MissReason]
+    MISS_REASON_UNKNOWN_NAMESPACE: _ClassVar[MissReason]
+    MISS_REASON_OVERLOADED: _ClassVar[MissReason]
+
+class PutStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUT_STATUS_STORED: _ClassVar[PutStatus]
+    PUT_STATUS_KNOWN: _ClassVar[PutStatus]
+    PUT_STATUS_REFUSED: _ClassVar[PutStatus]
+
+class RefuseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSE_REASON_NONE: _ClassVar[RefuseReason]
+    REFUSE_REASON_FULL: _ClassVar[RefuseReason]
+    REFUSE_REASON_TOO_LARGE: _ClassVar[RefuseReason]
+    REFUSE_REASON_PARENT_ABSENT: _ClassVar[RefuseReason]
+    REFUSE_REASON_STAMP_FOREIGN: _ClassVar[RefuseReason]
+    REFUSE_REASON_INVALIDATED: _ClassVar[RefuseReason]
+    REFUSE_REASON_CLOSED: _ClassVar[RefuseReason]
+    REFUSE_REASON_UNREACHABLE: _ClassVar[RefuseReason]
+    REFUSE_REASON_DEADLINE: _ClassVar[RefuseReason]
+    REFUSE_REASON_BUSY: _ClassVar[RefuseReason]
+    REFUSE_REASON_UNCACHEABLE: _ClassVar[RefuseReason]
+    REFUSE_REASON_QUOTA: _ClassVar[RefuseReason]
+    REFUSE_REASON_EXPIRED: _ClassVar[RefuseReason]
+    REFUSE_REASON_CORRUPT: _ClassVar[RefuseReason]
+    REFUSE_REASON_UNKNOWN_NAMESPACE: _ClassVar[RefuseReason]
+    REFUSE_REASON_OVERLOADED: _ClassVar[RefuseReason]
+    REFUSE_REASON_PAGE_SIZE: _ClassVar[RefuseReason]
+TIER_UNSPECIFIED: Tier
+TIER_L1: Tier
+TIER_L2: Tier
+TIER_L3: Tier
+MISS_REASON_NONE: MissReason
+MISS_REASON_ABSENT: MissReason
+MISS_REASON_STALE: MissReason
+MISS_REASON_CLOSED: MissReason
+MISS_REASON_INVALIDATED: MissReason
+MISS_REASON_LEASE_EXPIRED: MissReason
+MISS_REASON_LEASE_LIMIT: MissReason
+MISS_REASON_ABORTED: MissReason
+MISS_REASON_DEADLINE: MissReason
+MISS_REASON_UNREACHABLE: MissReason
+MISS_REASON_UNCACHEABLE: MissReason
+MISS_REASON_CORRUPT: MissReason
+MISS_REASON_RACED: MissReason
+MISS_REASON_EXPIRED: MissReason
+MISS_REASON_UNKNOWN_NAMESPACE: MissReason
+MISS_REASON_OVERLOADED: MissReason
+PUT_STATUS_STORED: PutStatus
+PUT_STATUS_KNOWN: PutStatus
+PUT_STATUS_REFUSED: PutStatus
+REFUSE_REASON_NONE: RefuseReason
+REFUSE_REASON_FULL: RefuseReason
+REFUSE_REASON_TOO_LARGE: RefuseReason
+REFUSE_REASON_PARENT_ABSENT: RefuseReason
+REFUSE_REASON_STAMP_FOREIGN: RefuseReason
+REFUSE_REASON_INVALIDATED: RefuseReason
+REFUSE_REASON_CLOSED: RefuseReason
+REFUSE_REASON_UNREACHABLE: RefuseReason
+REFUSE_REASON_DEADLINE: RefuseReason
+REFUSE_REASON_BUSY: RefuseReason
+REFUSE_REASON_UNCACHEABLE: RefuseReason
+REFUSE_REASON_QUOTA: RefuseReason
+REFUSE_REASON_EXPIRED: RefuseReason
+REFUSE_REASON_CORRUPT: RefuseReason
+REFUSE_REASON_UNKNOWN_NAMESPACE: RefuseReason
+REFUSE_REASON_OVERLOADED: RefuseReason
+REFUSE_REASON_PAGE_SIZE: RefuseReason
+
+class Stamp(_message.Message):
+    __slots__ = ("incarnation", "revision")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    revision: int
+    def __init__(self, incarnation: _Optional[bytes] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class RegisterNamespaceRequest(_message.Message):
+    __slots__ = ("canonical", "page_bytes")
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    canonical: bytes
+    page_bytes: int
+    def __init__(self, canonical: _Optional[bytes] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+
+class RegisterNamespaceResponse(_message.Message):
+    __slots__ = ("namespace_id", "life", "stamp")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    life: bytes
+    stamp: Stamp
+    def __init__(self, namespace_id: _Optional[bytes] = ..., life: _Optional[bytes] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+
+class Chain(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
+
+class LookUpRequest(_message.Message):
+    __slots__ = ("namespace_id", "rows", "prefetch")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    rows: _containers.RepeatedCompositeFieldContainer[Chain]
+    prefetch: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[Chain, _Mapping]]] = ..., prefetch: _Optional[bool] = ...) -> None: ...
+
+class TierPages(_message.Message):
+    __slots__ = ("tier", "pages")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    pages: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., pages: _Optional[int] = ...) -> None: ...
+
+class RowOutcome(_message.Message):
+    __slots__ = ("pages", "tiers", "ended_by", "pending_pages")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BY_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierPages]
+    ended_by: MissReason
+    pending_pages: int
+    def __init__(self, pages: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPages, _Mapping]]] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., pending_pages: _Optional[int] = ...) -> None: ...
+
+class LookUpResponse(_message.Message):
+    __slots__ = ("rows", "stamp")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[RowOutcome]
+    stamp: Stamp
+    def __init__(self, rows: _Optional[_Iterable[_Union[RowOutcome, _Mapping]]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("namespace_id", "chain", "start", "chunk_bytes")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    chain: Chain
+    start: int
+    chunk_bytes: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("header", "chunks", "trailer")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    TRAILER_FIELD_NUMBER: _ClassVar[int]
+    header: GetHeader
+    chunks: _containers.RepeatedCompositeFieldContainer[PageChunk]
+    trailer: GetTrailer
+    def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PageChunk, _Mapping]]] = ..., trailer: _Optional[_Union[GetTrailer, _Mapping]] = ...) -> None: ...
+
+class GetHeader(_message.Message):
+    __slots__ = ("pages", "page_bytes", "ended_by", "stamp")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BY_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    page_bytes: int
+    ended_by: MissReason
+    stamp: Stamp
+    def __init__(self, pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+
+class PageChunk(_message.Message):
+    __slots__ = ("page", "offset", "data", "checksum")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    offset: int
+    data: bytes
+    checksum: int
+    def __init__(self, page: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class GetTrailer(_message.Message):
+    __slots__ = ("pages", "ended_by")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BY_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    ended_by: MissReason
+    def __init__(self, pages: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("header", "chunks")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    header: PutHeader
+    chunks: _containers.RepeatedCompositeFieldContainer[PageChunk]
+    def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PageChunk, _Mapping]]] = ...) -> None: ...
+
+class PutHeader(_message.Message):
+    __slots__ = ("namespace_id", "chain", "start", "stamp", "ttl_s", "producer", "tags", "computed_from_ms", "computed_until_ms")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    chain: Chain
+    start: int
+    stamp: Stamp
+    ttl_s: int
+    producer: bytes
+    tags: _containers.RepeatedScalarFieldContainer[bytes]
+    computed_from_ms: int
+    computed_until_ms: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., ttl_s: _Optional[int] = ..., producer: _Optional[bytes] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ...) -> None: ...
+
+class PutOutcome(_message.Message):
+    __slots__ = ("status", "reason")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    status: PutStatus
+    reason: RefuseReason
+    def __init__(self, status: _Optional[_Union[PutStatus, str]] = ..., reason: _Optional[_Union[RefuseReason, str]] = ...) -> None: ...
+
+class PutResponse(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedCompositeFieldContainer[PutOutcome]
+    def __init__(self, pages: _Optional[_Iterable[_Union[PutOutcome, _Mapping]]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NamespaceStatus(_message.Message):
+    __slots__ = ("namespace_id", "model", "page_bytes", "page_tokens", "resident_pages", "resident_bytes", "requested_pages", "l1_pages", "l2_pages", "l3_pages", "missed_pages")
+    class MissedPagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    L1_PAGES_FIELD_NUMBER: _ClassVar[int]
+    L2_PAGES_FIELD_NUMBER: _ClassVar[int]
+    L3_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    model: str
+    page_bytes: int
+    page_tokens: int
+    resident_pages: int
+    resident_bytes: int
+    requested_pages: int
+    l1_pages: int
+    l2_pages: int
+    l3_pages: int
+    missed_pages: _containers.ScalarMap[str, int]
+    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_bytes: _Optional[int] = ..., page_tokens: _Optional[int] = ..., resident_pages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., requested_pages: _Optional[int] = ..., l1_pages: _Optional[int] = ..., l2_pages: _Optional[int] = ..., l3_pages: _Optional[int] = ..., missed_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ClientStatus(_message.Message):
+    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    pid: int
+    state: str
+    leases: int
+    leased_bytes: int
+    reservations: int
+    name: str
+    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir")
+    class ArenaEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AttachEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_PATH_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FRESHNESS_REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_DIR_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    life: bytes
+    pid: int
+    uptime_s: float
+    serving: bool
+    stamp: Stamp
+    view: int
+    arena_bytes: int
+    arena: _containers.ScalarMap[str, int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
+    clients: _containers.RepeatedCompositeFieldContainer[ClientStatus]
+    attach_path: str
+    grpc_addresses: _containers.RepeatedScalarFieldContainer[str]
+    metrics_address: str
+    freshness_remaining_ms: int
+    attach: _containers.ScalarMap[str, int]
+    runtime_dir: str
+    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,115 @@
+"""The arena as the gRPC service sees it: ArenaStore's own row behind the `ServedStore` protocol."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from cache_l2._native import Lease
+from cache_l2.store import ArenaStore, NamespaceCounts
+from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+from kv_types.outcomes import (
+    Known,
+    LookUpOutcome,
+    MissReason,
+    PutOutcome,
+    PutStatus,
+    Refused,
+    RefuseReason,
+    put_outcome,
+)
+from sidecar.served_store import Place, PutTerms, ServedNamespace
+
+
+class ArenaLease:
+    """A native lease as the service uses it."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.views: Sequence[memoryview] = list(lease)
+        self.ended_by = MissReason(lease.reason)
+
+    def release(self) -> None:
+        """Let go of the pages; the views end with it."""
+        self.views = ()
+        self._lease.release()
+
+
+class ArenaService:
+    """Puts and gets of remote clients, in the sidecar's own row of the clients' table."""
+
+    def __init__(self, store: ArenaStore) -> None:
+        self._store = store
+        self._written_bytes: Counter[NamespaceId] = Counter()
+
+    @property
+    def life(self) -> LifeId:
+        """This life of the sidecar."""
+        return self._store.life
+
+    def stamp(self) -> Stamp:
+        """Return the position to load before any reuse."""
+        return self._store.stamp()
+
+    def register_namespace(self, canonical: bytes, page_bytes: int) -> ServedNamespace:
+        """Make a namespace known; see ArenaStore.register."""
+        record = self._store.register(canonical, page_bytes)
+        return ServedNamespace(record.id, record.page_bytes)
+
+    def served_namespace(self, namespace: NamespaceId) -> ServedNamespace:
+        """Return a registered namespace; raises UnknownNamespaceError."""
+        record = self._store.namespace(namespace)
+        return ServedNamespace(record.id, record.page_bytes)
+
+    def look_up_chain(self, namespace: NamespaceId, keys: bytes) -> LookUpOutcome:
+        """Tell how much of a chain could be served now."""
+        return self._store.look_up(namespace, keys)
+
+    def lease_chain(self, namespace: NamespaceId, keys: bytes, *, start: int) -> ArenaLease:
+        """Pin what can be served of keys[start:]."""
+        return ArenaLease(self._store.lease(namespace, keys, start=start))
+
+    def reserve_page(
+        self, namespace: NamespaceId, *, parent: PageKey | None, key: PageKey, ttl_s: int | None
+    ) -> Place | Known | Refused:
+        """Reserve a place for one page."""
+        record = self._store.namespace(namespace)
+        ((status, reason, reservation, offset),) = self._store.reserve(
+            self._store.own_row, record, parent, key, ttl_s
+        )
+        if status == PutStatus.KNOWN:
+            return Known()
+        if status == PutStatus.REFUSED:
+            return Refused(RefuseReason(reason))
+        view = memoryview(self._store.reader.slot(offset, record.page_bytes))
+        return Place(reservation, view.cast("B"))
+
+    def commit_page(self, place: Place, terms: PutTerms) -> PutOutcome:
+        """Make a filled place visible."""
+        ((status, reason),) = self._store.commit(
+            self._store.own_row,
+            [place.reservation],
+            stamp=terms.stamp or self._store.stamp(),
+            producer=terms.producer,
+            tags=terms.tags,
+            computed_from_ms=terms.computed_from_ms,
+            computed_until_ms=terms.computed_until_ms,
+        )
+        return put_outcome(status, reason)
+
+    def abort_page(self, place: Place) -> None:
+        """Give a place back."""
+        self._store.abort(self._store.own_row, [place.reservation])
+
+    def count_written(self, namespace: NamespaceId, written_bytes: int) -> None:
+        """Account payload bytes of a put: the reader's own counters see only copies that it makes itself."""
+        self._written_bytes[namespace] += written_bytes
+
+    def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:
+        """The arena's accounts with the bytes that came over gRPC."""
+        counts = dict(self._store.namespace_counts())
+        for namespace, written in self._written_bytes.items():
+            counts[namespace] = counts.get(namespace, NamespaceCounts()) + NamespaceCounts(
+                bytes_written=written
+            )
+        return counts

@@ -1,0 +1,194 @@
+"""The settings of the daemon: one model that knows every key, its meaning, its default and its bounds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kv_types import limits
+from sidecar.units import format_duration, format_size, parse_duration, parse_size
+
+ENVIRONMENT_PREFIX = "STRATAKV_"
+AUTO = "auto"
+OFF = "off"
+
+
+def _word(word: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Read `word` as None and hand everything else on."""
+
+    def read(value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value.strip().lower() == word):
+            return None
+        return otherwise(value)
+
+    return read
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+SizeOrAuto = Annotated[int | None, BeforeValidator(_word(AUTO, parse_size))]
+CountOrAuto = Annotated[int | None, BeforeValidator(_word(AUTO, lambda value: value))]
+PortOrOff = Annotated[int | None, BeforeValidator(_word(OFF, lambda value: value))]
+TextOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, lambda value: value))]
+TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value))]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+
+def default_runtime_dir() -> Path:
+    """Return $XDG_RUNTIME_DIR/stratakv, else a directory of this user's under /tmp."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "stratakv" if base else Path(f"/tmp/stratakv-{os.getuid()}")  # noqa: S108 - 0700 and checked
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. The docstring of a field is its documentation, everywhere."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    runtime_dir: Path = Field(default_factory=default_runtime_dir)
+    """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
+
+    arena_size: Size = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
+    """Host memory for pages. All of it is committed at start: an arena that does not fit is refused then."""
+
+    segment_size: SizeOrAuto = Field(default=None, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
+    """Unit in which memory moves between page sizes, and the largest page; auto: by the arena's size."""
+
+    pages_max: CountOrAuto = Field(default=None, ge=1, le=limits.ARENA_PAGES_MAX)
+    """Pages that the index can hold; auto: by the arena's size."""
+
+    client_rows: int = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
+    """Workers that can be attached at once, one row being the sidecar's own."""
+
+    leases_per_client: int = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
+    """Pages that one worker can hold leased at once; also the longest chain that one look-up can pin."""
+
+    freshness_lease: Duration = Field(default=limits.FRESHNESS_LEASE_S_DEFAULT, ge=0.1, le=60.0)
+    """How long workers go on serving hits after the sidecar's last heartbeat. It beats four times as often."""
+
+    reservation_time: Duration = Field(default=limits.RESERVATION_S_DEFAULT, ge=1.0, le=3600.0)
+    """How long a worker may take from reserving places to committing the pages it filled."""
+
+    default_ttl: Duration = Field(default=0.0, ge=0.0, le=365 * 86_400.0)
+    """Time after which a page is dropped even if there is room, unless its put says otherwise; 0: never."""
+
+    drain_time: Duration = Field(default=limits.DRAIN_S_DEFAULT, ge=0.0, le=600.0)
+    """How long running calls may take to finish after SIGTERM or SIGINT; a second signal ends at once."""
+
+    grpc_tcp: TextOrOff = None
+    """host:port to serve gRPC on beside the Unix socket, without authentication: only in a trusted network.
+    Port 0 takes a free one. Other machines reach it only when an outside address is named, such as
+    0.0.0.0:7420. off: no TCP."""
+
+    metrics_port: PortOrOff = Field(default=0, ge=0, le=65_535)
+    """Port of 127.0.0.1 that serves Prometheus metrics under /metrics. 0: any free port, told at start and by
+    `stratakv status`, so that several sidecars can share a machine; name a port to have it scraped. off: none."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How log lines look: for people, or one JSON object a line; auto: console on a terminal, else JSON."""
+
+    prefault: bool = True
+    """Touch all of the arena at start, so that no copy pays for a first touch later."""
+
+    copy_kernel: TextOrAuto = None
+    """Copy routine, by name; auto: the fastest one by a measurement at start."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what `sidecar.config_sources` has merged; it reads the other sources, to tell where values are from."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+    @field_validator("runtime_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("grpc_tcp")
+    @classmethod
+    def _host_port(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        match = re.fullmatch(r"(\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value)
+        if match is None or int(match[2]) > 65_535:
+            raise ValueError(
+                f"{value!r} is not host:port; write for example 127.0.0.1:7420, [::1]:7420, or off"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.segment_size is not None and self.segment_size > self.arena_size:
+            raise ValueError(
+                f"segment_size {format_size(self.segment_size)} is larger than arena_size "
+                f"{format_size(self.arena_size)}; make the arena larger or leave segment_size at auto"
+            )
+        return self
+
+
+_SIZES = frozenset({"arena_size", "segment_size"})
+_DURATIONS = frozenset({"freshness_lease", "reservation_time", "default_ttl", "drain_time"})
+_OFF_WHEN_NONE = frozenset({"grpc_tcp", "metrics_port"})
+
+
+def shown(name: str, value: object) -> str:
+    """Write a setting's value the way it can be written in a file or flag."""
+    if value is None:
+        return OFF if name in _OFF_WHEN_NONE else AUTO
+    if name in _SIZES and isinstance(value, int):
+        return format_size(value)
+    if name in _DURATIONS and isinstance(value, float):
+        return format_duration(value) if value else "0"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def default_shown(name: str) -> str:
+    """Write a setting's default; it says how one is found that depends on the machine."""
+    if name == "runtime_dir":
+        return "$XDG_RUNTIME_DIR/stratakv, else /tmp/stratakv-<uid>"
+    return shown(name, Settings.model_fields[name].default)
+
+
+def accepted(name: str) -> str:
+    """Say in a few words what a setting takes."""
+    annotation = Settings.model_fields[name].annotation
+    if name in _SIZES:
+        kind = "size"
+    elif name in _DURATIONS:
+        kind = "duration"
+    elif name == "grpc_tcp":
+        kind = "host:port"
+    elif annotation is Path:
+        kind = "directory"
+    elif annotation is bool:
+        kind = "true or false"
+    elif get_origin(annotation) is Literal:
+        kind = ", ".join(get_args(annotation))
+    else:
+        kind = "name" if name == "copy_kernel" else "number"
+    if get_origin(annotation) is UnionType:
+        kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
+    return kind

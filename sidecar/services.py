@@ -1,0 +1,102 @@
+"""The parts of a running daemon that face outwards, started, described, drained and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cache_l2.store import ArenaStore
+from kv_types.clock import Clock
+from kv_wire.gen import cache_pb2
+from sidecar.arena_service import ArenaService
+from sidecar.attach_server import AttachServer
+from sidecar.cache_service import CacheService
+from sidecar.calls import Calls
+from sidecar.config import Settings
+from sidecar.endpoint import RuntimeDirectory
+from sidecar.grpc_server import GrpcServer
+from sidecar.logs import logger
+from sidecar.metrics import Metrics, Snapshot
+from sidecar.metrics_server import MetricsServer
+from sidecar.status_report import Addresses, StatusReport
+
+_FLUSH_S = 0.25
+"""What the last answers may take from a finished handler to the socket."""
+
+_log = logger("services")
+
+
+class Services:
+    """Attach server, gRPC and metrics over one store."""
+
+    def __init__(
+        self,
+        store: ArenaStore,
+        directory: RuntimeDirectory,
+        settings: Settings,
+        *,
+        version: str,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._settings = settings
+        self._addresses = Addresses(runtime_dir=str(directory.path), attach_path=str(directory.attach_path))
+        service = ArenaService(store)
+        self._report = StatusReport(store, service, version=version, clock=clock, addresses=self._addresses)
+        self.metrics = Metrics(version=version, life=store.life, snapshot=self._snapshot)
+        self._attach = AttachServer(
+            store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
+        )
+        self._calls = Calls(self.metrics.observe_call)
+        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler())
+        self._metrics_server = MetricsServer(self.metrics.registry)
+        self._attach_started = False
+
+    async def start(self) -> None:
+        """Open every socket. What may be refused (ports) comes before what workers wait for (sockets)."""
+        if self._settings.metrics_port is not None:
+            await self._metrics_server.start(self._settings.metrics_port)
+            self._addresses.metrics = self._metrics_server.address
+        await self._grpc.start(self._directory.grpc_path, tcp=self._settings.grpc_tcp)
+        self._addresses.grpc = self._grpc.addresses
+        await self._attach.start()
+        self._attach_started = True
+
+    def described(self) -> dict[str, object]:
+        """Where it can be reached, for the log."""
+        return {
+            "attach": self._addresses.attach_path,
+            "grpc": self._addresses.grpc,
+            "metrics": f"http://{self._addresses.metrics}/metrics" if self._addresses.metrics else "off",
+            "life": self._store.life.hex(),
+        }
+
+    async def drain(self, drain_s: float) -> None:
+        """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
+        await self._grpc.stop_serving()
+        self._store.drain()
+        finished, _ = await asyncio.gather(self._calls.drain(drain_s), self._attach.stop(drain_s))
+        if not finished:
+            _log.warning(
+                "calls still ran at the end of the drain time and were ended", calls=self._calls.running
+            )
+
+    async def close(self) -> None:
+        """Close every socket; may be called at any time after construction."""
+        await self._grpc.stop(_FLUSH_S)
+        if self._attach_started:
+            await self._attach.stop(0.0)
+        await self._metrics_server.stop()
+
+    def _status(self) -> cache_pb2.StatusResponse:
+        return self._report.message(
+            attach=self._attach.statistics(),
+            names={process.row: process.name for process in self._attach.processes()},
+        )
+
+    def _snapshot(self) -> Snapshot:
+        return self._report.snapshot(
+            attach=self._attach.statistics(),
+            calls_running=self._calls.running,
+            calls_refused=self._calls.refused,
+        )

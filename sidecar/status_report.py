@@ -1,0 +1,121 @@
+"""The answer of Status: the sidecar's state as one message."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cache_l2.store import ArenaStore, ClientRow, NamespaceCounts, NamespaceRecord
+from kv_types.clock import Clock
+from kv_types.outcomes import MissReason
+from kv_wire.conversions import stamp_to_wire
+from kv_wire.gen import cache_pb2
+from sidecar.arena_service import ArenaService
+from sidecar.metrics import Snapshot
+
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Where this sidecar can be reached."""
+
+    runtime_dir: str = ""
+    attach_path: str = ""
+    grpc: list[str] = field(default_factory=list)
+    metrics: str = ""
+
+
+class StatusReport:
+    """Reads one store for the status call and for metrics."""
+
+    def __init__(
+        self, store: ArenaStore, service: ArenaService, *, version: str, clock: Clock, addresses: Addresses
+    ) -> None:
+        self._store = store
+        self._service = service
+        self._version = version
+        self._clock = clock
+        self._addresses = addresses
+        self._began = time.monotonic()
+
+    def message(self, *, attach: Mapping[str, int], names: Mapping[int, str]) -> cache_pb2.StatusResponse:
+        """Return the present state as a message; `names` gives what clients call themselves, by row."""
+        counts = self._service.namespace_counts()
+        resident = self._store.namespace_resident()
+        answer = cache_pb2.StatusResponse(
+            version=self._version,
+            life=self._store.life,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - self._began,
+            serving=not self._store.is_draining,
+            stamp=stamp_to_wire(self._store.stamp()),
+            view=self._store.view,
+            arena_bytes=self._store.config.arena_bytes,
+            arena=dict(self._store.statistics()),
+            attach=dict(attach),
+            attach_path=self._addresses.attach_path,
+            grpc_addresses=self._addresses.grpc,
+            metrics_address=self._addresses.metrics,
+            runtime_dir=self._addresses.runtime_dir,
+            freshness_remaining_ms=int(self._freshness_remaining_s() * 1000),
+        )
+        for record in self._store.namespaces():
+            count = counts.get(record.id, NamespaceCounts())
+            answer.namespaces.append(_namespace(record, count, resident.get(record.id, (0, 0))))
+        for row in self._store.clients():
+            answer.clients.append(_client(row, own=self._store.own_row, name=names.get(row.row, "")))
+        return answer
+
+    def snapshot(self, *, attach: Mapping[str, int], calls_running: int, calls_refused: int) -> Snapshot:
+        """Return the present figures for a scrape."""
+        return Snapshot(
+            models={record.id: record.namespace.model for record in self._store.namespaces()},
+            counts=self._service.namespace_counts(),
+            resident=self._store.namespace_resident(),
+            arena=self._store.statistics(),
+            clients=Counter(row.state for row in self._store.clients() if row.row != self._store.own_row),
+            attach=attach,
+            arena_bytes=self._store.config.arena_bytes,
+            freshness_remaining_s=self._freshness_remaining_s(),
+            calls_running=calls_running,
+            calls_refused=calls_refused,
+        )
+
+    def _freshness_remaining_s(self) -> float:
+        return (self._store.reader.freshness_ns() - self._clock.now_ns()) / _NS
+
+
+def _namespace(
+    record: NamespaceRecord, count: NamespaceCounts, resident: tuple[int, int]
+) -> cache_pb2.NamespaceStatus:
+    return cache_pb2.NamespaceStatus(
+        namespace_id=record.id,
+        model=record.namespace.model,
+        page_bytes=record.page_bytes,
+        page_tokens=record.namespace.page_tokens,
+        resident_pages=resident[0],
+        resident_bytes=resident[1],
+        requested_pages=count.requested,
+        l1_pages=count.l1,
+        l2_pages=count.l2,
+        l3_pages=count.l3,
+        missed_pages={
+            reason.name.lower(): count.missed[reason] for reason in MissReason if count.missed[reason]
+        },
+    )
+
+
+def _client(row: ClientRow, *, own: int, name: str) -> cache_pb2.ClientStatus:
+    return cache_pb2.ClientStatus(
+        row=row.row,
+        pid=row.pid,
+        state="service" if row.row == own else row.state,
+        leases=row.leases,
+        leased_bytes=row.leased_bytes,
+        reservations=row.reservations,
+        name=name,
+    )

@@ -1,0 +1,213 @@
+"""`stratakv status`: asks one sidecar over gRPC and shows the answer to a person or a program."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from kv_types.errors import InvalidArgumentError, SidecarUnreachableError, StrataError
+from kv_wire.channel import CacheCalls, check_address, open_channel
+from kv_wire.gen import cache_pb2
+from kv_wire.status import from_rpc_error
+from sidecar.config import default_runtime_dir
+from sidecar.endpoint import GRPC_NAME
+from sidecar.units import format_size
+
+_DEADLINE_S = 5.0
+_USAGE = 2
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def status(
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Runtime directory, unix:<directory> or host:port (default: $STRATAKV_ENDPOINT)."),
+    ] = None,
+    runtime_dir: Annotated[Path | None, typer.Option(help="The sidecar's runtime directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: Annotated[
+        float, typer.Option(min=0.01, max=3600.0, help="Seconds to wait for the answer.")
+    ] = _DEADLINE_S,
+) -> None:
+    """Show what a sidecar holds, who is attached, and hits and misses by reason. Exits 1 when none answers."""
+    try:
+        address = _address(endpoint, runtime_dir)
+    except InvalidArgumentError as error:
+        _fail(error, code=_USAGE)
+    try:
+        answer = ask(address, deadline_s=deadline)
+    except StrataError as error:
+        _fail(error, code=1)
+    if as_json:
+        typer.echo(json.dumps(as_plain(answer), indent=2, sort_keys=True))
+    else:
+        Console().print(render(answer))
+
+
+def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
+    """Return a sidecar's status; raises SidecarUnreachableError naming the address, or another StrataError."""
+    with open_channel(address) as channel:
+        try:
+            answer: cache_pb2.StatusResponse = CacheCalls(channel).status(
+                cache_pb2.StatusRequest(), timeout=deadline_s
+            )
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            if not isinstance(failure, SidecarUnreachableError):
+                raise failure from error
+            raise SidecarUnreachableError(
+                f"no sidecar answers at {address}; start one with `stratakv serve`, or name another by --endpoint"
+            ) from error
+        return answer
+
+
+def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
+    """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present."""
+    plain: dict[str, Any] = MessageToDict(
+        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _numbers(plain, answer)
+    return plain
+
+
+def render(answer: cache_pb2.StatusResponse) -> Group:
+    """Return the answer as tables for a terminal."""
+    parts: list[Any] = [_headline(answer), _memory(answer)]
+    if answer.namespaces:
+        parts.append(_namespaces(answer))
+    parts.append(_clients(answer))
+    return Group(*parts)
+
+
+def _address(endpoint: str | None, runtime_dir: Path | None) -> str:
+    if endpoint is not None and runtime_dir is not None:
+        raise InvalidArgumentError("give --endpoint or --runtime-dir, not both")
+    if runtime_dir is not None:
+        return check_address(f"unix:{runtime_dir.expanduser().absolute() / GRPC_NAME}")
+    text = endpoint or os.environ.get("STRATAKV_ENDPOINT") or str(default_runtime_dir())
+    if text.startswith(("unix:", ".", "~")) or "/" in text:
+        directory = Path(text.removeprefix("unix:")).expanduser().absolute()
+        return check_address(f"unix:{directory / GRPC_NAME}")
+    return check_address(text)
+
+
+def _numbers(plain: Any, message: Any) -> None:
+    """Undo the two conversions of protobuf's JSON that get in the way: 64-bit numbers as text, bytes as base64."""
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            plain[field.name] = {key: int(number) for key, number in sorted(value.items())}
+        elif field.message_type is not None and field.is_repeated:
+            for inner, part in zip(plain[field.name], value, strict=True):
+                _numbers(inner, part)
+        elif field.message_type is not None:
+            if message.HasField(field.name):
+                _numbers(plain[field.name], value)
+            else:
+                plain[field.name] = None
+        elif isinstance(value, bytes):
+            plain[field.name] = value.hex()
+        elif isinstance(value, int) and not isinstance(value, bool) and field.enum_type is None:
+            plain[field.name] = value
+
+
+def _headline(answer: cache_pb2.StatusResponse) -> Text:
+    text = Text(f"stratakv {answer.version}", style="bold")
+    text.append(
+        f"  pid {answer.pid}, up {_since(answer.uptime_s)}, life {answer.life.hex()[:12]}  ", style="default"
+    )
+    fresh = answer.freshness_remaining_ms > 0
+    if answer.serving and fresh:
+        text.append("serving", style="green")
+    else:
+        text.append("draining" if not answer.serving else "stale: hits have stopped", style="red")
+    for label, value in (
+        ("attach ", answer.attach_path),
+        ("grpc   ", ", ".join(answer.grpc_addresses)),
+        ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
+    ):
+        text.append(f"\n{label} {value}", style="dim")
+    return text
+
+
+def _memory(answer: cache_pb2.StatusResponse) -> Table:
+    arena = answer.arena
+    table = _table("memory", "arena", "resident", "leased", "reserved", "pages", "evicted", "expired")
+    table.add_row(
+        format_size(answer.arena_bytes),
+        format_size(arena.get("resident_bytes", 0)),
+        format_size(arena.get("leased_bytes", 0)),
+        format_size(arena.get("reserved_bytes", 0)),
+        f"{arena.get('entries_visible', 0):,}",
+        f"{arena.get('evictions_capacity', 0):,}",
+        f"{arena.get('evictions_ttl', 0):,}",
+    )
+    return table
+
+
+def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
+    table = _table(
+        "namespaces, in pages", "model", "id", "page", "resident", "requested", "L1", "L2", "L3", "missed"
+    )
+    for space in answer.namespaces:
+        missed = ", ".join(f"{reason} {pages:,}" for reason, pages in sorted(space.missed_pages.items()))
+        table.add_row(
+            space.model,
+            space.namespace_id.hex()[:12],
+            f"{space.page_tokens} tokens, {format_size(space.page_bytes)}",
+            f"{space.resident_pages:,} ({format_size(space.resident_bytes)})",
+            f"{space.requested_pages:,}",
+            f"{space.l1_pages:,}",
+            f"{space.l2_pages:,}",
+            f"{space.l3_pages:,}",
+            missed or "0",
+        )
+    return table
+
+
+def _clients(answer: cache_pb2.StatusResponse) -> Table:
+    table = _table("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
+    for client in answer.clients:
+        table.add_row(
+            str(client.row),
+            str(client.pid),
+            client.name,
+            client.state,
+            f"{client.leases:,}",
+            format_size(client.leased_bytes),
+            f"{client.reservations:,}",
+        )
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _since(uptime_s: float) -> str:
+    seconds = int(uptime_s)
+    if seconds >= _DAY_S:
+        return f"{seconds // _DAY_S}d {seconds % _DAY_S // _HOUR_S}h"
+    if seconds >= _HOUR_S:
+        return f"{seconds // _HOUR_S}h {seconds % _HOUR_S // _MINUTE_S}m"
+    return f"{seconds // _MINUTE_S}m {seconds % _MINUTE_S}s" if seconds >= _MINUTE_S else f"{uptime_s:.1f}s"
+
+
+def _fail(error: StrataError, *, code: int) -> None:
+    typer.echo(f"stratakv status: {error}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,1 @@
+"""Tests of the wire: codec, error table, conversions, channel, generated code."""
