@@ -59,7 +59,7 @@ def test_a_pending_row_comes_back() -> None:
 
 
 def test_a_short_hit_always_says_why_it_ended() -> None:
-    assert row_to_wire(Hit(2, Tier.L2), pages_asked=3).ended_by == MissReason.ABSENT
+    assert row_to_wire(Hit(2, Tier.L2), pages_asked=3).ended_by == cache_pb2.MISS_REASON_ABSENT
 
 
 @pytest.mark.parametrize("outcome", [STORED, KNOWN, *(Refused(reason) for reason in RefuseReason)])
