@@ -87,6 +87,8 @@ def test_c23_two_daemons_do_not_share_a_tcp_port(runtime_dir: Path) -> None:
             assert RemoteStore(channel).status().pid == first.pid
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir: Path) -> None:
     shm, before = shared_memory(), {child.pid for child in psutil.Process().children(recursive=True)}
     lives = set()
