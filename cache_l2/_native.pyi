@@ -163,6 +163,8 @@ class Reader:
     ) -> tuple[int, int]:
         """Look up, copy out, check again: (pages, reason). Destinations: one writable contiguous buffer a key of
         keys[start:], or one for all of them; DLPack CPU tensors too. Without the GIL. Counts as `lease` does."""
+    def counts(self, counter: int) -> dict[str, int]:
+        """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
         """Account a look-up that never reached L2: all in L1, or a miss with `reason` for the rest."""
     def fill(

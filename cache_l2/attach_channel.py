@@ -58,6 +58,10 @@ class AttachChannel:
             return True
         return any(flags & _HANGUP for _, flags in self._hangup.poll(0))
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, −1 once closed: poll it for POLLRDHUP to learn of the sidecar's end."""
+        return self._socket.fileno()
+
     def call(self, message: ClientMessage, *, deadline_s: float) -> SidecarMessage:
         """Send `message` and return the reply to it.
 

@@ -117,8 +117,8 @@ class LocalLog:
             entry = self._arena.find(parent)
             if entry is None:
                 break  # not resident: the arena refuses the page for want of its parent
-            above = entry["parent_key"]
-            parent = above if isinstance(above, bytes) and above else None
+            above = entry.get("parent")
+            parent = above if isinstance(above, bytes) else None
         return keys
 
     def _publish(self, event: Event, *, revision: int | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cache_l2._native import Reader
 from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
-from cache_l2.attach_handshake import shake_hands
+from cache_l2.attach_handshake import decline, shake_hands
 from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
@@ -116,7 +116,7 @@ class AttachedArena:
                 writable=writable, prefault=prefault,
             )  # fmt: skip
         except (ValueError, OSError, MemoryError) as error:
-            connection.close()
+            decline(connection)
             raise HandshakeError(f"the sidecar's arena can't be mapped here: {error}") from error
         return cls(AttachChannel(connection), welcome, reader, writable=writable)
 
@@ -148,6 +148,10 @@ class AttachedArena:
         if self._closed or self._forked or self._channel.is_broken:
             return False
         return not self.reader.closed
+
+    def fileno(self) -> int:
+        """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
+        return self._channel.fileno()
 
     def register(self, canonical: bytes, page_bytes: int, *, deadline_s: float) -> Registration:
         """Make a namespace known to the sidecar and count it in this client's row.

@@ -28,6 +28,16 @@ LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
 RECORD_VARIABLE_BYTES_MAX = 4096
 
+# One client
+PREFETCHES_IN_FLIGHT_MAX = 64
+"""Prefetches that one client may have under way; more are dropped and counted."""
+REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
+"""What one lease over gRPC may bring into the worker's own memory."""
+REATTACH_S_DEFAULT = 30.0
+"""How often a client that was refused shared memory asks for it again."""
+FORK_WAIT_S_MAX = 1.0
+"""How long a fork may be held back until gRPC calls in flight have ended."""
+
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
 SLOT_ALIGN_BYTES = 4096

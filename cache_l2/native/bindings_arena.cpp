@@ -110,18 +110,7 @@ nb::dict row_statistics(const PyArena& self, std::uint32_t row) {
 nb::dict row_counts(const PyArena& self, std::uint32_t row, std::uint32_t counter) {
   const std::optional<CountsSnapshot> c = read_counts(self.core().counts(row, counter));
   if (!c) throw std::runtime_error("row " + std::to_string(row) + " kept rewriting its counters while they were read");
-  nb::dict out;
-  out["begun"] = c->begun;
-  out["requested"] = c->requested;
-  out["l1"] = c->l1;
-  out["l2"] = c->l2;
-  out["l3"] = c->l3;
-  for (std::uint32_t i = 0; i < kMissReasons; ++i) out[("miss_" + std::to_string(i)).c_str()] = c->miss[i];
-  out["bytes_read"] = c->bytes_read;
-  out["bytes_written"] = c->bytes_written;
-  out["collisions"] = c->collisions;
-  out["look_ups"] = c->look_ups;
-  return out;
+  return give_counts(*c);
 }
 
 nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace_slot, const std::optional<nb::bytes>& parent,

@@ -1,0 +1,112 @@
+"""Pages of the look-ups that this process completed itself, per namespace: each look-up counted once (invariant I7).
+
+Look-ups that reach the arena are counted in the client's row of shared memory by the native reader; those that end
+before it (no sidecar, no identity, no registration in time) and those over gRPC are counted here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kv_types.outcomes import MissReason, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages asked for and where they came from; `requested` = `l1` + `l2` + `l3` + the sum of `missed`."""
+
+    look_ups: int = 0
+    requested: int = 0
+    l1: int = 0
+    l2: int = 0
+    l3: int = 0
+    missed: Mapping[MissReason, int] = field(default_factory=dict)
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: PageCounts) -> PageCounts:
+        missed = dict(self.missed)
+        for reason, pages in other.missed.items():
+            missed[reason] = missed.get(reason, 0) + pages
+        return PageCounts(
+            look_ups=self.look_ups + other.look_ups,
+            requested=self.requested + other.requested,
+            l1=self.l1 + other.l1,
+            l2=self.l2 + other.l2,
+            l3=self.l3 + other.l3,
+            missed=missed,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+        )
+
+
+def of_row(counts: Mapping[str, int]) -> PageCounts:
+    """Read the counts of one namespace in a client's row, as the native core names them."""
+    missed: dict[MissReason, int] = {
+        reason: pages for reason in MissReason if (pages := counts.get(f"miss_{reason.value}", 0))
+    }
+    return PageCounts(
+        look_ups=counts["look_ups"],
+        requested=counts["requested"],
+        l1=counts["l1"],
+        l2=counts["l2"],
+        l3=counts["l3"],
+        missed=missed,
+        bytes_read=counts["bytes_read"],
+        bytes_written=counts["bytes_written"],
+    )
+
+
+class OwnCounts:
+    """Counts of one namespace, added to by any thread."""
+
+    __slots__ = ("_counts", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = PageCounts()
+
+    def look_up(
+        self, *, requested: int, l1: int = 0, served: int = 0, tier: Tier = Tier.L2,
+        reason: MissReason = MissReason.NONE, bytes_read: int = 0,
+    ) -> None:  # fmt: skip
+        """Count one completed look-up: `l1` pages the caller had, `served` from `tier`, the rest missed by `reason`.
+
+        A rest without a reason would break the sum, so it is counted as absent.
+        """
+        rest = requested - l1 - served
+        missed: dict[MissReason, int] = (
+            {reason if reason is not MissReason.NONE else MissReason.ABSENT: rest} if rest else {}
+        )
+        self.add(
+            PageCounts(
+                look_ups=1,
+                requested=requested,
+                l1=l1 + (served if tier is Tier.L1 else 0),
+                l2=served if tier is Tier.L2 else 0,
+                l3=served if tier is Tier.L3 else 0,
+                missed=missed,
+                bytes_read=bytes_read,
+            )
+        )
+
+    def written(self, payload_bytes: int) -> None:
+        """Count page bytes that were sent."""
+        self.add(PageCounts(bytes_written=payload_bytes))
+
+    def add(self, counts: PageCounts) -> None:
+        """Add counts that were kept elsewhere, for example in a row whose sidecar has ended."""
+        with self._lock:
+            self._counts += counts
+
+    def snapshot(self) -> PageCounts:
+        """All that was counted up to now, of one moment."""
+        with self._lock:
+            return self._counts
+
+    def reset_after_fork(self) -> None:
+        """Start anew in a forked child: the parent keeps what it has counted."""
+        self._lock = threading.Lock()
+        self._counts = PageCounts()

@@ -1,0 +1,307 @@
+"""The client: what a worker does with KV pages, over shared memory where it can be had and gRPC where not.
+
+Misses and refusals are outcomes. Exceptions are for the caller's mistakes (`kv_types.errors`) and a closed client.
+Thread-safe. Each call is bounded by its deadline; a sidecar that is not there costs an answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+
+from inference_worker.accounting import PageCounts
+from inference_worker.buffers import Buffers, page_views
+from inference_worker.chains import packed_chain, pages_after
+from inference_worker.deadlines import Deadline
+from inference_worker.endpoint import parse_endpoint
+from inference_worker.lease import PageLease
+from inference_worker.link import Link
+from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
+from inference_worker.request import Request
+from inference_worker.settings import ClientSettings
+from inference_worker.validity import ClientValidity
+from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
+from kv_types.ids import Stamp
+from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
+from kv_types.namespace import Namespace, Uncacheable
+from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
+from kv_types.page_keys import Keys
+
+__all__ = ["Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
+
+
+class Client:
+    """One worker's connection to its sidecar. Made by `connect`; a context manager that closes itself.
+
+    After a fork the child's copy attaches anew at its next call; leases and requests stay the parent's.
+    """
+
+    def __init__(self, link: Link) -> None:
+        """Use `connect`."""
+        self._link = link
+        self._settings = link.settings
+        self._producer = link.settings.name.encode()
+        self.validity = ClientValidity(link)
+        """Life, view and events of the sidecar's header, for an L1."""
+        self._finalizer = weakref.finalize(self, link.close)
+
+    @classmethod
+    def connect(
+        cls, endpoint: str | os.PathLike[str] | None = None, *, settings: ClientSettings | None = None
+    ) -> Client:
+        """Connect to the sidecar at a runtime directory ("unix:<dir>", a path) or at "host:port" by gRPC alone.
+
+        None takes $STRATAKV_ENDPOINT, else the default runtime directory. Waits for the first attempt to attach, at
+        most settings.attach_deadline_s, and returns whatever came of it: a sidecar may come later, and calls answer
+        unreachable until then. Raises ConfigError.
+        """
+        settings = settings if settings is not None else ClientSettings()
+        link = Link(parse_endpoint(endpoint, os.environ), settings)
+        client = cls(link)
+        if link.wants_shared_memory:
+            link.wait_attempted(Deadline(settings.attach_deadline_s))
+        return client
+
+    def wait_ready(self, *, deadline_s: float) -> bool:
+        """Wait until pages can be reached, for set-ups and tests that start a sidecar; returns whether they can.
+
+        Over gRPC alone this says only that calls are tried. Raises ClosedError.
+        """
+        return self._link.wait_serving(Deadline(deadline_s))
+
+    def register(
+        self, namespace: Namespace | Uncacheable, *, page_bytes: int | None = None
+    ) -> RegisteredNamespace:
+        """Return the handle under which this client's calls name a namespace; nothing is sent yet.
+
+        It stays valid over every life of the sidecar, which is told of it when needed. An Uncacheable gives a handle
+        whose calls answer Miss or Refused with UNCACHEABLE and are counted. `page_bytes` must be given for an
+        engine's own layout, and may be for the canonical one. Raises ClosedError, InvalidArgumentError,
+        LayoutConflictError, LimitExceededError.
+        """
+        return self._link.register(namespace, page_bytes)
+
+    def begin(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> Request:
+        """Begin a request: loads freshness and view before any reuse, and fixes the stamp of what it computes (R1).
+
+        A context manager; end it when the computation's pages are stored. Raises ClosedError.
+        """
+        begun = self._own(namespace).begin(self._deadline(deadline_s))
+        return Request(self, namespace, begun, self._link.home)
+
+    def match(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> LookUpOutcome:
+        """Tell how many pages of keys[start:] could be served now. Pins nothing and is not counted as a look-up.
+
+        `keys` is the chain from the root, packed (32 bytes each; the fast way) or a list of PageKey. Raises
+        InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        try:
+            is_own = namespace.owner is self._link
+        except AttributeError:
+            is_own = False
+        if not is_own:
+            raise self._foreign(namespace)
+        return namespace.pages.match(keys, start)
+
+    def lease(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> PageLease:
+        """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
+
+        `start` pages came from the caller's own L1; they are counted as such. Over gRPC the pages are fetched into
+        memory of the worker. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        try:
+            is_own = namespace.owner is self._link
+        except AttributeError:
+            is_own = False
+        if not is_own:
+            raise self._foreign(namespace)
+        return namespace.pages.lease(keys, start)
+
+    def get(
+        self,
+        namespace: RegisteredNamespace,
+        keys: Keys,
+        destinations: Buffers,
+        *,
+        start: int = 0,
+        deadline_s: float | None = None,
+    ) -> LookUpOutcome:
+        """Copy the longest servable prefix of keys[start:] into `destinations`.
+
+        Destinations: a list of one writable contiguous buffer of page_bytes a page, or one buffer for all of them;
+        CPU tensors too. Those after the hit's end are unspecified. Raises BufferMismatchError, InvalidArgumentError,
+        LimitExceededError, ClosedError.
+        """
+        return self._own(namespace).get(keys, destinations, start, self._deadline(deadline_s))
+
+    def put(
+        self,
+        namespace: RegisteredNamespace,
+        keys: Keys,
+        sources: Buffers,
+        *,
+        start: int = 0,
+        stamp: Stamp | None = None,
+        ttl_s: int | None = None,
+        tags: Sequence[bytes] = (),
+        deadline_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """Store keys[start:] from `sources` (as `destinations` of get); one outcome a page, in order.
+
+        Pages that are known already are not sent. `stamp` is the position that the computation started from; None
+        takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
+        default, 0 is never. After the first refused page all later ones are refused, since they stand on it. What was
+        not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises BufferMismatchError,
+        InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        return self._put(
+            namespace,
+            keys,
+            sources,
+            PutTerms(
+                deadline=self._deadline(deadline_s),
+                start=start,
+                stamp=stamp,
+                ttl_s=ttl_s,
+                tags=_checked_tags(tags),
+                producer=self._producer,
+                computed_until_ms=time.time_ns() // 1_000_000,
+            ),
+        )
+
+    def put_computed(
+        self,
+        namespace: RegisteredNamespace,
+        keys: Keys,
+        sources: Buffers,
+        *,
+        start: int,
+        stamp: Stamp | None,
+        ttl_s: int | None,
+        tags: Sequence[bytes],
+        deadline_s: float | None,
+        computed_from_ms: int,
+        refused: RefuseReason,
+    ) -> list[PutOutcome]:
+        """Store what a request computed; Request.put is the way to call this.
+
+        `computed_from_ms` is the producer's wall clock at the request's beginning. With `refused` the arguments are
+        checked and every page is refused.
+        """
+        terms = PutTerms(
+            deadline=self._deadline(deadline_s),
+            start=start,
+            stamp=stamp,
+            ttl_s=ttl_s,
+            tags=_checked_tags(tags),
+            producer=self._producer,
+            computed_from_ms=computed_from_ms,
+            computed_until_ms=time.time_ns() // 1_000_000,
+        )
+        if refused is RefuseReason.NONE:
+            return self._put(namespace, keys, sources, terms)
+        self._own(namespace)
+        self._check_open()
+        offered = pages_after(keys, start)
+        if namespace.uncacheable is None:
+            page_views(sources, pages=offered, page_bytes=namespace.page_bytes, writable=False, what="source")
+        return [Refused(refused)] * offered
+
+    def prefetch(self, namespace: RegisteredNamespace, keys: Keys) -> bool:
+        """Ask the sidecar to bring pages that only a slower tier has into L2, without waiting.
+
+        Returns whether it was asked: not when all pages are resident, when too many prefetches are under way (they
+        are counted as dropped), or when the computation is uncacheable. Raises InvalidArgumentError,
+        LimitExceededError, ClosedError.
+        """
+        self._own(namespace)
+        self._check_open()
+        packed, wanted = packed_chain(keys, 0)
+        if not wanted or namespace.uncacheable is not None:
+            return False
+        arena = self._link.arena
+        if arena is not None and arena.resident(packed) == wanted:
+            return False
+        return self._link.remote.prefetch(namespace, packed, self._settings.deadline_s)
+
+    def stamp(self) -> Stamp | None:
+        """Return the sidecar's present log position, or None while it cannot be told.
+
+        For a computation use `begin`, which also fixes it and holds back `drained`. Raises ClosedError.
+        """
+        return self._link.stamp(self._deadline(None))
+
+    def statistics(self) -> dict[str, int | str]:
+        """Counters and gauges by name, and why the client is not attached where it is not.
+
+        Pages are those of this process's look-ups since it was connected or forked: requested_pages = l1_pages +
+        l2_pages + l3_pages + the sum of missed_pages_<reason>. Works on a closed client.
+        """
+        total = sum(self._link.counts().values(), PageCounts())
+        missed = {f"missed_pages_{reason.name.lower()}": pages for reason, pages in total.missed.items()}
+        return {
+            **self._link.describe(),
+            "look_ups": total.look_ups,
+            "requested_pages": total.requested,
+            "l1_pages": total.l1,
+            "l2_pages": total.l2,
+            "l3_pages": total.l3,
+            **missed,
+            "bytes_read": total.bytes_read,
+            "bytes_written": total.bytes_written,
+            **self._link.remote.prefetches.statistics(),
+        }
+
+    def namespace_counts(self) -> dict[str, PageCounts]:
+        """Pages by namespace: its id in hexadecimal, or "uncacheable:<reason>"."""
+        return self._link.counts()
+
+    def close(self) -> None:
+        """Detach. Leases that are held stay readable until released; every other call then raises ClosedError."""
+        self._finalizer()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put(
+        self, namespace: RegisteredNamespace, keys: Keys, sources: Buffers, terms: PutTerms
+    ) -> list[PutOutcome]:
+        return self._own(namespace).put(keys, sources, terms)
+
+    def _deadline(self, deadline_s: float | None) -> Deadline:
+        return Deadline(self._settings.deadline_s if deadline_s is None else deadline_s)
+
+    def _own(self, namespace: RegisteredNamespace) -> Pages:
+        if not isinstance(namespace, RegisteredNamespace) or namespace.owner is not self._link:
+            raise self._foreign(namespace)
+        return namespace.pages
+
+    def _check_open(self) -> None:
+        if self._link.closed:
+            raise ClosedError("this client was closed; connect another one")
+
+    def _foreign(self, namespace: object) -> InvalidArgumentError:
+        if isinstance(namespace, RegisteredNamespace):
+            return InvalidArgumentError(
+                "this namespace was registered with another client; register it with this one"
+            )
+        return InvalidArgumentError(
+            f"a namespace is what Client.register returned; got {type(namespace).__name__}"
+        )
+
+
+def _checked_tags(tags: Sequence[bytes]) -> tuple[bytes, ...]:
+    if len(tags) > TAGS_PER_RECORD_MAX:
+        raise LimitExceededError(f"{len(tags)} tags; at most {TAGS_PER_RECORD_MAX} are allowed")
+    for tag in tags:
+        if not isinstance(tag, bytes) or not 0 < len(tag) <= TAG_BYTES_MAX:
+            raise InvalidArgumentError(f"a tag is 1 to {TAG_BYTES_MAX} bytes; got {tag!r}")
+    return tuple(tags)

@@ -1,0 +1,32 @@
+"""A deadline of one call: how much time is left, on the monotonic clock."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from kv_types.errors import InvalidArgumentError
+
+CALL_S_MAX = 3600.0
+
+
+class Deadline:
+    """A point in time that several waits of one call share."""
+
+    __slots__ = ("_at_s",)
+
+    def __init__(self, within_s: float) -> None:
+        if not (math.isfinite(within_s) and 0.0 <= within_s <= CALL_S_MAX):
+            raise InvalidArgumentError(
+                f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds"
+            )
+        self._at_s = time.monotonic() + within_s
+
+    def remaining_s(self) -> float:
+        """Seconds left, never below 0."""
+        return max(0.0, self._at_s - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.remaining_s() <= 0.0

@@ -1,0 +1,81 @@
+"""Where a sidecar is: the text that users write, parsed into a runtime directory or a gRPC address."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kv_types.errors import ConfigError
+
+ENDPOINT_VARIABLE = "STRATAKV_ENDPOINT"
+ATTACH_SOCKET = "attach.sock"
+GRPC_SOCKET = "grpc.sock"
+
+_SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108 bytes, the last a zero
+_HOST_PORT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})$")
+_EXAMPLES = (
+    "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`runtime_dir` holds the sidecar's sockets, or is None for a remote one; `grpc_target` is what gRPC dials."""
+
+    runtime_dir: Path | None
+    grpc_target: str
+
+    @property
+    def attach_path(self) -> Path | None:
+        """The attach socket, or None when shared memory is out of the question."""
+        return None if self.runtime_dir is None else self.runtime_dir / ATTACH_SOCKET
+
+    def __str__(self) -> str:
+        return self.grpc_target if self.runtime_dir is None else f"unix:{self.runtime_dir}"
+
+
+def parse_endpoint(text: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Endpoint:
+    """Parse an endpoint; None takes $STRATAKV_ENDPOINT, else the default runtime directory. Raises ConfigError."""
+    if text is None:
+        text = environment.get(ENDPOINT_VARIABLE) or default_runtime_dir(environment)
+    if isinstance(text, os.PathLike):
+        return _directory(os.fspath(text))
+    if not isinstance(text, str):
+        raise ConfigError(f"an endpoint is text or a path, not {type(text).__name__}; {_EXAMPLES}")
+    if text.startswith("unix:"):
+        return _directory(text.removeprefix("unix:"))
+    if "/" in text or text.startswith((".", "~")):
+        return _directory(text)
+    return _remote(text)
+
+
+def default_runtime_dir(environment: Mapping[str, str]) -> Path:
+    """Where a sidecar of this user puts its sockets unless told otherwise."""
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "stratakv" if runtime else Path(f"/tmp/stratakv-{os.getuid()}")  # noqa: S108 (0700, per user)
+
+
+def _directory(text: str) -> Endpoint:
+    if not text or "\0" in text or "://" in text:
+        raise ConfigError(f"{text!r} is no runtime directory; {_EXAMPLES}")
+    path = Path(text).expanduser().absolute()
+    longest = path / ATTACH_SOCKET
+    if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{str(longest)!r} has {len(os.fsencode(longest))} bytes, and a socket's path may have at most "
+            f"{_SOCKET_PATH_BYTES_MAX}; choose a runtime directory with a shorter path"
+        )
+    return Endpoint(runtime_dir=path, grpc_target=f"unix:{path / GRPC_SOCKET}")
+
+
+def _remote(text: str) -> Endpoint:
+    parts = _HOST_PORT.match(text)
+    if parts is None:
+        raise ConfigError(f"{text!r} is no endpoint; {_EXAMPLES}")
+    port = int(parts["port"])
+    if not 1 <= port <= 65_535:
+        raise ConfigError(f"port {port} in {text!r} is outside 1 to 65535; {_EXAMPLES}")
+    return Endpoint(runtime_dir=None, grpc_target=text)

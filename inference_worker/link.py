@@ -1,0 +1,304 @@
+"""The one connection that all namespaces of a client share: publishes it to them when it comes, withdraws it when it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import cast
+
+from inference_worker.absent import AbsentPages
+from inference_worker.accounting import PageCounts
+from inference_worker.deadlines import Deadline
+from inference_worker.endpoint import Endpoint
+from inference_worker.forking import keep_untouched, reset_after_fork
+from inference_worker.lease import Home
+from inference_worker.local import LocalArena
+from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
+from inference_worker.remote import RemoteSidecar
+from inference_worker.session import Phase, Session
+from inference_worker.settings import ClientSettings
+from inference_worker.supervisor import Connection, Supervisor
+from kv_types.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LayoutConflictError,
+    LimitExceededError,
+    ProtocolError,
+    SidecarUnreachableError,
+)
+from kv_types.ids import Stamp
+from kv_types.limits import NAMESPACES_MAX, NAMESPACES_PER_CLIENT_MAX
+from kv_types.namespace import Namespace, Uncacheable
+from kv_types.outcomes import MissReason
+
+
+class Link:
+    """Thread-safe. `arena` is the published shared memory or None; `remote` is used where that cannot be had.
+
+    Lock order: `_binding` before `_state`. `_state` guards the fields and is never held over I/O; `_binding`
+    serialises registrations with the sidecar.
+    """
+
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
+        self.endpoint = endpoint
+        self.settings = settings
+        self.closed = False
+        self.forks = 0
+        self._namespaces: dict[Namespace | tuple[str, str], RegisteredNamespace] = {}
+        self._past = {"attaches": 0, "losses": 0}
+        self._make_anew()
+        reset_after_fork(self)
+
+    def _make_anew(self) -> None:
+        """Set up everything that a forked child must not share."""
+        self.home = Home()
+        self._binding = threading.Lock()
+        self._state = threading.Condition(threading.Lock())
+        self._supervisor: Supervisor | None = None
+        self._attempted = False
+        self._remote_serves = not self.wants_shared_memory
+        self.arena: LocalArena | None = None
+        self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
+
+    @property
+    def wants_shared_memory(self) -> bool:
+        """Whether this client attaches at all."""
+        return self.settings.shared_memory and self.endpoint.attach_path is not None
+
+    # --- what the client asks for ----------------------------------------------------------------------------------
+
+    def register(self, identity: Namespace | Uncacheable, page_bytes: int | None) -> RegisteredNamespace:
+        """Return the one object of this identity; nothing is sent. See Client.register."""
+        key = identity if isinstance(identity, Namespace) else (identity.reason.value, identity.detail)
+        size = page_bytes_of(identity, page_bytes)
+        with self._state:
+            self._check_open()
+            known = self._namespaces.get(key)
+            if known is None:
+                known = self._namespaces[key] = self._admit(identity, size)
+        if known.page_bytes != size:
+            raise LayoutConflictError(
+                f"this namespace was registered with pages of {known.page_bytes} bytes, now with {size}"
+            )
+        return known
+
+    def start(self) -> None:
+        """Begin to attach in the background, unless that has begun or makes no sense."""
+        with self._state:
+            self._check_open()
+            if self._supervisor is None and self.wants_shared_memory:
+                self._supervisor = Supervisor(Session(reattach_s=self.settings.reattach_s), self)
+                self._supervisor.start()
+
+    def wait_serving(self, deadline: Deadline) -> bool:
+        """Wait until pages can be reached or the deadline passes; returns whether they can."""
+        self.start()
+        with self._state:
+            self._state.wait_for(lambda: self._serving() or self.closed, deadline.remaining_s())
+            return self._serving()
+
+    def wait_attempted(self, deadline: Deadline) -> None:
+        """Wait until the first attempt to attach is over, whatever came of it, or the deadline passes."""
+        self.start()
+        with self._state:
+            self._state.wait_for(self._settled, deadline.remaining_s())
+
+    def acquire(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
+        """Return how to reach a namespace's pages now, or why that is impossible (see AbsentPages)."""
+        with self._state:
+            self._check_open()
+            running, serving = self._supervisor is not None, self._serving()
+        if not running and not serving:
+            self.start()
+        if not serving:
+            with self._state:
+                ready = self._serving if self.settings.wait_for_reconnect else self._settled
+                self._state.wait_for(lambda: ready() or self.closed, deadline.remaining_s())
+                self._check_open()
+                if not self._serving():
+                    return MissReason.UNREACHABLE if self._attempted else MissReason.DEADLINE
+        return self._bind(namespace, deadline)
+
+    def stamp(self, deadline: Deadline) -> Stamp | None:
+        """Return the sidecar's present log position, or None while it cannot be told. Raises ClosedError."""
+        if self.wants_shared_memory:
+            self.wait_attempted(deadline)
+        with self._state:
+            self._check_open()
+            arena, remote_serves = self.arena, self._remote_serves
+        if arena is not None:
+            return arena.stamp()
+        return self.remote.stamp(deadline) if remote_serves else None
+
+    def close(self) -> None:
+        """End the connection; leases that are held stay readable. Again does nothing."""
+        with self._state:
+            already, self.closed = self.closed, True
+            supervisor = self._supervisor
+            self._withdraw_namespaces()
+            self._state.notify_all()
+        if already:
+            return
+        if supervisor is not None:
+            supervisor.stop()
+        self.remote.close()
+
+    # --- what the supervisor's thread asks for (Host) --------------------------------------------------------------
+
+    def attach(self) -> Connection:
+        """Make one attempt; raises StrataError."""
+        path = self.endpoint.attach_path
+        assert path is not None, "a link without an attach path starts no supervisor"
+        writer = None if self.settings.writable else self.remote.pages
+        return LocalArena.attach(str(path), self.settings, writer=writer)
+
+    def publish(self, connection: Connection) -> None:
+        """Register every namespace in the new life, then serve from it."""
+        arena = cast("LocalArena", connection)
+        deadline = Deadline(self.settings.attach_deadline_s)
+        with self._binding:
+            bound = self._bind_all(arena, deadline)
+            with self._state:
+                if self.closed:
+                    raise ClosedError("the client was closed while it attached")
+                self.arena = arena
+                self._remote_serves = False
+                for namespace, pages in bound.items():
+                    namespace.pages = pages
+        with self._state:
+            self._state.notify_all()
+
+    def withdraw(self, connection: Connection) -> None:
+        """Stop serving from shared memory; what its row counted is kept."""
+        arena = cast("LocalArena", connection)
+        with self._binding:
+            with self._state:
+                self.arena = None
+                self._withdraw_namespaces()
+            for namespace, counts in arena.counts().items():
+                namespace.counts.add(counts)
+            arena.close()
+
+    def use_remote(self) -> None:
+        """Serve over gRPC from now on, until shared memory can be had."""
+        with self._state:
+            if not self.closed:
+                self._remote_serves = True
+                self._state.notify_all()
+
+    def attempted(self) -> None:
+        """Let those go on who wait for the first attempt."""
+        with self._state:
+            self._attempted = True
+            self._state.notify_all()
+
+    # --- statistics ------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, int | str]:
+        """State of the connection by name."""
+        with self._state:
+            supervisor, arena, remote_serves = self._supervisor, self.arena, self._remote_serves
+        session = supervisor.session if supervisor is not None else None
+        transport = "shared_memory" if arena is not None else "grpc" if remote_serves else "none"
+        attaches = session.attaches if session is not None else 0
+        return {
+            "transport": transport,
+            "phase": (session.phase if session is not None else Phase.NEW).value,
+            "reason": session.reason if session is not None else "",
+            "attaches": attaches,
+            "reconnects": max(0, attaches - 1) + self.remote.reconnects,
+            "losses": session.losses if session is not None else 0,
+            "forks": self.forks,
+            "leases_held": arena.held() if arena is not None else 0,
+        }
+
+    def counts(self) -> dict[str, PageCounts]:
+        """Pages by namespace, from the row of shared memory and from what was counted here, together."""
+        with self._binding:
+            arena = self.arena
+            live = arena.counts() if arena is not None else {}
+            return {
+                one.label: one.counts.snapshot() + live.get(one, PageCounts())
+                for one in list(self._namespaces.values())
+            }
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def reset_in_child(self) -> None:
+        """Forget the parent's connection without touching it; the next call attaches anew."""
+        self.forks += 1
+        self.home.inherited = True
+        keep_untouched((self._supervisor, self.arena, self.remote, self._binding, self._state))
+        if self._supervisor is not None:
+            self._supervisor.abandon_in_child()
+        if self.arena is not None:
+            self.arena.inherited = True
+        self._make_anew()
+        for namespace in self._namespaces.values():
+            namespace.pages = namespace.absent
+            namespace.counts.reset_after_fork()
+
+    def _admit(self, identity: Namespace | Uncacheable, page_bytes: int) -> RegisteredNamespace:
+        limit = NAMESPACES_PER_CLIENT_MAX if self.wants_shared_memory else NAMESPACES_MAX
+        if len(self._namespaces) >= limit:
+            raise LimitExceededError(
+                f"this client has {limit} namespaces, the most it may have; connect another"
+            )
+        namespace = RegisteredNamespace(self, identity, page_bytes=page_bytes)
+        acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
+        namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s)
+        namespace.pages = namespace.absent
+        return namespace
+
+    def _refuse_uncacheable(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason:
+        self._check_open()
+        return MissReason.UNCACHEABLE
+
+    def _bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
+        """Register a namespace that is new to this life, once, within the deadline."""
+        if not self._binding.acquire(timeout=deadline.remaining_s()):
+            return MissReason.DEADLINE
+        try:
+            return self._bind_held(namespace, deadline)
+        except DeadlineExceededError:
+            return MissReason.DEADLINE
+        except (SidecarUnreachableError, ProtocolError):
+            return MissReason.UNREACHABLE
+        finally:
+            self._binding.release()
+
+    def _bind_held(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
+        arena = self.arena
+        if arena is None:
+            return self.remote.pages(namespace) if self._remote_serves else MissReason.UNREACHABLE
+        if namespace.pages is not namespace.absent:
+            return namespace.pages  # another thread was quicker
+        pages = arena.bind(namespace, deadline)
+        with self._state:
+            if self.arena is arena and not self.closed:
+                namespace.pages = pages
+        return pages
+
+    def _bind_all(self, arena: LocalArena, deadline: Deadline) -> dict[RegisteredNamespace, Pages]:
+        """Register all namespaces; one that is refused by itself stays absent, and its next call says why."""
+        bound: dict[RegisteredNamespace, Pages] = {}
+        for namespace in list(self._namespaces.values()):
+            if namespace.uncacheable is None:
+                with contextlib.suppress(LayoutConflictError, InvalidArgumentError):
+                    bound[namespace] = arena.bind(namespace, deadline)
+        return bound
+
+    def _withdraw_namespaces(self) -> None:
+        for namespace in self._namespaces.values():
+            namespace.pages = namespace.absent
+
+    def _serving(self) -> bool:
+        return self.arena is not None or self._remote_serves
+
+    def _settled(self) -> bool:
+        return self._attempted or self._serving() or self.closed
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this client was closed; connect another one")

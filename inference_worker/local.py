@@ -1,0 +1,367 @@
+"""Pages in shared memory: the thin layer between the client and the native reader of one sidecar's life."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from cache_l2.reader import AttachedArena, Registration, Reserved
+from inference_worker.accounting import PageCounts, of_row
+from inference_worker.buffers import Buffers, page_views
+from inference_worker.chains import packed_chain
+from inference_worker.deadlines import Deadline
+from inference_worker.lease import Home, PageLease
+from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
+from inference_worker.settings import ClientSettings
+from kv_types.errors import ClosedError, InvalidArgumentError
+from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
+from kv_types.limits import BATCH_PAGES_MAX
+from kv_types.outcomes import (
+    KNOWN,
+    Hit,
+    LookUpOutcome,
+    Miss,
+    MissReason,
+    PutOutcome,
+    Refused,
+    RefuseReason,
+    Tier,
+)
+from kv_types.page_keys import Keys
+
+_REASONS = tuple(MissReason)
+_OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
+_OUTCOMES_MAX = 4096
+_ABORT_DEADLINE_S = 0.01
+"""An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
+
+
+def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
+    """Turn the native (pages, reason) into an outcome. Outcomes are frozen, so the common ones are shared."""
+    known = _OUTCOMES.get(found)
+    if known is not None:
+        return known
+    pages, reason = found
+    outcome: LookUpOutcome = (
+        Hit(pages, Tier.L2, _REASONS[reason]) if pages or not reason else Miss(_REASONS[reason])
+    )
+    if len(_OUTCOMES) < _OUTCOMES_MAX:
+        _OUTCOMES[found] = outcome
+    return outcome
+
+
+Writer = Callable[[RegisteredNamespace], Pages]
+"""Gives the pages of a namespace that puts go to."""
+
+
+class LocalArena(Home):
+    """One attach: the arena of one life, and the namespaces bound to it."""
+
+    __slots__ = ("_attached", "_bound", "_lease_ns", "_writer", "reader")
+
+    def __init__(self, attached: AttachedArena, settings: ClientSettings, writer: Writer | None) -> None:
+        super().__init__()
+        self._attached = attached
+        self._writer = writer
+        self._bound: dict[RegisteredNamespace, LocalPages] = {}
+        self._lease_ns = int(settings.copy_lease_s * 1e9)
+        self.reader = attached.reader
+
+    @classmethod
+    def attach(cls, path: str, settings: ClientSettings, *, writer: Writer | None) -> LocalArena:
+        """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError.
+
+        `writer` takes the puts of a client that attaches read-only; None: they go into shared memory.
+        """
+        attached = AttachedArena.connect(
+            path,
+            name=settings.name,
+            writable=settings.writable,
+            prefault=settings.prefault,
+            deadline_s=settings.attach_deadline_s,
+        )
+        return cls(attached, settings, writer)
+
+    @property
+    def life(self) -> LifeId:
+        """The sidecar's life."""
+        return self._attached.life
+
+    def fileno(self) -> int:
+        """Return the descriptor that hangs up when the sidecar ends."""
+        return self._attached.fileno()
+
+    def is_ending(self) -> bool:
+        """Whether the sidecar has closed its header, or the connection broke."""
+        return not self._attached.alive
+
+    def bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> LocalPages:
+        """Register a namespace in this life. Raises StrataError."""
+        identity = namespace.identified
+        registration = self._attached.register(
+            identity.canonical, namespace.page_bytes, deadline_s=deadline.remaining_s()
+        )
+        pages = LocalPages(self, namespace, registration, lease_ns=self._lease_ns)
+        self._bound[namespace] = pages
+        return pages
+
+    def counts(self) -> dict[RegisteredNamespace, PageCounts]:
+        """Pages that this client's row has counted up to now."""
+        return {
+            namespace: of_row(self.reader.counts(pages.registration.counter))
+            for namespace, pages in self._bound.items()
+        }
+
+    def resident(self, packed: bytes) -> int:
+        """Pages of a chain that could be served now; 0 when the mapping was closed meanwhile."""
+        try:
+            return self.reader.match(packed)[0]
+        except ValueError:
+            return 0
+
+    def stamp(self) -> Stamp | None:
+        """The present log position; None when the mapping was closed meanwhile."""
+        try:
+            _, incarnation, revision = self.reader.stamp()
+        except ValueError:
+            return None
+        return Stamp(LogIncarnation(incarnation), revision)
+
+    def view(self) -> int:
+        """Events published in this life; 0 once the header or this mapping is closed."""
+        try:
+            return 0 if self.reader.closed else self.reader.view
+        except ValueError:
+            return 0
+
+    def freshness_ns(self) -> int:
+        """Until when the sidecar vouches for its view; 0 once this mapping is closed."""
+        try:
+            return self.reader.freshness_ns()
+        except ValueError:
+            return 0
+
+    def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
+        """Events after `view`; None when they are not all there any more, or this mapping is closed."""
+        try:
+            return self.reader.events_since(view)
+        except ValueError:
+            return None
+
+    def set_applied_view(self, view: int) -> None:
+        """Publish what this worker's L1 has applied; says nothing once this mapping is closed."""
+        with contextlib.suppress(ValueError):
+            self.reader.set_applied_view(view)
+
+    def held(self) -> int:
+        """Leases held now."""
+        return self.reader.held()
+
+    def close(self) -> None:
+        """Detach; leases that are held stay readable."""
+        self._attached.close()
+
+    def connection(self) -> AttachedArena:
+        """Return the attach connection, for puts."""
+        return self._attached
+
+    def writer(self, namespace: RegisteredNamespace) -> Pages | None:
+        """Who takes puts instead of shared memory; None when nobody does."""
+        return None if self._writer is None else self._writer(namespace)
+
+
+class LocalPages:
+    """Pages of one namespace in one life. See namespaces.Pages."""
+
+    __slots__ = ("_arena", "_counter", "_lease_ns", "_namespace", "_reader", "_take", "registration")
+
+    def __init__(
+        self, arena: LocalArena, namespace: RegisteredNamespace, registration: Registration, *, lease_ns: int
+    ) -> None:
+        self._arena = arena
+        self._namespace = namespace
+        self._reader = arena.reader
+        self._take = arena.reader.lease
+        self._counter = registration.counter
+        self._lease_ns = lease_ns
+        self.registration = registration
+
+    def lease(self, keys: Keys, start: int) -> PageLease:
+        """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys."""
+        try:
+            return PageLease(self._take(self._counter, keys, start=start), self._arena)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            packed, _ = packed_chain(keys, start)
+            if packed is not keys:
+                return self.lease(packed, start)
+            return self._elsewhere(error).lease(packed, start)
+
+    def match(self, keys: Keys, start: int) -> LookUpOutcome:
+        """Tell how many pages of keys[start:] could be served."""
+        try:
+            return outcome_of(self._reader.match(keys, start=start))  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            packed, _ = packed_chain(keys, start)
+            if packed is not keys:
+                return self.match(packed, start)
+            return self._elsewhere(error).match(packed, start)
+
+    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+        """Copy the longest servable prefix of keys[start:] out, without the GIL."""
+        try:
+            found = self._reader.get(
+                self._counter,
+                keys,  # type: ignore[arg-type]
+                destinations,  # type: ignore[arg-type]
+                page_bytes=self._namespace.page_bytes,
+                start=start,
+                lease_ns=self._lease_ns,
+            )
+        except (ValueError, TypeError) as error:
+            packed, wanted = packed_chain(keys, start)
+            views = self._views(destinations, wanted, writable=True)
+            if packed is not keys or views is not destinations:
+                return self._get_views(packed, views, start, deadline)
+            return self._elsewhere(error).get(packed, views, start, deadline)
+        return outcome_of(found)
+
+    def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
+        """Store keys[terms.start:]: what is known already is not sent, the rest goes in batches, parents first."""
+        writer = self._arena.writer(self._namespace)
+        if writer is not None:
+            return writer.put(keys, sources, terms)
+        packed, offered = packed_chain(keys, terms.start)
+        views = self._views(sources, offered, writable=False)
+        try:
+            known = max(0, self._reader.match(packed)[0] - terms.start)
+            stamp = terms.stamp if terms.stamp is not None else self._stamp()
+            return [KNOWN] * known + self._store(packed, views[known:], terms.start + known, stamp, terms)
+        except ValueError as error:
+            return self._elsewhere(error).put(packed, views, terms)
+
+    def begin(self, deadline: Deadline) -> Begun:
+        """Load freshness, then the view (R16), and publish that a request rests on it (R19)."""
+        reader = self._reader
+        try:
+            freshness_ns = reader.freshness_ns()
+            slot, view, incarnation, revision = reader.begin_request()
+        except ValueError as error:
+            return self._elsewhere(error).begin(deadline)
+        if slot < 0:
+            # A request that holds no place could not hold back `drained`: nothing of it may be kept.
+            return Begun(view=view, freshness_ns=freshness_ns, refused=RefuseReason.QUOTA)
+        stamp = Stamp(LogIncarnation(incarnation), revision)
+        return Begun(stamp=stamp, view=view, freshness_ns=freshness_ns, end=lambda: self._end_request(slot))
+
+    def _store(
+        self, packed: bytes, views: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
+    ) -> list[PutOutcome]:
+        outcomes: list[PutOutcome] = []
+        for begin in range(0, len(views), BATCH_PAGES_MAX):
+            batch = views[begin : begin + BATCH_PAGES_MAX]
+            outcomes += self._store_batch(packed, batch, first + begin, stamp, terms)
+            if isinstance(outcomes[-1], Refused):
+                # What follows stands on a page that is not there.
+                outcomes += [outcomes[-1]] * (len(views) - len(outcomes))
+                break
+        return outcomes
+
+    def _store_batch(
+        self, packed: bytes, batch: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
+    ) -> list[PutOutcome]:
+        """Reserve, fill and commit one batch: two round trips. What was not confirmed is refused with the reason."""
+        attached = self._arena.connection()
+        keys = packed[first * KEY_BYTES : (first + len(batch)) * KEY_BYTES]
+        parent = PageKey(packed[(first - 1) * KEY_BYTES : first * KEY_BYTES]) if first else None
+        try:
+            places = attached.reserve(
+                self.registration, parent, keys, ttl_s=terms.ttl_s, deadline_s=terms.deadline.remaining_s()
+            )
+        except ClosedError:  # withdrawn by another thread
+            return [Refused(RefuseReason.UNREACHABLE)] * len(batch)
+        reserved = [(at, place) for at, place in enumerate(places) if isinstance(place, Reserved)]
+        outcomes: list[PutOutcome] = [
+            Refused(RefuseReason.UNREACHABLE) if isinstance(place, Reserved) else place for place in places
+        ]
+        if reserved:
+            committed = self._fill_and_commit(attached, reserved, batch, stamp, terms)
+            for (at, _), outcome in zip(reserved, committed, strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    def _fill_and_commit(
+        self,
+        attached: AttachedArena,
+        reserved: Sequence[tuple[int, Reserved]],
+        batch: Sequence[memoryview],
+        stamp: Stamp,
+        terms: PutTerms,
+    ) -> list[PutOutcome]:
+        ids = [place.id for _, place in reserved]
+        committing = False
+        try:
+            self._reader.fill(
+                [place.offset for _, place in reserved],
+                [batch[at] for at, _ in reserved],
+                page_bytes=self._namespace.page_bytes,
+                counter=self._counter,
+            )
+            if terms.deadline.passed:
+                return [Refused(RefuseReason.DEADLINE)] * len(ids)
+            committing = True
+            return attached.commit(
+                ids,
+                stamp=stamp,
+                producer=terms.producer,
+                tags=terms.tags,
+                computed_from_ms=terms.computed_from_ms,
+                computed_until_ms=terms.computed_until_ms,
+                deadline_s=terms.deadline.remaining_s(),
+            )
+        except ClosedError:  # withdrawn by another thread
+            return [Refused(RefuseReason.UNREACHABLE)] * len(ids)
+        finally:
+            if not committing:
+                with contextlib.suppress(ClosedError):
+                    attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
+
+    def _stamp(self) -> Stamp:
+        _, incarnation, revision = self._reader.stamp()
+        return Stamp(LogIncarnation(incarnation), revision)
+
+    def _get_views(
+        self, packed: bytes, views: list[memoryview], start: int, deadline: Deadline
+    ) -> LookUpOutcome:
+        try:
+            found = self._reader.get(
+                self._counter,
+                packed,
+                views,
+                page_bytes=self._namespace.page_bytes,
+                start=start,
+                lease_ns=self._lease_ns,
+            )
+        except ValueError as error:
+            return self._elsewhere(error).get(packed, views, start, deadline)
+        return outcome_of(found)
+
+    def _views(self, buffers: Buffers, pages: int, *, writable: bool) -> list[memoryview]:
+        what = "destination" if writable else "source"
+        return page_views(
+            buffers, pages=pages, page_bytes=self._namespace.page_bytes, writable=writable, what=what
+        )
+
+    def _elsewhere(self, error: Exception) -> Pages:
+        """Where to ask when the native reader refused arguments that are right: its mapping was closed meanwhile."""
+        pages = self._namespace.pages
+        if pages is self:
+            raise InvalidArgumentError(str(error)) from error
+        return pages
+
+    def _end_request(self, slot: int) -> None:
+        if not self._arena.inherited:
+            try:
+                self._reader.end_request(slot)
+            except ValueError:
+                # The mapping was closed: with it ended every request that rested on it.
+                return

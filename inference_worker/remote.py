@@ -1,0 +1,330 @@
+"""Pages over gRPC: one channel a process, registrations that follow the sidecar's lives, and calls with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import grpc
+
+from inference_worker.buffers import Buffers, page_views
+from inference_worker.chains import packed_chain
+from inference_worker.deadlines import Deadline
+from inference_worker.forking import GATE
+from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
+from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace
+from inference_worker.prefetch import Prefetches
+from inference_worker.settings import ClientSettings
+from inference_worker.streams import PageReceiver, put_messages
+from kv_types.errors import DeadlineExceededError, SidecarUnreachableError, StrataError, UnknownNamespaceError
+from kv_types.ids import KEY_BYTES, Stamp
+from kv_types.limits import REMOTE_LEASE_BYTES_MAX
+from kv_types.outcomes import (
+    KNOWN,
+    Hit,
+    LookUpOutcome,
+    Miss,
+    MissReason,
+    PutOutcome,
+    Refused,
+    RefuseReason,
+    Tier,
+)
+from kv_types.page_keys import Keys
+from kv_wire.channel import CacheCalls, open_channel
+from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire
+from kv_wire.gen import cache_pb2
+from kv_wire.status import from_rpc_error, miss_reason, refuse_reason
+
+_Result = TypeVar("_Result")
+
+
+class RemoteSidecar:
+    """The gRPC side of one sidecar endpoint; opened at the first call. Thread-safe, of one process."""
+
+    def __init__(self, target: str, settings: ClientSettings) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._calls: CacheCalls | None = None
+        self._closed = False
+        self._pages: dict[RegisteredNamespace, RemotePages] = {}
+        self._lease_deadline_s = settings.deadline_s
+        self.life: bytes | None = None
+        self.reconnects = 0
+        self.prefetches = Prefetches(in_flight_max=settings.prefetches_in_flight_max)
+
+    @contextlib.contextmanager
+    def calling(self, deadline: Deadline) -> Iterator[CacheCalls]:
+        """Pass the fork gate and yield the calls; what they raise comes out as StrataError."""
+        if not GATE.enter(deadline):
+            raise DeadlineExceededError("a fork of this process held the call back until its deadline")
+        try:
+            yield self._open()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            GATE.leave()
+
+    def pages(self, namespace: RegisteredNamespace) -> RemotePages:
+        """Return the pages of a namespace over this channel."""
+        with self._lock:
+            pages = self._pages.get(namespace)
+            if pages is None:
+                pages = RemotePages(self, namespace, lease_deadline_s=self._lease_deadline_s)
+                self._pages[namespace] = pages
+            return pages
+
+    def note_life(self, life: bytes) -> None:
+        """Take note of the life that answered; another one than before is a reconnect."""
+        with self._lock:
+            if self.life is not None and life != self.life:
+                self.reconnects += 1
+            self.life = life
+
+    def prefetch(self, namespace: RegisteredNamespace, packed: bytes, deadline_s: float) -> bool:
+        """Ask the sidecar to load what it has only in a slower tier, without waiting; False when dropped."""
+        try:
+            calls = self._open()
+        except StrataError:
+            return False
+        register = cache_pb2.RegisterNamespaceRequest(
+            canonical=namespace.identified.canonical, page_bytes=namespace.page_bytes
+        )
+        look_up = cache_pb2.LookUpRequest(
+            namespace_id=namespace.id, rows=[cache_pb2.Chain(keys=packed)], prefetch=True
+        )
+        return self.prefetches.send(calls, register, look_up, deadline_s=deadline_s)
+
+    def stamp(self, deadline: Deadline) -> Stamp | None:
+        """Ask for the present log position; None when the sidecar does not tell in time."""
+        try:
+            with self.calling(deadline) as calls:
+                response = calls.status(cache_pb2.StatusRequest(), timeout=deadline.remaining_s())
+        except StrataError:
+            return None
+        return stamp_from_wire(response.stamp) if response.HasField("stamp") else None
+
+    def close(self) -> None:
+        """Shut the channel down; calls in flight end as unreachable."""
+        with self._lock:
+            self._closed = True
+            channel, self._channel, self._calls = self._channel, None, None
+        if channel is not None:
+            channel.close()
+
+    def _open(self) -> CacheCalls:
+        with self._lock:
+            if self._closed:
+                raise SidecarUnreachableError("the client's channel was closed")
+            if self._calls is None:
+                self._channel = open_channel(self._target)
+                self._calls = CacheCalls(self._channel)
+            return self._calls
+
+
+class RemotePages:
+    """Pages of one namespace over gRPC. See namespaces.Pages; every page that arrives is checked by its checksum."""
+
+    def __init__(
+        self, sidecar: RemoteSidecar, namespace: RegisteredNamespace, *, lease_deadline_s: float
+    ) -> None:
+        self._sidecar = sidecar
+        self._namespace = namespace
+        self._lease_deadline_s = lease_deadline_s
+        self._registered_life: bytes | None = None
+
+    def match(self, keys: Keys, start: int) -> LookUpOutcome:
+        """Ask how many pages of keys[start:] could be served."""
+        packed, wanted = packed_chain(keys, start)
+        if not wanted:
+            return Hit(0, Tier.L2)
+        try:
+            outcome = self._look_up(packed, Deadline(self._lease_deadline_s))
+        except StrataError as error:
+            return Miss(_missed(error))
+        if not start or not isinstance(outcome, Hit):
+            return outcome
+        pages = outcome.pages - start
+        return Hit(pages, outcome.tier, outcome.ended_by) if pages > 0 else Miss(_reason(outcome))
+
+    def lease(self, keys: Keys, start: int) -> PageLease:
+        """Fetch the longest servable prefix of keys[start:] into memory of our own."""
+        packed, wanted = packed_chain(keys, start)
+        if not wanted:
+            return empty_lease(MissReason.NONE)
+        page_bytes = self._namespace.page_bytes
+        affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
+        asked = packed[: (start + min(wanted, affordable)) * KEY_BYTES]
+        receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=min(wanted, affordable))
+        outcome = self._receive(asked, start, receiver, Deadline(self._lease_deadline_s))
+        pages = outcome.pages if isinstance(outcome, Hit) else 0
+        reason = _reason(outcome)
+        if pages == affordable < wanted and reason is MissReason.NONE:
+            reason = MissReason.LEASE_LIMIT
+        self._count(wanted, start, pages, reason)
+        return PageLease(OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason), ANYWHERE)
+
+    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+        """Fetch the longest servable prefix of keys[start:] into the destinations."""
+        packed, wanted = packed_chain(keys, start)
+        page_bytes = self._namespace.page_bytes
+        views = page_views(
+            destinations, pages=wanted, page_bytes=page_bytes, writable=True, what="destination"
+        )
+        if not wanted:
+            return Hit(0, Tier.L2)
+        receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=wanted, destinations=views)
+        outcome = self._receive(packed, start, receiver, deadline)
+        self._count(wanted, start, outcome.pages if isinstance(outcome, Hit) else 0, _reason(outcome))
+        return outcome
+
+    def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
+        """Send what the sidecar does not have; what it did not confirm is refused with the reason."""
+        packed, offered = packed_chain(keys, terms.start)
+        page_bytes = self._namespace.page_bytes
+        views = page_views(sources, pages=offered, page_bytes=page_bytes, writable=False, what="source")
+        known = 0
+        try:
+            found = self._look_up(packed, terms.deadline) if offered else Hit(0, Tier.L2)
+            known = min(offered, max(0, found.pages - terms.start)) if isinstance(found, Hit) else 0
+            if known == offered:
+                return [KNOWN] * known
+            sent = self._with_registration(
+                terms.deadline,
+                lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
+            )
+        except StrataError as error:
+            reason = refuse_reason(error)
+            if reason is None:
+                raise
+            unconfirmed: list[PutOutcome] = [Refused(reason)] * (offered - known)
+            return [KNOWN] * known + unconfirmed
+        self._namespace.counts.written(page_bytes * sum(not isinstance(one, Refused) for one in sent))
+        return [KNOWN] * known + sent
+
+    def begin(self, deadline: Deadline) -> Begun:
+        """Load the sidecar's position by one call, before any reuse (R1)."""
+        try:
+            stamp = self._register(deadline)
+        except StrataError as error:
+            reason = refuse_reason(error)
+            if reason is None:
+                raise
+            return Begun(refused=reason)
+        return Begun(stamp=stamp, refused=RefuseReason.NONE if stamp else RefuseReason.STAMP_FOREIGN)
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def _look_up(self, packed: bytes, deadline: Deadline) -> LookUpOutcome:
+        request = cache_pb2.LookUpRequest(
+            namespace_id=self._namespace.id, rows=[cache_pb2.Chain(keys=packed)]
+        )
+
+        def attempt() -> LookUpOutcome:
+            with self._sidecar.calling(deadline) as calls:
+                response = calls.look_up(request, timeout=deadline.remaining_s())
+            if len(response.rows) != 1:
+                raise SidecarUnreachableError(f"the sidecar answered {len(response.rows)} rows to one")
+            return row_from_wire(response.rows[0])
+
+        return self._with_registration(deadline, attempt)
+
+    def _receive(
+        self, packed: bytes, start: int, receiver: PageReceiver, deadline: Deadline
+    ) -> LookUpOutcome:
+        request = cache_pb2.GetRequest(
+            namespace_id=self._namespace.id, chain=cache_pb2.Chain(keys=packed), start=start
+        )
+
+        def attempt() -> LookUpOutcome:
+            receiver.restart()
+            with self._sidecar.calling(deadline) as calls:
+                for part in calls.get(request, deadline_s=deadline.remaining_s()):
+                    receiver.take(part)
+            return receiver.outcome()
+
+        try:
+            return self._with_registration(deadline, attempt)
+        except StrataError as error:
+            return Miss(_missed(error))
+
+    def _send(
+        self, packed: bytes, views: list[memoryview], first: int, terms: PutTerms, *, keep: object
+    ) -> list[PutOutcome]:
+        header = cache_pb2.PutHeader(
+            namespace_id=self._namespace.id,
+            chain=cache_pb2.Chain(keys=packed),
+            start=first,
+            stamp=_wire_stamp(terms.stamp),
+            ttl_s=_wire_ttl(terms.ttl_s),
+            producer=terms.producer,
+            tags=terms.tags,
+            computed_from_ms=terms.computed_from_ms,
+            computed_until_ms=terms.computed_until_ms,
+        )
+        messages = put_messages(header, views, first=first, page_bytes=self._namespace.page_bytes, keep=keep)
+        with self._sidecar.calling(terms.deadline) as calls:
+            response = calls.put_raw(messages, timeout=terms.deadline.remaining_s())
+        outcomes = [put_from_wire(one) for one in response.pages]
+        missing = len(views) - len(outcomes)
+        return outcomes[: len(views)] + [Refused(RefuseReason.UNREACHABLE)] * max(0, missing)
+
+    def _register(self, deadline: Deadline) -> Stamp | None:
+        request = cache_pb2.RegisterNamespaceRequest(
+            canonical=self._namespace.identified.canonical, page_bytes=self._namespace.page_bytes
+        )
+        with self._sidecar.calling(deadline) as calls:
+            response = calls.register_namespace(request, timeout=deadline.remaining_s())
+        self._registered_life = response.life
+        self._sidecar.note_life(response.life)
+        return stamp_from_wire(response.stamp) if response.HasField("stamp") else None
+
+    def _with_registration(self, deadline: Deadline, attempt: Callable[[], _Result]) -> _Result:
+        """Run `attempt`; register before the first one, and again when the sidecar came back without knowing us."""
+        if self._registered_life is None:
+            self._register(deadline)
+        try:
+            return attempt()
+        except UnknownNamespaceError:
+            self._register(deadline)
+            return attempt()
+
+    def _count(self, wanted: int, start: int, served: int, reason: MissReason) -> None:
+        self._namespace.counts.look_up(
+            requested=start + wanted,
+            l1=start,
+            served=served,
+            reason=reason,
+            bytes_read=served * self._namespace.page_bytes,
+        )
+
+
+def _missed(error: StrataError) -> MissReason:
+    """Why a look-up that ended in `error` is a miss; raises it when the caller is at fault."""
+    reason = miss_reason(error)
+    if reason is None:
+        raise error
+    return reason
+
+
+def _reason(outcome: LookUpOutcome) -> MissReason:
+    if isinstance(outcome, Hit):
+        return outcome.ended_by
+    return outcome.reason if isinstance(outcome, Miss) else MissReason.ABSENT
+
+
+def _wire_stamp(stamp: Stamp | None) -> cache_pb2.Stamp | None:
+    return None if stamp is None else cache_pb2.Stamp(incarnation=stamp.incarnation, revision=stamp.revision)
+
+
+_TTL_NEVER_S = 2**31 - 1
+"""On the wire 0 takes the sidecar's default; 68 years are never."""
+
+
+def _wire_ttl(ttl_s: int | None) -> int:
+    if ttl_s is None:
+        return 0
+    return _TTL_NEVER_S if ttl_s == 0 else min(ttl_s, _TTL_NEVER_S)

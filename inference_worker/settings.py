@@ -1,0 +1,61 @@
+"""A client's settings: every choice a worker may make, with defaults that serve, checked when made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kv_types.errors import ConfigError
+from kv_types.limits import (
+    ATTACH_DEADLINE_S_DEFAULT,
+    CALL_DEADLINE_S_DEFAULT,
+    COPY_LEASE_S_DEFAULT,
+    PREFETCHES_IN_FLIGHT_MAX,
+    PRODUCER_BYTES_MAX,
+    REATTACH_S_DEFAULT,
+)
+
+_DEADLINE_S_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Raises ConfigError naming the setting when one is out of range.
+
+    name: what `stratakv status` shows this client as, and the producer of what it stores (at most 64 bytes).
+    shared_memory: False uses gRPC alone, even on the sidecar's own node. writable: False attaches read-only; puts
+    then go over gRPC. prefault: touch the arena's pages at attach, not at first use. deadline_s: for calls that name
+    none. attach_deadline_s: for one attempt to attach, and how long `connect` waits for the first.
+    wait_for_reconnect: let calls wait, within their own deadline, for a reconnection; False answers unreachable at
+    once. reattach_s: how often a client that was refused shared memory, and uses gRPC instead, asks again.
+    copy_lease_s: how long one copying get may take before its pages may be taken away. prefetches_in_flight_max:
+    more are dropped and counted.
+    """
+
+    name: str = ""
+    shared_memory: bool = True
+    writable: bool = True
+    prefault: bool = True
+    deadline_s: float = CALL_DEADLINE_S_DEFAULT
+    attach_deadline_s: float = ATTACH_DEADLINE_S_DEFAULT
+    wait_for_reconnect: bool = False
+    reattach_s: float = REATTACH_S_DEFAULT
+    copy_lease_s: float = COPY_LEASE_S_DEFAULT
+    prefetches_in_flight_max: int = 8
+
+    def __post_init__(self) -> None:
+        if len(self.name.encode()) > PRODUCER_BYTES_MAX:
+            raise ConfigError(
+                f"name has {len(self.name.encode())} bytes; at most {PRODUCER_BYTES_MAX} are allowed"
+            )
+        for setting in ("deadline_s", "attach_deadline_s", "reattach_s", "copy_lease_s"):
+            value = getattr(self, setting)
+            if not (math.isfinite(value) and 0.0 < value <= _DEADLINE_S_MAX):
+                raise ConfigError(
+                    f"{setting} is {value}; it must be above 0 and at most {_DEADLINE_S_MAX:g} seconds"
+                )
+        if not 0 <= self.prefetches_in_flight_max <= PREFETCHES_IN_FLIGHT_MAX:
+            raise ConfigError(
+                f"prefetches_in_flight_max is {self.prefetches_in_flight_max}; "
+                f"it must be between 0 and {PREFETCHES_IN_FLIGHT_MAX}"
+            )

@@ -1,0 +1,45 @@
+"""What an L1 checks its pages by: life, view and events of the sidecar's header, whichever life serves now (R16)."""
+
+from __future__ import annotations
+
+from inference_worker.link import Link
+from kv_types.ids import NO_LIFE, LifeId
+
+
+class ClientValidity:
+    """Conforms to kv_types.validity.ValiditySource.
+
+    Without shared memory there is no header: the life is NO_LIFE then, and an L1 trusts no page.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def life(self) -> LifeId:
+        """The sidecar's life; NO_LIFE while no header can be read."""
+        arena = self._link.arena
+        return NO_LIFE if arena is None else arena.life
+
+    @property
+    def view(self) -> int:
+        """Events published in this life up to now; 0 while no header can be read."""
+        arena = self._link.arena
+        return 0 if arena is None else arena.view()
+
+    @property
+    def freshness_ns(self) -> int:
+        """CLOCK_BOOTTIME ns until which the view is vouched for; load it before `view`. 0 while no header can be read."""
+        arena = self._link.arena
+        return 0 if arena is None else arena.freshness_ns()
+
+    def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
+        """(view, incarnation, revision, kind, payload) of each event after `view`; None: unknown, drop everything."""
+        arena = self._link.arena
+        return None if arena is None else arena.events_since(view)
+
+    def set_applied_view(self, view: int) -> None:
+        """Tell the sidecar that this worker's L1 trusts no page that an event up to `view` selects."""
+        arena = self._link.arena
+        if arena is not None:
+            arena.set_applied_view(view)

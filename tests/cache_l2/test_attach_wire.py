@@ -1,0 +1,218 @@
+"""The attach codec: what is encoded comes back, and bytes that nobody encoded are a ProtocolError."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_l2 import attach_wire as wire
+from cache_l2.attach_messages import (
+    Abort,
+    ClientMessage,
+    Commit,
+    CommittedPages,
+    Detach,
+    Done,
+    Failed,
+    Hello,
+    MessageType,
+    Ping,
+    Pong,
+    Refused,
+    Register,
+    Registered,
+    Reserve,
+    ReservedPages,
+    Role,
+    SidecarMessage,
+    Welcome,
+)
+from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
+from kv_types.ids import LifeId, LogIncarnation, NamespaceId, PageKey, Stamp
+from kv_types.limits import (
+    ATTACH_MESSAGE_BYTES_MAX,
+    BATCH_PAGES_MAX,
+    NAMESPACE_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TAGS_PER_RECORD_MAX,
+)
+
+U16 = st.integers(0, 2**16 - 1)
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+KEY = st.binary(min_size=32, max_size=32)
+IDS = st.lists(U64, max_size=40).map(tuple)
+NAMES = st.text(max_size=16)
+STAMPS = st.builds(Stamp, st.binary(min_size=16, max_size=16).map(LogIncarnation), U64)
+
+
+@st.composite
+def reserved_pages(draw: st.DrawFn) -> ReservedPages:
+    ids = draw(IDS)
+    count = len(ids)
+    return ReservedPages(
+        draw(st.binary(min_size=count, max_size=count)), draw(st.binary(min_size=count, max_size=count)),
+        ids, draw(st.lists(U64, min_size=count, max_size=count).map(tuple)),
+    )  # fmt: skip
+
+
+@st.composite
+def committed_pages(draw: st.DrawFn) -> CommittedPages:
+    count = draw(st.integers(0, 40))
+    return CommittedPages(*(draw(st.binary(min_size=count, max_size=count)) for _ in range(2)))
+
+
+CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
+    st.builds(
+        Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
+        time_namespace=U64, boot_now_ns=U64, name=NAMES,
+    ),
+    st.builds(Register, st.binary(max_size=200), U32),
+    st.builds(
+        Reserve, namespace_number=U32, parent=st.none() | KEY.map(PageKey),
+        keys=st.lists(KEY, max_size=20).map(b"".join), ttl_s=st.none() | st.integers(0, 2**63 - 1),
+    ),
+    st.builds(
+        Commit, reservations=IDS, stamp=STAMPS, producer=st.binary(max_size=64),
+        tags=st.lists(st.binary(max_size=TAG_BYTES_MAX), max_size=TAGS_PER_RECORD_MAX).map(tuple),
+        computed_from_ms=U64, computed_until_ms=U64,
+    ),
+    st.builds(Abort, IDS),
+    st.just(Detach()),
+    st.just(Ping()),
+)  # fmt: skip
+SIDECAR_MESSAGES: st.SearchStrategy[SidecarMessage] = st.one_of(
+    st.builds(
+        Welcome, version=U16, layout_version=U32, row=U32, life=st.binary(min_size=16, max_size=16).map(LifeId),
+        control_bytes=U64, clients_bytes=U64, data_bytes=U64, batch_pages_max=U32, reservation_ms=U32,
+        time_namespace=U64, boot_now_ns=U64,
+    ),
+    st.builds(Refused, U16, st.text(max_size=100)),
+    st.builds(Registered, namespace=KEY.map(NamespaceId), number=U32, counter=U32, page_bytes=U32),
+    reserved_pages(),
+    committed_pages(),
+    st.just(Done()),
+    st.builds(Pong, U64),
+    st.builds(Failed, NAMES, st.text(max_size=100)),
+)  # fmt: skip
+
+
+@given(message=CLIENT_MESSAGES, request_id=U32)
+def test_client_messages_round_trip(message: ClientMessage, request_id: int) -> None:
+    assert wire.decode_client_message(wire.encode_message(message, request_id)) == (request_id, message)
+
+
+@given(message=SIDECAR_MESSAGES, request_id=U32)
+def test_sidecar_messages_round_trip(message: SidecarMessage, request_id: int) -> None:
+    assert wire.decode_sidecar_message(wire.encode_message(message, request_id)) == (request_id, message)
+
+
+@given(data=st.binary(max_size=400))
+def test_random_bytes_are_a_protocol_error(data: bytes) -> None:
+    for decode in (wire.decode_client_message, wire.decode_sidecar_message):
+        with pytest.raises(ProtocolError):
+            decode(data)
+
+
+@given(message=CLIENT_MESSAGES, data=st.data())
+def test_a_damaged_message_is_refused_or_means_exactly_what_it_says(
+    message: ClientMessage, data: st.DataObject
+) -> None:
+    damaged = bytearray(wire.encode_message(message, 7))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        request_id, decoded = wire.decode_client_message(bytes(damaged))
+    except ProtocolError:
+        return
+    version = struct.unpack_from("<H", damaged, 4)[0]
+    assert wire.encode_message(decoded, request_id, version=version) == bytes(damaged)
+
+
+@given(message=CLIENT_MESSAGES, extra=st.integers(-60, 60).filter(bool))
+@settings(max_examples=50)
+def test_a_message_cut_or_extended_is_refused(message: ClientMessage, extra: int) -> None:
+    data = wire.encode_message(message, 7)
+    changed = data[:extra] if extra < 0 else data + bytes(extra)
+    with pytest.raises(ProtocolError):
+        wire.decode_client_message(changed)
+
+
+@pytest.mark.parametrize("message", [Done(), Pong(1), Refused(1, "no")])
+def test_a_sidecar_message_is_not_taken_from_a_client(message: SidecarMessage) -> None:
+    with pytest.raises(ProtocolError, match="not one that a client sends"):
+        wire.decode_client_message(wire.encode_message(message, 1))
+
+
+def test_full_batches_fit_a_message() -> None:
+    keys = os.urandom(32 * BATCH_PAGES_MAX)
+    reserve = wire.encode_message(Reserve(namespace_number=1, parent=None, keys=keys, ttl_s=None), 1)
+    columns = tuple(range(BATCH_PAGES_MAX))
+    reply = wire.encode_message(
+        ReservedPages(bytes(BATCH_PAGES_MAX), bytes(BATCH_PAGES_MAX), columns, columns), 1
+    )
+    assert max(len(reserve), len(reply)) <= ATTACH_MESSAGE_BYTES_MAX
+
+
+def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:
+    too_many = BATCH_PAGES_MAX + 1
+    with pytest.raises(LimitExceededError, match=str(BATCH_PAGES_MAX)):
+        wire.encode_message(Abort(tuple(range(too_many))), 1)
+    with pytest.raises(LimitExceededError, match="split"):
+        wire.encode_message(
+            Reserve(namespace_number=1, parent=None, keys=bytes(32 * too_many), ttl_s=None), 1
+        )
+    body = struct.pack(f"<H{too_many}Q", too_many, *range(too_many))
+    forged = struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.ABORT, 1, len(body)) + body
+    with pytest.raises(ProtocolError, match="limit"):
+        wire.decode_client_message(forged)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (Register(bytes(NAMESPACE_BYTES_MAX + 1), 1), LimitExceededError),
+        (Register(b"", -1), InvalidArgumentError),
+        (Reserve(namespace_number=2**32, parent=None, keys=b"", ttl_s=None), InvalidArgumentError),
+        (Reserve(namespace_number=1, parent=None, keys=bytes(31), ttl_s=None), InvalidArgumentError),
+        (Reserve(namespace_number=1, parent=None, keys=b"", ttl_s=-5), InvalidArgumentError),
+        (Abort((2**64,)), InvalidArgumentError),
+    ],
+)
+def test_values_that_do_not_fit_are_clear_errors(message: ClientMessage, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        wire.encode_message(message, 1)
+
+
+def test_hello_of_a_future_version_can_still_be_read() -> None:
+    hello = Hello(
+        version_min=7,
+        version_max=9,
+        layout_version=3,
+        role=Role.WRITER,
+        time_namespace=0,
+        boot_now_ns=1,
+        name="x",
+    )
+    assert wire.decode_client_message(wire.encode_message(hello, 4, version=9)) == (4, hello)
+    with pytest.raises(ProtocolError, match="version 9"):
+        wire.decode_client_message(wire.encode_message(Ping(), 4, version=9))
+
+
+def test_a_long_text_is_cut_rather_than_lost() -> None:
+    text = "é" * wire.FAILURE_TEXT_BYTES_MAX
+    _, message = wire.decode_sidecar_message(wire.encode_message(Failed("internal", text), 1))
+    assert isinstance(message, Failed)
+    assert message.text
+    assert text.startswith(message.text)
+
+
+def test_every_message_has_its_own_number() -> None:
+    kinds = [kind for kind, _ in wire._WRITERS.values()]
+    assert sorted(kinds) == sorted(MessageType)
+    assert all(dataclasses.is_dataclass(message) for message in wire._WRITERS)

@@ -1,0 +1,52 @@
+"""Fixtures of the client's tests: a real daemon on a runtime directory of its own, and clients of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inference_worker.client import Client, ClientSettings
+from tests.support.sidecar_process import SidecarProcess
+
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture(scope="module")
+def shared_sidecar() -> Iterator[SidecarProcess]:
+    """One daemon for the tests of a module that do it no harm."""
+    yield from _daemon()
+
+
+@pytest.fixture
+def sidecar() -> Iterator[SidecarProcess]:
+    """A daemon of one test's own, not started."""
+    yield from _daemon(start=False)
+
+
+def _daemon(*, start: bool = True) -> Iterator[SidecarProcess]:
+    with tempfile.TemporaryDirectory(prefix="skv-") as directory:
+        daemon = SidecarProcess(Path(directory) / "run", flags=("--freshness-lease", "1s"))
+        try:
+            if start:
+                daemon.start()
+            yield daemon
+        finally:
+            daemon.end()
+
+
+@pytest.fixture
+def connect() -> Iterator[MakeClient]:
+    """Make clients that are closed at the test's end."""
+    made: list[Client] = []
+
+    def make(endpoint: str | Path, **settings: object) -> Client:
+        client = Client.connect(endpoint, settings=ClientSettings(**settings))  # type: ignore[arg-type]
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.close()

@@ -1,0 +1,95 @@
+"""A real `stratakv serve` in a process of its own, started, stopped, killed and started again by its pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.polling import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S_MAX = 30.0
+
+
+class SidecarProcess:
+    """One runtime directory and the daemon that serves it now, if any."""
+
+    def __init__(self, runtime: Path, *, arena_bytes: int = 64 * 2**20, flags: tuple[str, ...] = ()) -> None:
+        self.runtime = runtime
+        self._log = runtime.with_name(runtime.name + ".log")
+        self._command = [
+            sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(runtime),
+            "--arena-size", str(arena_bytes), "--log-level", "warning", *flags,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The daemon's pid."""
+        assert self._process is not None, "the daemon was not started"
+        return self._process.pid
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start the daemon; with `wait`, return when both sockets answer to connections."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATAKV_")}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+        if wait:
+            wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the daemon."""
+        os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until the kernel says that it stands still."""
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: self._state() == "T", what="the sidecar's stop")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, and wait for the end; returns the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end; returns the exit status."""
+        assert self._process is not None, "the daemon was not started"
+        return self._process.wait(START_S_MAX)
+
+    def end(self) -> None:
+        """Make sure that nothing is left running, stopped daemons too."""
+        if self._process is not None:
+            self.kill()
+
+    def output(self) -> str:
+        """What the daemon printed in all its lives."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"the sidecar ended at its start:\n{self.output()[-4000:]}")
+        return _listens(self.runtime / "attach.sock") and _listens(self.runtime / "grpc.sock")
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _listens(path: Path) -> bool:
+    # The inode of a listening socket is in the kernel's table with the flag of a listener (00010000).
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        fields = line.split()
+        if len(fields) == 8 and fields[7] == str(path) and fields[3] == "00010000":
+            return True
+    return False
