@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from cache_l2.reader import AttachedArena
+from tests.support.processes import wait_until_stopped
 
 
 def main() -> None:
@@ -68,6 +69,7 @@ class AttachDaemon:
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self.pid)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -1,0 +1,351 @@
+"""The Transformers connector: prefill and generate that skip what was computed elsewhere or before."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from inference_worker.connectors.transformers_cache import CachedRow, PageCodec
+from inference_worker.connectors.transformers_generation import GenerationPlan, plan_generation
+from inference_worker.connectors.transformers_identity import (
+    Declared,
+    UnsupportedModelError,
+    active_adapters,
+    content_mark,
+    forget_digest,
+    identify_model,
+)
+from inference_worker.connectors.transformers_report import ReuseReport
+from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, ReuseCall, TokenIds
+from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
+from inference_worker.connectors.transformers_store import PageClient
+from kv_types.errors import InvalidArgumentError
+from kv_types.limits import CALL_DEADLINE_S_DEFAULT
+from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
+
+__all__ = ["Generated", "Prefill", "TransformersConnector", "UnsupportedModelError"]
+
+PAGE_TOKENS_DEFAULT = 64
+L1_BYTES_DEFAULT = 256 * 1024 * 1024
+
+_log = logging.getLogger("stratakv.transformers")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """A prefilled batch of B rows, packed to the left in `rows` (the caller's batch itself when it was so
+    already).
+
+    `logits` [B, vocabulary]: for the token after each row. `past_key_values`: a cache of all columns that
+    belongs to the caller; decoding goes on with `rows.attention_mask` and positions counted over real
+    tokens. `column_logits` [B, S, vocabulary] and `computed` (bool [B, S]) stand in the caller's columns
+    where all logits were asked for: reused columns and pads have none and are False.
+    """
+
+    logits: torch.Tensor
+    past_key_values: Any
+    rows: PackedRows
+    report: ReuseReport
+    column_logits: torch.Tensor | None = None
+    computed: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generated:
+    """`sequences` [B · n, S + new]: the caller's columns, then the new tokens. `output`: what `generate`
+    returned.
+    """
+
+    sequences: torch.Tensor
+    output: Any
+    report: ReuseReport
+
+
+class TransformersConnector:
+    """Reuse around one causal language model. Raises nothing because a cache is absent, slow or wrong.
+
+    weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever
+    they are seen to change. model_name: None takes the architecture's. adapter: name and content digest of
+    the one active adapter. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
+    store_deadline_s: the most that one call waits for pages to come and to go. require_cacheable: raise
+    UnsupportedModelError where the model cannot be named; otherwise it is served without reuse, and
+    `uncacheable` says why. Raises LimitExceededError when a page of `page_tokens` tokens would be too
+    large.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        client: PageClient,
+        *,
+        weights: Weights | None = None,
+        model_name: str | None = None,
+        adapter: Adapter | None = None,
+        tenant: str = "",
+        page_tokens: int = PAGE_TOKENS_DEFAULT,
+        l1_bytes: int = L1_BYTES_DEFAULT,
+        look_up_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
+        store_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
+        require_cacheable: bool = False,
+    ) -> None:
+        self.model = model
+        self._client = client
+        self._declared = Declared(
+            model_name=model_name, weights=weights, adapter=adapter, page_tokens=page_tokens, tenant=tenant
+        )
+        self._l1_bytes = l1_bytes
+        self._look_up_deadline_s = look_up_deadline_s
+        self._store_deadline_s = store_deadline_s
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._accepts_positions = "position_ids" in parameters
+        self.uncacheable: Uncacheable | None = None
+        self.namespace: Namespace | None = None
+        self._reuse: PageReuse | None = None
+        self._codec: PageCodec | None = None
+        self._mark: object = None
+        self._name_model()
+        if require_cacheable and self.uncacheable is not None:
+            raise UnsupportedModelError(self.uncacheable)
+
+    def refresh(self) -> None:
+        """Name the model again: needed after edits of weights that PyTorch does not count (through
+        `tensor.data`).
+        """
+        forget_digest(self.model)
+        self._name_model()
+
+    def _name_model(self) -> None:
+        self._mark = self._model_mark()
+        named = identify_model(self.model, self._declared)
+        if isinstance(named, Uncacheable):
+            self._turn_off(named)
+            return
+        if self.namespace == named and self.uncacheable is None:
+            return
+        codec = PageCodec(named, device=self.model.device)
+        self._reuse = PageReuse(
+            self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=self.model.device
+        )
+        self.namespace, self._codec, self.uncacheable = named, codec, None
+
+    def prefill(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, all_logits: bool = False
+    ) -> Prefill:
+        """Run the prompt through the model, computing only what is found nowhere, and store its full pages.
+
+        `input_ids` and `attention_mask`: integers [B, S], pads anywhere. Raises InvalidArgumentError.
+        """
+        rows = self._pack(input_ids, attention_mask)
+        reuse, report = self._start(rows)
+        with torch.no_grad():
+            if reuse is None:
+                return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
+            with reuse.begin(report) as call:
+                found = self._look_up(call, rows)
+                cache, first = self._assemble(rows, found, report)
+                done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
+                self._store(call, cache, _chains(rows, found))
+                return done
+
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **settings: Any
+    ) -> Generated:
+        """Run `model.generate` behind whatever prefix is found; prompt and decoded pages are stored
+        afterwards.
+
+        `settings` are those of `generate`. Modes that edit the cache run without reuse, and the report says
+        why. Raises InvalidArgumentError, and whatever `generate` raises for its settings.
+        """
+        rows = self._pack(input_ids, attention_mask)
+        for name in ("past_key_values", "cache", "position_ids"):
+            if name in settings:
+                raise InvalidArgumentError(f"generate makes {name} itself; leave it out")
+        plan = plan_generation(self.model, settings)
+        reuse, report = self._start(rows, off=plan.off)
+        with torch.no_grad():
+            if reuse is None:
+                return self._generate(rows, input_ids, {}, settings, report)
+            with reuse.begin(report) as call:
+                found = self._look_up(call, rows)
+                cache, _ = self._assemble(rows, found, report)
+                if plan.expand > 1 and cache.get_seq_length() > 0:
+                    cache.batch_repeat_interleave(plan.expand)
+                done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
+                self._store(call, cache, _generated_chains(rows, found, done, plan, cache.get_seq_length()))
+                return done
+
+    # before the pass
+
+    def _pack(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> PackedRows:
+        pad_id = getattr(self.model.config.get_text_config(decoder=True), "pad_token_id", None)
+        return pack_rows(input_ids, attention_mask, device=self.model.device, pad_id=pad_id or 0)
+
+    def _start(self, rows: PackedRows, *, off: str = "") -> tuple[PageReuse | None, ReuseReport]:
+        """Decide whether this call reuses anything, and begin its report."""
+        if self._model_mark() != self._mark:
+            self._name_model()
+        if not off and self.model.training:
+            off = "the model is in training mode, where dropout shapes the KV: call model.eval()"
+        if self.uncacheable is not None:
+            off = f"{self.uncacheable.reason}: {self.uncacheable.detail}"
+        report = ReuseReport.of([len(row) for row in rows.rows], off=off, uncacheable=self.uncacheable)
+        return (None if off else self._reuse), report
+
+    def _look_up(self, call: ReuseCall, rows: PackedRows) -> list[FoundRow]:
+        return call.look_up([row.token_ids for row in rows.rows], deadline_s=self._look_up_deadline_s)
+
+    def _assemble(
+        self, rows: PackedRows, found: Sequence[FoundRow], report: ReuseReport
+    ) -> tuple[DynamicCache, int]:
+        """Build the cache of the first columns that every row has, pads counted, and return how many they
+        are.
+        """
+        assert self._codec is not None
+        page_tokens = self._declared.page_tokens
+        usable = [
+            min(row.found * page_tokens, len(real) - 1) for row, real in zip(found, rows.rows, strict=True)
+        ]
+        pads = rows.pads
+        columns = min(pad + tokens for pad, tokens in zip(pads, usable, strict=True))
+        if all(tokens == 0 for tokens in usable):
+            columns = 0  # pads alone are no prefix worth a cache
+        cached = []
+        for index, (pad, row) in enumerate(zip(pads, found, strict=True)):
+            reused = max(columns - pad, 0)
+            report.rows[index].reused = reused
+            cached.append(CachedRow(min(pad, columns), reused, row.pages))
+        return self._codec.assemble(cached, columns=columns, config=self._text_config), columns
+
+    # the pass
+
+    def _forward(
+        self, rows: PackedRows, cache: Any, report: ReuseReport, *, first: int, all_logits: bool
+    ) -> Prefill:
+        arguments: dict[str, Any] = {self._cache_argument: cache}
+        if rows.padded:
+            arguments["attention_mask"] = rows.attention_mask
+        if self._accepts_positions:
+            arguments["position_ids"] = rows.position_ids[:, first:]
+        if not all_logits:
+            arguments |= self._one_logit
+        output = self.model(input_ids=rows.input_ids[:, first:], use_cache=True, **arguments)
+        last = output.logits[:, -1]
+        if not all_logits:
+            return Prefill(last, cache, rows, report)
+        values, computed = rows.to_columns(output.logits, first)
+        return Prefill(last, cache, rows, report, values, computed)
+
+    def _generate(
+        self,
+        rows: PackedRows,
+        input_ids: torch.Tensor,
+        cache: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        report: ReuseReport,
+    ) -> Generated:
+        output = self.model.generate(rows.input_ids, attention_mask=rows.attention_mask, **cache, **settings)
+        packed = output if isinstance(output, torch.Tensor) else output.sequences
+        given = input_ids.to(packed.device).repeat_interleave(packed.shape[0] // len(rows.rows), dim=0)
+        return Generated(torch.cat((given, packed[:, rows.width :]), dim=1), output, report)
+
+    # after the pass
+
+    def _store(self, call: ReuseCall, cache: Any, chains: Sequence[_Chain]) -> None:
+        assert self._codec is not None
+        problem = self._codec.mismatch(cache)
+        if problem is not None:
+            self._turn_off(Uncacheable(UncacheableReason.GEOMETRY_UNKNOWN, problem))
+            call.report.uncacheable = self.uncacheable
+            return
+        until = time.monotonic() + self._store_deadline_s
+        for chain in chains:
+            call.store(
+                cache,
+                row=chain.row,
+                column=chain.column,
+                tokens=chain.tokens,
+                found=chain.found,
+                deadline_s=until - time.monotonic(),
+            )
+
+    # the model
+
+    @property
+    def _text_config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True)
+
+    def _empty_cache(self) -> DynamicCache:
+        return DynamicCache(config=self._text_config)
+
+    def _model_mark(self) -> object:
+        """Change whenever the model may have become another: adapters switched, weights edited, moved or
+        recast.
+        """
+        content = content_mark(self.model) if self._declared.weights is None else 0
+        model = self.model
+        attention = self._text_config._attn_implementation
+        return content, active_adapters(model), model.dtype, model.device, attention
+
+    def _turn_off(self, uncacheable: Uncacheable) -> None:
+        if self.uncacheable != uncacheable:
+            _log.warning("serving without reuse (%s): %s", uncacheable.reason, uncacheable.detail)
+        self.uncacheable = uncacheable
+        self.namespace, self._reuse, self._codec = None, None, None
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters and gauges of L1, empty while the model is uncacheable."""
+        return {} if self._reuse is None else self._reuse.l1.statistics()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Tokens whose KV stands in row `row` of a cache from column `column` on, and the pages found before."""
+
+    row: int
+    column: int
+    tokens: TokenIds
+    found: FoundRow
+
+
+def _chains(rows: PackedRows, found: Sequence[FoundRow], *, stride: int = 1) -> list[_Chain]:
+    """Prompt tokens alone; prompt row i is cache row i · stride."""
+    return [
+        _Chain(index * stride, pad, row.token_ids, found[index])
+        for index, (pad, row) in enumerate(zip(rows.pads, rows.rows, strict=True))
+    ]
+
+
+def _generated_chains(
+    rows: PackedRows, found: Sequence[FoundRow], done: Generated, plan: GenerationPlan, columns: int
+) -> list[_Chain]:
+    """Prompt tokens and those decoded tokens whose KV is among the cache's `columns`."""
+    if not plan.decoded:
+        # every beam of a row has the prompt's columns, so the first one stands for all
+        return _chains(rows, found, stride=plan.expand)
+    decoded = done.sequences[:, rows.width : columns].cpu().numpy()
+    chains = []
+    for chain in _chains(rows, found):
+        for index in range(chain.row * plan.expand, (chain.row + 1) * plan.expand):
+            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan.stop_ids)))
+            chains.append(replace(chain, row=index, tokens=tokens))
+    return chains
+
+
+def _until_stop(decoded: NDArray[np.int64], stop_ids: frozenset[int]) -> NDArray[np.uint32]:
+    """Drop what `generate` appends to rows that ended before others did; their KV is right, but nobody asks
+    for it.
+    """
+    stops = np.flatnonzero(np.isin(decoded, list(stop_ids)))
+    end = int(stops[0]) + 1 if len(stops) else len(decoded)
+    return decoded[:end].astype(np.uint32)

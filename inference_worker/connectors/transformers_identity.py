@@ -1,0 +1,341 @@
+"""Identity of a Transformers model's computation: from modules, configuration and bytes to a namespace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from kv_types.errors import StrataError
+from kv_types.namespace import (
+    Adapter,
+    AttentionKind,
+    Geometry,
+    Namespace,
+    Parameters,
+    ParameterValue,
+    Rope,
+    Uncacheable,
+    UncacheableReason,
+    Weights,
+    identify,
+    parameters,
+)
+
+GQA_MODEL_TYPES = frozenset(
+    {
+        "cohere",
+        "gemma",
+        "glm",
+        "granite",
+        "helium",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+"""Causal decoders whose cache is one rotated key and one value per token, layer and KV head."""
+
+MLA_MODEL_TYPES = frozenset({"deepseek_v2", "deepseek_v3"})
+"""Causal decoders whose cache is one latent and one rotated key part per token and layer."""
+
+_LEARNED_POSITIONS = frozenset({"gpt2", "gpt_bigcode", "opt", "xglm", "biogpt"})
+_ALIBI = frozenset({"bloom", "falcon", "mpt"})
+
+# What a configuration says about names, files, defaults of calls and training, none of which shapes KV bytes.
+_CONFIG_IGNORED = frozenset(
+    {
+        "_attn_implementation",
+        "_name_or_path",
+        "_model_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "label2id",
+        "max_position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "router_aux_loss_coef",
+        "torch_dtype",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+    }
+)
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_CHUNK_BYTES = 64 * 1024 * 1024
+
+
+class UnsupportedModelError(StrataError):
+    """Pages of this model cannot be named; `uncacheable` says why. Raised only where reuse was required."""
+
+    code = "uncacheable"
+
+    def __init__(self, uncacheable: Uncacheable) -> None:
+        super().__init__(
+            f"KV pages of this model cannot be reused ({uncacheable.reason}): {uncacheable.detail}. "
+            "Leave require_cacheable=False to serve it without reuse."
+        )
+        self.uncacheable = uncacheable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the caller says about the model: everything that cannot be read off it."""
+
+    model_name: str | None
+    weights: Weights | None
+    adapter: Adapter | None
+    page_tokens: int
+    tenant: str
+
+
+def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
+    """Name the computation of a causal language model, or say why it cannot be named.
+
+    The name is the caller's or the architecture's. Weights are the caller's version, else the digest of every
+    parameter and buffer. Raises nothing for what the model is like.
+    """
+    config = model.config.get_text_config(decoder=True)
+    problem = _unsupported_kind(config) or _unsupported_adapter(model, declared.adapter)
+    if problem is not None:
+        return problem
+    weights = declared.weights
+    if weights is None:
+        digest = weights_digest(model)
+        if isinstance(digest, Uncacheable):
+            return digest
+        weights = Weights(digest=digest)
+    adapter = declared.adapter
+    return identify(
+        model=declared.model_name or type(model).__name__,
+        weights=weights,
+        adapter=None if adapter is None else adapter.name,
+        adapter_digest=None if adapter is None else adapter.digest,
+        kv_dtype=str(model.dtype),
+        geometry=_geometry(config),
+        page_tokens=declared.page_tokens,
+        rope=_rope(model, config),
+        layer_kinds=layer_kinds(config),
+        numerics=_numerics(model, config),
+        tenant=declared.tenant,
+    )
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """One name a layer, told by the cache that Transformers itself would build for this configuration."""
+    names = {DynamicLayer: _FULL, DynamicSlidingWindowLayer: _SLIDING}
+    return [names.get(type(layer), type(layer).__name__) for layer in DynamicCache(config=config).layers]
+
+
+def active_adapters(model: Any) -> tuple[str, ...]:
+    """Adapters that take part in the forward pass now: those of PEFT's model or of Transformers' mixin."""
+    if not getattr(model, "peft_config", None) and not getattr(model, "_hf_peft_config_loaded", False):
+        return ()
+    names: Any = getattr(model, "active_adapters", None)
+    if names is None:
+        names = getattr(model, "active_adapter", None) or "unnamed"
+    if callable(names):
+        names = names()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _unsupported_kind(config: Any) -> Uncacheable | None:
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        return Uncacheable(
+            UncacheableReason.LAYER_KIND,
+            f"model type {kind!r} attends to an encoder, so its KV depends on more than the tokens before it",
+        )
+    if kind in _LEARNED_POSITIONS or kind in _ALIBI:
+        way = "learned absolute positions" if kind in _LEARNED_POSITIONS else "ALiBi"
+        return Uncacheable(
+            UncacheableReason.POSITION_UNNAMED, f"model type {kind!r} uses {way}, which has no name here yet"
+        )
+    for layer, name in enumerate(layer_kinds(config)):
+        if name == _SLIDING:
+            return Uncacheable(
+                UncacheableReason.SLIDING_WINDOW,
+                f"layer {layer} attends to a sliding window, so KV of a prefix is not kept whole",
+            )
+        if name != _FULL:
+            return Uncacheable(
+                UncacheableReason.LAYER_KIND,
+                f"layer {layer} keeps a {name}, which is not one key and value a token",
+            )
+    if kind not in GQA_MODEL_TYPES | MLA_MODEL_TYPES:
+        return Uncacheable(
+            UncacheableReason.MODEL_UNSUPPORTED,
+            f"model type {kind!r} is none of those whose KV is known to depend on earlier tokens alone: "
+            f"{', '.join(sorted(GQA_MODEL_TYPES | MLA_MODEL_TYPES))}",
+        )
+    return None
+
+
+def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | None:
+    active = active_adapters(model)
+    if adapter is None and active:
+        return Uncacheable(
+            UncacheableReason.ADAPTER_WITHOUT_DIGEST,
+            f"adapters {', '.join(active)} are active, and a name alone does not say what is in them: "
+            "give adapter=Adapter(name, digest)",
+        )
+    if len(active) > 1 or (active and adapter is not None and active != (adapter.name,)):
+        return Uncacheable(
+            UncacheableReason.INVALID,
+            f"active adapters are {', '.join(active)}, but {adapter.name if adapter else None!r} is declared",
+        )
+    return None
+
+
+def _geometry(config: Any) -> Geometry | None:
+    layers = config.num_hidden_layers
+    if config.model_type in MLA_MODEL_TYPES:
+        if not config.qk_rope_head_dim:
+            return None  # the cache's second tensor would be empty, and the page would have no part for it
+        return Geometry(
+            attention=AttentionKind.MLA,
+            layers_total=layers,
+            layer_begin=0,
+            layer_end=layers,
+            latent_dim=config.kv_lora_rank,
+            rope_dim=config.qk_rope_head_dim,
+        )
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return Geometry(
+        attention=AttentionKind.GQA,
+        layers_total=layers,
+        layer_begin=0,
+        layer_end=layers,
+        kv_heads_total=heads,
+        head_begin=0,
+        head_end=heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+
+
+def _rope(model: Any, config: Any) -> Rope | None:
+    """Read the rotation from the configuration, and its output scale from the module that will apply it."""
+    given: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
+    if not given or "rope_theta" not in given:
+        return None
+    rest = {k: v for k, v in given.items() if k not in {"rope_type", "rope_theta"} and v is not None}
+    scales = sorted({float(m.attention_scaling) for m in model.modules() if hasattr(m, "attention_scaling")})
+    rest["attention_scaling"] = tuple(scales)
+    return Rope(
+        kind=str(given.get("rope_type", "default")),
+        theta=float(given["rope_theta"]),
+        scaling=parameters({name: _parameter(value) for name, value in rest.items()}),
+    )
+
+
+def _parameter(value: Any) -> ParameterValue:
+    if isinstance(value, list | tuple):
+        return tuple(float(item) for item in value)
+    return value if isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _numerics(model: Any, config: Any) -> Parameters:
+    """Name what else shapes the bytes: the model's settings, kernel of attention, arithmetic, device kind."""
+    told = {k: v for k, v in model.config.to_dict().items() if k not in _CONFIG_IGNORED}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"), default=str)
+    return parameters(
+        {
+            "attention": str(config._attn_implementation),
+            "compute": str(model.dtype).removeprefix("torch."),
+            "config": hashlib.blake2b(text.encode(), digest_size=32).hexdigest(),
+            "device": model.device.type,
+            "matmul": torch.get_float32_matmul_precision(),
+        }
+    )
+
+
+# Weights
+
+
+def content_mark(model: Any) -> int:
+    """Return a number that changes when a parameter or buffer is replaced or edited in place.
+
+    Edits through `tensor.data` leave no trace in PyTorch and are not seen.
+    """
+    return hash(tuple((tensor.data_ptr(), _version(tensor)) for _, tensor in _tensors(model)))
+
+
+def weights_digest(model: Any) -> bytes | Uncacheable:
+    """BLAKE2b-256 over names, dtypes, shapes and bytes of all parameters and buffers, whole, in name order.
+
+    Remembered per model object for as long as `content_mark` stays. About 1 GB/s; give an explicit version
+    where that is too slow. Uncacheable when a tensor's bytes are not at hand (meta device, sparse).
+    """
+    mark = content_mark(model)
+    known = _digests.get(model)
+    if known is not None and known[0] == mark:
+        return known[1]
+    state = hashlib.blake2b(digest_size=32)
+    for name, tensor in sorted(_tensors(model), key=lambda item: item[0]):
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            return Uncacheable(
+                UncacheableReason.WEIGHTS_UNNAMED,
+                f"the bytes of {name} are not in memory, so the weights have no digest: "
+                "give weights=Weights(version=…)",
+            )
+        _absorb(state.update, name, tensor)
+    digest = state.digest()
+    _digests[model] = (mark, digest)
+    return digest
+
+
+def forget_digest(model: Any) -> None:
+    """Take the digest anew at its next use, though the content mark stays."""
+    _digests.pop(model, None)
+
+
+_digests: weakref.WeakKeyDictionary[Any, tuple[int, bytes]] = weakref.WeakKeyDictionary()
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _absorb(update: Callable[[Any], None], name: str, tensor: torch.Tensor) -> None:
+    head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
+    update(struct.pack("<IQ", len(head), tensor.numel() * tensor.element_size()))
+    update(head)
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for piece in torch.split(flat, _CHUNK_BYTES) if flat.numel() else ():
+        update(piece.cpu().numpy())

@@ -1,0 +1,193 @@
+"""Pages of a batch's rows: found in L1, then in L2 through the client, and stored in both after the pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cache_l1.cache import L1Cache
+from inference_worker.connectors.transformers_cache import PageCodec
+from inference_worker.connectors.transformers_report import ReuseReport
+from inference_worker.connectors.transformers_store import PageClient, PageRequest
+from kv_types.ids import KEY_BYTES, NamespaceId
+from kv_types.limits import BATCH_PAGES_MAX
+from kv_types.namespace import Namespace
+from kv_types.outcomes import Hit, Miss, MissReason, PutOutcome, Refused, RefuseReason
+from kv_types.page_keys import page_keys
+from kv_types.validity import ObservedView
+
+TokenIds = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """Pages at hand for one row: the first of its chain, uint8 [found, page_bytes], on the model's device."""
+
+    pages: torch.Tensor
+
+    @property
+    def found(self) -> int:
+        """Pages from the chain's root on."""
+        return len(self.pages)
+
+
+class PageReuse:
+    """L1 and L2 of one namespace on one device. Thread-safe."""
+
+    def __init__(
+        self,
+        client: PageClient,
+        namespace: Namespace,
+        *,
+        codec: PageCodec,
+        l1_bytes: int,
+        device: torch.device,
+    ) -> None:
+        self.client = client
+        self.namespace_id: NamespaceId = namespace.id
+        self.registered = client.register(namespace)
+        self.codec = codec
+        self.device = device
+        self.l1 = L1Cache(
+            capacity_pages=max(1, l1_bytes // codec.page_bytes),
+            page_bytes=codec.page_bytes,
+            device=device,
+            namespace=namespace.id,
+        )
+
+    def begin(self, report: ReuseReport) -> ReuseCall:
+        """Begin one call: stamp and view are loaded now, before anything is reused (rule R1)."""
+        return ReuseCall(self, report)
+
+
+class ReuseCall:
+    """What one prefill or generate finds and stores, all under the stamp of its beginning. A context
+    manager.
+    """
+
+    def __init__(self, reuse: PageReuse, report: ReuseReport) -> None:
+        self._reuse = reuse
+        self._codec = reuse.codec
+        self.report = report
+        self._request: PageRequest = reuse.client.begin(reuse.registered)
+        reuse.l1.synchronise(reuse.client.validity)
+        self._view: ObservedView | None = reuse.l1.observe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._request.end()
+
+    # before the pass
+
+    def look_up(self, rows: Sequence[TokenIds], *, deadline_s: float) -> list[FoundRow]:
+        """Find the longest prefix of each row; all rows together wait at most `deadline_s`."""
+        began = time.monotonic()
+        found = [self._look_up_row(index, row, until=began + deadline_s) for index, row in enumerate(rows)]
+        self.report.look_up_s += time.monotonic() - began
+        return found
+
+    def _look_up_row(self, index: int, tokens: TokenIds, *, until: float) -> FoundRow:
+        keys = self._keys(tokens)
+        wanted = len(keys) // KEY_BYTES
+        size = self._codec.page_bytes
+        pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
+        if not wanted:
+            return FoundRow(pages)
+        local = self._read_l1(keys, pages)
+        remote, reason = self._read_l2(keys, pages, start=local, until=until)
+        found = local + remote
+        if remote:
+            self._keep_in_l1(keys[: found * KEY_BYTES], pages[:found])
+        row = self.report.rows[index]
+        row.pages_l1, row.pages_l2, row.ended_by = local, remote, reason
+        self.report.bytes_from_l1 += local * size
+        self.report.bytes_from_l2 += remote * size
+        return FoundRow(pages[:found])
+
+    def _keys(self, tokens: TokenIds) -> bytes:
+        return page_keys(self._reuse.namespace_id, tokens, page_tokens=self._codec.page_tokens)
+
+    def _read_l1(self, keys: bytes, pages: torch.Tensor) -> int:
+        numbers = self._reuse.l1.match(keys)
+        try:
+            self._reuse.l1.read(numbers, list(pages[: len(numbers)]))
+        finally:
+            self._reuse.l1.release(numbers)
+        return len(numbers)
+
+    def _keep_in_l1(self, keys: bytes, pages: torch.Tensor) -> None:
+        # From the root on, because L1 may have evicted what it had; pages that it still has are not copied.
+        self._reuse.l1.insert(keys, 0, list(pages), view=self._view)
+
+    def _read_l2(
+        self, keys: bytes, pages: torch.Tensor, *, start: int, until: float
+    ) -> tuple[int, MissReason]:
+        """Copy pages in behind the first `start`; returns how many, and why there are no more."""
+        left_s = until - time.monotonic()
+        if left_s <= 0.0:
+            return 0, MissReason.DEADLINE
+        behind = pages[start:]
+        on_host = behind if behind.device.type == "cpu" else torch.empty_like(behind, device="cpu")
+        destinations = [page.data for page in on_host.numpy()]
+        match self._request.get(keys, destinations, start=start, deadline_s=left_s):
+            case Hit(pages=count, ended_by=reason):
+                if on_host is not behind:
+                    behind[:count].copy_(on_host[:count])
+                return count, reason
+            case Miss(reason=reason):
+                return 0, reason
+            case _:  # a load is under way, and a forward pass does not wait for it
+                return 0, MissReason.DEADLINE
+
+    # after the pass
+
+    def store(
+        self, cache: Any, *, row: int, column: int, tokens: TokenIds, found: FoundRow, deadline_s: float
+    ) -> None:
+        """Keep the full pages of `tokens`, whose KV stands in `cache` from `column` on, behind those found.
+
+        Waits at most `deadline_s` for the sidecar to take them.
+        """
+        began = time.monotonic()
+        keys = self._keys(tokens)
+        fresh = len(keys) // KEY_BYTES - found.found
+        if fresh > 0:
+            begin = column + found.found * self._codec.page_tokens
+            pages = self._codec.gather(cache, row=row, column=begin, pages=fresh)
+            whole = torch.cat((found.pages, pages)) if found.found else pages
+            self._keep_in_l1(keys, whole)
+            outcomes = self._put(keys, whole.cpu(), start=found.found, until=began + deadline_s)
+            self.report.add_puts(outcomes, page_bytes=self._codec.page_bytes)
+        self.report.store_s += time.monotonic() - began
+
+    def _put(self, keys: bytes, pages: torch.Tensor, *, start: int, until: float) -> list[PutOutcome]:
+        outcomes = self._put_from(keys, pages, start=start, until=until)
+        first = outcomes[0]
+        if start and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
+            # L2 evicted what L1 still had. Sent again from the root, the chain stands there once more.
+            return self._put_from(keys, pages, start=0, until=until)
+        return outcomes
+
+    def _put_from(self, keys: bytes, pages: torch.Tensor, *, start: int, until: float) -> list[PutOutcome]:
+        outcomes: list[PutOutcome] = []
+        sources = [page.data for page in pages[start:].numpy()]
+        for at in range(0, len(sources), BATCH_PAGES_MAX):
+            batch = sources[at : at + BATCH_PAGES_MAX]
+            left_s = until - time.monotonic()
+            if left_s <= 0.0:
+                outcomes += [Refused(RefuseReason.DEADLINE)] * len(batch)
+                continue
+            upto = keys[: (start + at + len(batch)) * KEY_BYTES]
+            outcomes += self._request.put(upto, batch, start=start + at, deadline_s=left_s)
+        return outcomes

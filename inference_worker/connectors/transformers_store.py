@@ -1,0 +1,51 @@
+"""What the connector asks of a client, as protocols: the part of `inference_worker.client` it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kv_types.namespace import Namespace
+from kv_types.outcomes import LookUpOutcome, PutOutcome
+from kv_types.validity import ValiditySource
+
+
+class PageRequest(Protocol):
+    """One request: freshness and view loaded before any reuse, its stamp fixed until it ends.
+
+    `keys` is n packed page keys from the chain's root on; buffers are one of page_bytes a key of
+    keys[start:].
+    """
+
+    def get(
+        self, keys: bytes, destinations: Sequence[Any], *, start: int = 0, deadline_s: float | None = None
+    ) -> LookUpOutcome:
+        """Copy the longest valid prefix of keys[start:] into `destinations`; Hit counts those pages."""
+        ...
+
+    def put(
+        self, keys: bytes, sources: Sequence[Any], *, start: int = 0, deadline_s: float | None = None
+    ) -> list[PutOutcome]:
+        """Store keys[start:] under the request's stamp; refuse each page when it has none."""
+        ...
+
+    def end(self) -> None:
+        """End the request."""
+        ...
+
+
+class PageClient(Protocol):
+    """Registers namespaces and begins requests; never fails because no sidecar is there."""
+
+    def register(self, namespace: Namespace) -> Any:
+        """Name a namespace for `begin`; no sidecar needs to be there."""
+        ...
+
+    def begin(self, namespace: Any) -> PageRequest:
+        """Load freshness and view, before anything is reused."""
+        ...
+
+    @property
+    def validity(self) -> ValiditySource:
+        """The header that tells which pages of L1 may be served."""
+        ...
