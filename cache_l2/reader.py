@@ -45,7 +45,7 @@ from kv_types.errors import (
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
-from kv_types.outcomes import Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
+from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
 
 _DETACH_DEADLINE_S = 0.2
 _ERRORS: dict[str, type[StrataError]] = {
@@ -311,6 +311,8 @@ def _not_stored(status: int, reason: int) -> Known | Refused:
 
 
 def _outcome(status: int, reason: int) -> PutOutcome:
+    if status == PutStatus.STORED:
+        return STORED
     try:
         return put_outcome(status, reason)
     except ValueError as error:
