@@ -10,6 +10,7 @@ import pytest
 
 from inference_worker.client import Client
 from kv_types.outcomes import Hit, Miss, MissReason, Refused, RefuseReason, Tier
+from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.lying_sidecar import header, lying_sidecar, page, trailer
@@ -63,12 +64,8 @@ def test_c21_payloads_around_the_message_limit_pass_both_ways(
 
 
 def test_host_and_port(roomy_sidecar: SidecarProcess, connect: MakeClient) -> None:
-    import grpc
-
-    with grpc.insecure_channel(f"unix:{roomy_sidecar.runtime / 'grpc.sock'}") as channel:
-        status = channel.unary_unary(
-            "/stratakv.v1.Cache/Status", response_deserializer=cache_pb2.StatusResponse.FromString
-        )(b"", timeout=5)
+    with open_channel(f"unix:{roomy_sidecar.runtime / 'grpc.sock'}") as channel:
+        status = CacheCalls(channel).status(cache_pb2.StatusRequest(), timeout=5)
     (address,) = [one for one in status.grpc_addresses if not one.startswith("unix:")]
     client = connect(address, deadline_s=10.0)
     ns = client.register(namespace("tcp"))
