@@ -55,7 +55,8 @@ class Link:
         self.home = Home()
         self._binding = threading.Lock()
         self._accounts = threading.Lock()
-        self._state = threading.Condition(threading.Lock())
+        # Re-entrant: a client that is collected as garbage closes its link on whichever thread that happens.
+        self._state = threading.Condition(threading.RLock())
         self._supervisor: Supervisor | None = None
         self._attempted = False
         self._remote_serves = not self.wants_shared_memory

@@ -46,7 +46,7 @@ class RemoteSidecar:
 
     def __init__(self, target: str, settings: ClientSettings) -> None:
         self._target = target
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a close may come from a finaliser on the thread that holds it
         self._channel: grpc.Channel | None = None
         self._calls: CacheCalls | None = None
         self._closed = False

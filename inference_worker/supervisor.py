@@ -85,7 +85,7 @@ class Supervisor:
         self._host = host
         self._connection: Connection | None = None
         self._stopping = False
-        self._wake_lock = threading.Lock()
+        self._wake_lock = threading.RLock()  # a stop may come from a finaliser on the thread that holds it
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="stratakv-session", daemon=True)
 
