@@ -146,9 +146,13 @@ class AttachedArena:
     @property
     def alive(self) -> bool:
         """False once this was closed or forked, the connection broke, or the sidecar closed its header."""
-        if self._closed or self._forked or self._channel.is_broken:
+        reader = self._reader
+        if reader is None or self._forked or self._channel.is_broken:
             return False
-        return not self.reader.closed
+        try:
+            return not reader.closed
+        except ValueError:  # closed by another thread meanwhile
+            return False
 
     def fileno(self) -> int:
         """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
@@ -242,7 +246,10 @@ class AttachedArena:
         return isinstance(self._call(Ping(), deadline_s), Pong)
 
     def close(self) -> None:
-        """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child."""
+        """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child.
+
+        With leases held, or calls under way in other threads, the row stays this process's until it ends.
+        """
         if self._closed:
             return
         self._closed = True
@@ -250,11 +257,10 @@ class AttachedArena:
         if self._forked:
             return
         reader, self._reader = self._reader, None
-        holds_nothing = reader is not None and reader.held() == 0
-        if reader is not None:
-            reader.close()
+        # a row is given back only when no thread can touch it any more; else it lasts as long as this process
+        is_unmapped = reader is not None and reader.close()
         try:
-            if holds_nothing:
+            if is_unmapped:
                 self._channel.call(Detach(), deadline_s=_DETACH_DEADLINE_S)
         except (DeadlinePassed, ConnectionBroken):
             # the sidecar learns of our end from the pidfd
