@@ -88,8 +88,8 @@ class Settings(BaseSettings):
 
     grpc_tcp: TextOrOff = None
     """host:port to serve gRPC on beside the Unix socket, without authentication: only in a trusted network.
-    Port 0 takes a free one. Other machines reach it only when an outside address is named, such as
-    0.0.0.0:7420. off: no TCP."""
+    Port 0 takes a free one. Other machines reach it only when an outside address is named; 0.0.0.0 is every
+    interface, by IPv6 too. off: no TCP."""
 
     metrics_port: PortOrOff = Field(default=0, ge=0, le=65_535)
     """Port of 127.0.0.1 that serves Prometheus metrics under /metrics. 0: any free port, told at start and by

@@ -161,7 +161,7 @@ def test_a_reader_that_goes_away_leaves_no_lease(store: RemoteStore) -> None:
     )
     next(iter(call))
     assert store.status().arena["leases"] == 40
-    call.cancel()
+    call.cancel()  # type: ignore[no-untyped-call]
     wait_until(lambda: store.status().arena["leases"] == 0, what="the end of the leases")
 
 
