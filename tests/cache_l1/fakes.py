@@ -13,7 +13,8 @@ Row = tuple[int, bytes, int, int, bytes]
 
 
 class FakeHeader:
-    """Conforms to ValiditySource. `ring_records` events are kept; `on_look` runs each time the view is read."""
+    """Conforms to ValiditySource. `ring_records` events are kept; `on_look` runs each time the view is read,
+    `on_events` before events are."""
 
     def __init__(self, *, ring_records: int = 1_000_000) -> None:
         self.life_now = new_life_id()
@@ -23,6 +24,7 @@ class FakeHeader:
         self.events: list[Row] = []
         self.ring_records = ring_records
         self.on_look: Callable[[], None] | None = None
+        self.on_events: Callable[[], None] | None = None
 
     @property
     def life(self) -> LifeId:
@@ -39,6 +41,8 @@ class FakeHeader:
         return self.freshness
 
     def events_since(self, view: int) -> Sequence[Row] | None:
+        if self.on_events is not None:
+            self.on_events()
         wanted = [event for event in self.events if event[0] > view]
         kept = self.events[-self.ring_records :]
         return None if wanted and wanted[0] not in kept else wanted

@@ -67,7 +67,7 @@ def test_a_stale_header_serves_nothing_and_heals() -> None:
     bench = Bench()
     keys = chain(3)
     bench.insert(keys)
-    bench.header.freshness = bench.clock.now_ns()
+    bench.header.freshness = bench.clock.now_ns() + 1  # now, when the look-up comes
     assert bench.found(keys) == 0
     assert bench.cache.statistics()["missed_pages_stale"] == 3
     bench.header.freshness = bench.clock.now_ns() + 100
@@ -139,16 +139,16 @@ def test_a_view_that_never_rests_is_a_miss() -> None:
     bench.check()
 
 
-def test_freshness_of_an_ended_life_vouches_for_no_other() -> None:
+def test_a_restart_while_the_header_is_read_serves_nothing() -> None:
     bench = Bench()
     bench.insert(chain(2))
 
     def restart() -> None:
         bench.header.on_look = None
         bench.header.restart()
-        bench.header.freshness = 0
 
     bench.header.on_look = restart
+    assert bench.found(chain(2)) == 0
     assert bench.found(chain(2)) == 0
     bench.check()
 
@@ -165,6 +165,17 @@ def test_c16_an_insert_begun_before_the_event_is_refused() -> None:
     assert bench.insert(others, view=view) == 3, "what was not selected is kept"
     assert bench.insert(keys) == 3
     assert bench.cache.statistics()["refused_pages_invalidated"] == 3
+    bench.check()
+
+
+def test_an_insert_that_comes_too_late_evicts_nothing() -> None:
+    bench = Bench(3)
+    keys, late = chain(3, root=1), chain(3, root=2)
+    view = bench.view()
+    bench.insert(keys)
+    bench.header.publish(PagesHidden((late[0],)))
+    assert bench.insert(late, view=view) == 0
+    assert bench.found(keys) == 3
     bench.check()
 
 

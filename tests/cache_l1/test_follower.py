@@ -164,6 +164,21 @@ def test_a_life_that_changes_while_it_is_read_is_no_observation() -> None:
     assert follower.follow().everything
 
 
+def test_events_of_the_next_life_are_not_taken_for_those_of_this_one() -> None:
+    header = FakeHeader()
+    follower = started(header, namespace=MINE)
+    header.publish(EverythingHidden())
+
+    def restart() -> None:
+        header.on_events = None
+        header.restart()
+        header.publish(NamespaceHidden(OTHER))  # has the number of the event that was asked for
+
+    header.on_events = restart
+    assert follower.follow().observed is None
+    assert follower.follow().everything
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_views_from_before_it_followed_or_from_the_future_are_not_admitted(shift: int) -> None:
     header = FakeHeader()
