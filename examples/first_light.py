@@ -30,7 +30,7 @@ ARENA = "512MiB"
 PAGE_TOKENS = 16
 NEW_TOKENS = 48
 SIDECAR_START_S = 30.0
-WORKER_S = 180.0
+WORKER_S = 600.0
 
 FIRST_QUESTION = "What did the White Rabbit take out of its waistcoat-pocket?"
 OTHER_QUESTION = "What was written on the jar that Alice took from the shelf?"
