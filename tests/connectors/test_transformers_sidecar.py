@@ -130,10 +130,11 @@ def test_a_prompt_larger_than_the_arena_keeps_its_head(tmp_path: Path) -> None:
         model = tiny_model("llama", num_hidden_layers=8, head_dim=64)
         workers = Workers(process.runtime)
         row = tokens(500, seed=17)
-        report = workers.add(model, page_tokens=32).prefill(row[None]).report
-        assert 0 < report.pages_stored < 15
-        assert report.refused == {"full": 15 - report.pages_stored}
-        again = workers.add(model, page_tokens=32).prefill(row[None]).report
+        report = workers.add(model).prefill(row[None]).report
+        offered = 500 // PAGE_TOKENS  # twice what the arena holds
+        assert 0 < report.pages_stored < offered
+        assert report.refused == {"full": offered - report.pages_stored}
+        again = workers.add(model).prefill(row[None]).report
         assert again.rows[0].pages_l2 == report.pages_stored
         for client in workers.clients:
             client.close()
