@@ -9,7 +9,7 @@ import socket
 import time
 
 from cache_l2._native import LAYOUT_VERSION
-from cache_l2.attach_messages import Hello, Refusal, Refused, Role, SidecarMessage, Welcome
+from cache_l2.attach_messages import Detach, Hello, Refusal, Refused, Role, SidecarMessage, Welcome
 from cache_l2.attach_socket import DatagramReceiver, close_all, send_datagram, time_namespace
 from cache_l2.attach_wire import (
     PROTOCOL_VERSION,
@@ -59,9 +59,19 @@ def shake_hands(
         welcome = _accepted(reply, descriptors, before_ns)
     except BaseException:
         close_all(descriptors)
-        connection.close()
+        decline(connection)
         raise
     return connection, welcome, descriptors
+
+
+def decline(connection: socket.socket) -> None:
+    """Leave without having used anything, so that the sidecar frees the row now and not at this process's end."""
+    try:
+        send_datagram(connection, encode_message(Detach(), _HELLO_REQUEST))
+    except OSError:
+        pass  # the sidecar was gone or had refused: it holds no row for us
+    finally:
+        connection.close()
 
 
 def _connect(path: str, deadline: float) -> socket.socket:

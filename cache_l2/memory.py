@@ -21,7 +21,7 @@ SEGMENTS_WANTED = 64
 """Segments that an arena is cut into by default: enough for a few size classes to take and give."""
 PAGE_BYTES_EXPECTED_MIN = 16 * 1024
 """By default the index has an entry for each stretch of this size: 1 % of the arena, and small pages still fill it."""
-PAGES_MIN = 1024
+PAGES_MIN = 4096
 
 HEADROOM_BYTES_MIN = 32 * 1024 * 1024
 HEADROOM_SHARE = 64

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cache_l2._native import Reader
 from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
-from cache_l2.attach_handshake import shake_hands
+from cache_l2.attach_handshake import decline, shake_hands
 from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
@@ -116,7 +116,7 @@ class AttachedArena:
                 writable=writable, prefault=prefault,
             )  # fmt: skip
         except (ValueError, OSError, MemoryError) as error:
-            connection.close()
+            decline(connection)
             raise HandshakeError(f"the sidecar's arena can't be mapped here: {error}") from error
         return cls(AttachChannel(connection), welcome, reader, writable=writable)
 

@@ -25,6 +25,7 @@ class ReservationBook:
     def __init__(self, *, pages_per_row_max: int = 2 * RESERVATIONS_PER_CLIENT_MAX) -> None:
         self._rows: dict[int, dict[int, PendingPage]] = {}
         self._pages_per_row_max = pages_per_row_max
+        self._forgetful: set[int] = set()
 
     def add_run(
         self,
@@ -43,6 +44,7 @@ class ReservationBook:
             parent = key
         while len(pending) > self._pages_per_row_max:
             del pending[next(iter(pending))]
+            self._forgetful.add(row)
 
     def take(self, row: int, reservation: int) -> PendingPage | None:
         """Remove and return a row's reservation; None when it is not this row's, or ended already."""
@@ -51,6 +53,11 @@ class ReservationBook:
     def end_row(self, row: int) -> None:
         """Forget all of a row's."""
         self._rows.pop(row, None)
+        self._forgetful.discard(row)
+
+    def may_be_written(self, row: int) -> bool:
+        """Whether a row has reservations, run out or not, that its process neither committed nor gave back."""
+        return row in self._forgetful or bool(self._rows.get(row))
 
     def pages(self, row: int) -> int:
         """Reservations noted for a row."""

@@ -209,9 +209,9 @@ class ArenaStore:
         self._rows.discard(row)
 
     def client_holds(self, row: int) -> bool:
-        """Whether a row still has leases or reservations, quarantined ones included."""
+        """Whether a row still has leases, or reservations that its process may yet write to, run out or not."""
         state = self._arena.row_statistics(row)
-        return bool(state["leases"] or state["reservations"])
+        return bool(state["leases"] or state["reservations"] or self._book.may_be_written(row))
 
     def descriptors(self, *, writable: bool) -> tuple[int, int, int]:
         """Return new (control, clients, data) descriptors that the caller closes."""
@@ -277,9 +277,6 @@ class ArenaStore:
             )
         provenance = self._provenances.number(producer, tags)
         reasons = self._judge(row, reservations, stamp)
-        refused = [reservation for reservation, reason in zip(reservations, reasons, strict=True) if reason]
-        if refused:
-            self._arena.abort(row=row, reservations=refused)
         permitted = [
             reservation for reservation, reason in zip(reservations, reasons, strict=True) if not reason
         ]
@@ -299,20 +296,24 @@ class ArenaStore:
             self._arena.abort(row=row, reservations=mine)
 
     def _judge(self, row: int, reservations: Sequence[int], stamp: Stamp) -> list[RefuseReason]:
-        """Reason why each reservation must not be published, NONE where nothing speaks against it (I3, R2, R5)."""
-        pending = {
-            reservation: self._book.take(row, reservation) for reservation in dict.fromkeys(reservations)
-        }
+        """Take the reservations from the book and say why each must not be published, NONE where nothing speaks against.
+
+        Those that the log refuses end here.
+        """
         vetted: set[bytes] = set()
         reasons = []
+        refused = []
         for reservation in reservations:
-            page = pending.pop(reservation, None)
+            page = self._book.take(row, reservation)
             if page is None:
                 reasons.append(RefuseReason.EXPIRED)
-            elif self._draining:
-                reasons.append(RefuseReason.CLOSED)
-            else:
-                reasons.append(self._log.judge(page, stamp, vetted))
+                continue
+            reason = RefuseReason.CLOSED if self._draining else self._log.judge(page, stamp, vetted)
+            reasons.append(reason)
+            if reason:
+                refused.append(reservation)
+        if refused:
+            self._arena.abort(row=row, reservations=refused)
         return reasons
 
     def _expiry_s(self, ttl_s: int | None, now_ns: int) -> int:
@@ -436,6 +437,7 @@ class ArenaStore:
         clients = self.clients()
         return {
             **self._arena.statistics(),
+            **self._page_statistics(),
             "namespaces": len(self._namespaces),
             "provenances": len(self._provenances),
             "tombstones": len(self._log.floors),
@@ -445,6 +447,18 @@ class ArenaStore:
             "clients_orphaned": sum(client.state == "orphaned" for client in clients),
             "leases": sum(client.leases for client in clients),
             "reservations": sum(client.reservations for client in clients),
+        }
+
+    def _page_statistics(self) -> dict[str, int]:
+        """Accounts over all namespaces; reasons that never occurred are left out."""
+        total = sum(self._accounts.totals().values(), NamespaceCounts())
+        missed = total.missed_by_reason()
+        return {
+            "requested_pages": total.requested,
+            "l1_pages": total.l1,
+            "l2_pages": total.l2,
+            "l3_pages": total.l3,
+            **{f"missed_pages_{reason.name.lower()}": pages for reason, pages in missed.items()},
         }
 
     def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:

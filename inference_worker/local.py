@@ -91,6 +91,10 @@ class LocalArena(Home):
         """Return the descriptor that hangs up when the sidecar ends."""
         return self._attached.fileno()
 
+    def is_ending(self) -> bool:
+        """Whether the sidecar has closed its header, or the connection broke."""
+        return not self._attached.alive
+
     def bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> LocalPages:
         """Register a namespace in this life. Raises StrataError."""
         identity = namespace.identified

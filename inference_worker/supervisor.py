@@ -29,6 +29,8 @@ from inference_worker.session import (
 from kv_types.errors import HandshakeError, StrataError
 
 _JOIN_S = 1.0
+_WATCH_S = 0.2
+"""How often the header is looked at: a draining sidecar closes it first, and waits for its clients to leave."""
 
 
 class Connection(Protocol):
@@ -36,6 +38,10 @@ class Connection(Protocol):
 
     def fileno(self) -> int:
         """Return the descriptor that hangs up when the sidecar ends."""
+        ...
+
+    def is_ending(self) -> bool:
+        """Whether the sidecar has closed its header, or the connection broke."""
         ...
 
     def close(self) -> None:
@@ -132,7 +138,8 @@ class Supervisor:
                 self._host.use_remote()
             case Wait(delay_s):
                 self._host.attempted()
-                return self._stop_or(WaitElapsed(), watch=None, timeout_s=delay_s)
+                self._wait(watch=None, timeout_s=delay_s)
+                return CloseRequested() if self._stopping else WaitElapsed()
             case Discard():
                 self._discard()
             case Finish():
@@ -157,8 +164,12 @@ class Supervisor:
         except (StrataError, OSError) as error:
             return Lost(str(error), jitter=_jitter())
         self._host.attempted()
-        lost = Lost("the sidecar closed the attach connection", jitter=_jitter())
-        return self._stop_or(lost, watch=self._connection.fileno(), timeout_s=None)
+        while not self._stopping:
+            if self._wait(watch=self._connection.fileno(), timeout_s=_WATCH_S):
+                return Lost("the sidecar closed the attach connection", jitter=_jitter())
+            if self._connection.is_ending():
+                return Lost("the sidecar is draining", jitter=_jitter())
+        return CloseRequested()
 
     def _withdraw(self) -> None:
         assert self._connection is not None, "Withdraw follows Publish"
@@ -170,15 +181,14 @@ class Supervisor:
             self._connection.close()
             self._connection = None
 
-    def _stop_or(self, event: Event, *, watch: int | None, timeout_s: float | None) -> Event:
-        """Wait for a stop, for `watch` to hang up or for the timeout; returns CloseRequested or `event`."""
+    def _wait(self, *, watch: int | None, timeout_s: float) -> bool:
+        """Wait for a stop, the timeout, or `watch` to hang up; returns whether it did."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if watch is not None:
             # Replies are read by callers on their own threads: only the end of the connection is of interest here.
             poll.register(watch, select.POLLRDHUP)
-        poll.poll(None if timeout_s is None else max(1, round(timeout_s * 1000)))
-        return CloseRequested() if self._stopping else event
+        return any(ready == watch for ready, _ in poll.poll(max(1, round(timeout_s * 1000))))
 
 
 def _jitter() -> float:

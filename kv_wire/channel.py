@@ -10,6 +10,7 @@ import grpc
 
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError
+from kv_wire.allocator import teach_large_messages
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import GetPart, decode_get_response
 
@@ -33,6 +34,7 @@ def channel_options() -> Options:
         ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
+        ("grpc.http2.max_frame_size", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -50,6 +52,7 @@ def server_options() -> Options:
         ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
+        ("grpc.http2.max_frame_size", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.max_concurrent_streams", limits.GRPC_CONCURRENT_CALLS_MAX * 2),
@@ -78,6 +81,7 @@ def check_address(address: str) -> str:
 
 def open_channel(address: str) -> grpc.Channel:
     """Open a channel to "unix:<path>" or "host:port". Connects lazily; raises InvalidArgumentError only."""
+    teach_large_messages()
     return grpc.insecure_channel(check_address(address), options=channel_options())
 
 

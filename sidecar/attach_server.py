@@ -284,9 +284,10 @@ class AttachServer:
 
     def _detach(self, connection: Connection, request: int, process: AttachedProcess) -> None:
         self._counts["detached"] += 1
-        connection.send(Done(), request, version=PROTOCOL_VERSION)
         if not self._store.client_holds(process.row):
             self._end(process)
+        # ended before it is told: a client that does not wait for the answer must not leave an orphan
+        connection.send(Done(), request, version=PROTOCOL_VERSION)
         self._close(connection)
 
     def _on_exit(self, process: AttachedProcess) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from cache_l2.store import ArenaConfig, ArenaStore
 from kv_types.clock import BoottimeClock, Clock
-from sidecar.allocator import keep_freed_memory
+from kv_wire.allocator import keep_freed_memory
 from sidecar.config import Settings
 from sidecar.copy_kernel import choose_copy_kernel
 from sidecar.endpoint import RuntimeDirectory

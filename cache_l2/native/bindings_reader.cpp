@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kKeysUnderGil = 1024;      // a longer walk lets other threads run
 constexpr std::size_t kBytesUnderGil = 16 << 10;  // so does a larger copy
+constexpr std::size_t kFewPages = 16;            // found on the stack
 constexpr std::uint64_t kLeaseNsMax = 1ULL << 62;
 
 template <typename Work>
@@ -197,10 +198,9 @@ class PyReader {
     const BorrowedKeys chain(keys);
     const std::size_t first = chain.start(start);
     const std::size_t wanted = chain.count() - first;
-    PinnedPage few[8];
-    std::vector<PinnedPage> many;
-    if (wanted > 8) many.resize(wanted);
-    PinnedPage* pages = wanted > 8 ? many.data() : few;
+    FoundPage few[kFewPages];
+    std::unique_ptr<FoundPage[]> many(wanted > kFewPages ? new FoundPage[wanted] : nullptr);
+    FoundPage* pages = many != nullptr ? many.get() : few;
     reader->begin_counting(counter, chain.count());
     const LookUpResult result = unlocked_if(wanted > kKeysUnderGil, [&] {
       return reader->pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
@@ -211,7 +211,7 @@ class PyReader {
     delta.l2 = result.pages;
     delta.missed = wanted - result.pages;
     delta.reason = result.reason;
-    for (std::size_t i = 0; i < result.pages; ++i) delta.bytes_read += pages[i].found.payload_bytes;
+    for (std::size_t i = 0; i < result.pages; ++i) delta.bytes_read += pages[i].payload_bytes;
     delta.collisions = result.collisions;
     delta.look_ups = 1;
     reader->account(counter, delta);

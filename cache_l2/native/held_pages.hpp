@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -13,10 +14,11 @@ namespace stratakv {
 // view is gone. Not thread-safe by itself: in Python the GIL serialises all calls.
 class HeldPages {
  public:
-  static HeldPages* create(std::shared_ptr<Reader> reader, const PinnedPage* pages, std::size_t count) {
-    void* memory = ::operator new(sizeof(HeldPages) + count * sizeof(Held));
+  static HeldPages* create(std::shared_ptr<Reader> reader, const FoundPage* pages, std::size_t count) {
+    void* memory = ::operator new(sizeof(HeldPages) + count * (sizeof(FoundPage) + sizeof(std::uint32_t)));
     auto* held = new (memory) HeldPages(std::move(reader), count);
-    for (std::size_t i = 0; i < count; ++i) new (held->pages() + i) Held{pages[i], 0};
+    std::memcpy(held->pages(), pages, count * sizeof(FoundPage));
+    std::memset(held->views(), 0, count * sizeof(std::uint32_t));
     return held;
   }
 
@@ -30,37 +32,42 @@ class HeldPages {
 
   std::size_t count() const { return count_; }
   bool released() const { return released_; }
-  const std::byte* data(std::size_t page) const { return reader_->arena().data + pages()[page].pinned.found.offset; }
-  std::size_t bytes(std::size_t page) const { return pages()[page].pinned.found.payload_bytes; }
+  const std::byte* data(std::size_t page) const { return reader_->arena().data + pages()[page].offset; }
+  std::size_t bytes(std::size_t page) const { return pages()[page].payload_bytes; }
 
   void release() noexcept {
     if (released_) return;
     released_ = true;
+    if (viewed_ == 0) {
+      unpin(0, count_);
+      return;
+    }
     for (std::size_t i = 0; i < count_; ++i) {
-      if (pages()[i].views == 0) unpin(i);
+      if (views()[i] == 0) unpin(i, 1);
     }
   }
-  void add_view(std::size_t page) noexcept { ++pages()[page].views; }
+  void add_view(std::size_t page) noexcept {
+    ++views()[page];
+    ++viewed_;
+  }
   void drop_view(std::size_t page) noexcept {
-    if (--pages()[page].views == 0 && released_) unpin(page);
+    --viewed_;
+    if (--views()[page] == 0 && released_) unpin(page, 1);
   }
 
  private:
-  struct Held {
-    PinnedPage pinned;
-    std::uint32_t views;
-  };
-
   HeldPages(std::shared_ptr<Reader> reader, std::size_t count) : reader_(std::move(reader)), count_(count) {}
   ~HeldPages() = default;
-  Held* pages() { return reinterpret_cast<Held*>(this + 1); }
-  const Held* pages() const { return reinterpret_cast<const Held*>(this + 1); }
-  void unpin(std::size_t page) noexcept {
-    if (reader_->present()) reader_->unpin(pages()[page].pinned.hazard);  // a forked child holds no leases
+  FoundPage* pages() { return reinterpret_cast<FoundPage*>(this + 1); }
+  const FoundPage* pages() const { return reinterpret_cast<const FoundPage*>(this + 1); }
+  std::uint32_t* views() { return reinterpret_cast<std::uint32_t*>(pages() + count_); }
+  void unpin(std::size_t first, std::size_t count) noexcept {
+    if (reader_->present()) reader_->unpin(pages() + first, count);  // a forked child holds no leases
   }
 
   std::shared_ptr<Reader> reader_;
   std::size_t count_;
+  std::size_t viewed_ = 0;  // views handed out and not gone yet
   std::uint32_t references_ = 1;
   bool released_ = false;
 };

@@ -27,17 +27,22 @@ class LeaseSlots {
       word = word + 1 == words_ ? 0 : word + 1;
     }
     if (got != 0) hint_.store(out[got - 1] / 64, std::memory_order_relaxed);
-    held_.fetch_add(got, std::memory_order_relaxed);
     return got;
   }
 
-  void release(std::uint32_t slot) noexcept {
-    free_[slot / 64].fetch_or(1ULL << (slot % 64), std::memory_order_release);
-    held_.fetch_sub(1, std::memory_order_relaxed);
-    if (slot / 64 < hint_.load(std::memory_order_relaxed)) hint_.store(slot / 64, std::memory_order_relaxed);
+  // Gives back the slots of one word: slot 64 · word + b for each bit b.
+  void release_in(std::uint32_t word, std::uint64_t slots) noexcept {
+    free_[word].fetch_or(slots, std::memory_order_release);
+    if (word < hint_.load(std::memory_order_relaxed)) hint_.store(word, std::memory_order_relaxed);
   }
 
-  std::uint32_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
+  std::uint32_t held() const noexcept {
+    std::uint32_t free = 0;
+    for (std::uint32_t w = 0; w < words_; ++w) {
+      free += static_cast<std::uint32_t>(__builtin_popcountll(free_[w].load(std::memory_order_relaxed)));
+    }
+    return slots_ - free;
+  }
   std::uint32_t slots() const noexcept { return slots_; }
 
  private:
@@ -67,7 +72,6 @@ class LeaseSlots {
   std::uint32_t words_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> free_;
   std::atomic<std::uint32_t> hint_{0};
-  std::atomic<std::uint32_t> held_{0};
 };
 
 }  // namespace stratakv

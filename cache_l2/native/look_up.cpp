@@ -1,17 +1,28 @@
 // Chain walk in a software pipeline of three stages: buckets, candidates, entries.
+//
+// Every acquire load makes the compiler forget what it knows about memory, so the walk keeps what it needs in values.
 #include "look_up.hpp"
 
 #include <algorithm>
 
+#include "bucket_scan.hpp"
 #include "fences.hpp"
 
 namespace stratakv {
 namespace {
 
-constexpr std::size_t kGroup = 16;  // keys a stage; three groups are under way at once
+constexpr std::size_t kGroup = 16;            // keys a stage; three groups are under way at once
+constexpr std::size_t kProbes = 4 * kGroup;   // a power of two that holds three groups
+constexpr std::uint32_t kNever = 0xFFFFFFFFu;
+
+struct Tables {
+  const Bucket* buckets;
+  const Entry* entries;
+  std::uint64_t data_bytes;
+  std::uint32_t entry_count;
+};
 
 struct Probe {
-  PageKey key;
   KeyHash hash;
   std::uint32_t candidate;
 };
@@ -23,161 +34,120 @@ struct PageFields {
   std::uint64_t parent_and_expiry;
 };
 
-bool visible(std::uint64_t generation) { return generation != 0 && (generation & 1) == 0; }
+enum class Match { kYes, kNo, kOtherKey };
 
-// Copies an entry's fields if it is visible and carries the key; `collided` tells that it carries another one.
-bool read_entry(const Entry& entry, const PageKey& key, PageFields& out, bool& collided) {
+// Reads an entry between two loads of its generation.
+inline Match read_entry(const Entry& entry, const std::uint8_t* key, PageFields& out) {
   out.generation = entry.generation.load(std::memory_order_acquire);
-  if (!visible(out.generation)) return false;
-  const bool equal = key_equals(entry, key);
+  if (out.generation == 0 || (out.generation & 1) != 0) return Match::kNo;
+  const bool equal = key_equals(entry, PageKey::load(key));
   out.place = entry.place.load(std::memory_order_relaxed);
   out.parent_generation = entry.parent_generation.load(std::memory_order_relaxed);
   out.parent_and_expiry = entry.parent_and_expiry.load(std::memory_order_relaxed);
   fence_acquire();
-  if (entry.generation.load(std::memory_order_relaxed) != out.generation) return false;
-  collided = !equal;
-  return equal;
+  if (entry.generation.load(std::memory_order_relaxed) != out.generation) return Match::kNo;
+  return equal ? Match::kYes : Match::kOtherKey;
 }
 
-class ChainWalk {
- public:
-  ChainWalk(const ArenaView& arena, const std::uint8_t* keys, std::size_t start, std::size_t count, FoundPage* found)
-      : arena_(arena), keys_(keys + start * kKeyBytes), start_(start), left_(count - start), found_(found) {}
+inline std::uint32_t entry_in(const Tables& t, std::uint32_t bucket, std::uint32_t way) {
+  const std::uint64_t value = t.buckets[bucket].way[way].load(std::memory_order_acquire);
+  const auto entry = static_cast<std::uint32_t>(value) - 1;
+  return entry < t.entry_count ? entry : kNoEntry;
+}
 
-  Walk run() {
-    if (left_ == 0) return walk_;
-    const std::size_t groups = (left_ + kGroup - 1) / kGroup;
-    for (std::size_t step = 0; step < groups + 2; ++step) {
-      if (step < groups) fetch_buckets(step);
-      if (step >= 1 && step - 1 < groups) fetch_entries(step - 1);
-      if (step >= 2 && !check_group(step - 2)) break;
-    }
-    return walk_;
-  }
+inline std::uint32_t candidate(const Tables& t, const KeyHash& hash) {
+  const std::uint32_t first = ways_with(t.buckets[hash.first], hash.fingerprint);
+  if (first != 0) return entry_in(t, hash.first, static_cast<std::uint32_t>(__builtin_ctz(first)));
+  const std::uint32_t second = ways_with(t.buckets[hash.second], hash.fingerprint);
+  if (second != 0) return entry_in(t, hash.second, static_cast<std::uint32_t>(__builtin_ctz(second)));
+  return kNoEntry;
+}
 
- private:
-  std::size_t group_end(std::size_t group) const { return std::min(left_, (group + 1) * kGroup); }
-  Probe& probe(std::size_t at) { return probes_[at % (3 * kGroup)]; }
-
-  void fetch_buckets(std::size_t group) {
-    for (std::size_t at = group * kGroup; at < group_end(group); ++at) {
-      Probe& p = probe(at);
-      p.key = PageKey::load(keys_ + at * kKeyBytes);
-      p.hash = hash_key(p.key, arena_.geometry);
-      __builtin_prefetch(&arena_.buckets[p.hash.first]);
-      __builtin_prefetch(&arena_.buckets[p.hash.second]);
+// Looks at every way with the fingerprint, for the rare key whose first candidate was another page.
+std::uint32_t find_among_all(Tables t, KeyHash hash, const std::uint8_t* key, PageFields& fields, std::uint64_t& collisions) {
+  for (const std::uint32_t bucket : {hash.first, hash.second}) {
+    for (std::uint32_t ways = ways_with(t.buckets[bucket], hash.fingerprint); ways != 0; ways &= ways - 1) {
+      const std::uint32_t entry = entry_in(t, bucket, static_cast<std::uint32_t>(__builtin_ctz(ways)));
+      if (entry == kNoEntry) continue;
+      const Match match = read_entry(t.entries[entry], key, fields);
+      if (match == Match::kYes) return entry;
+      collisions += match == Match::kOtherKey;
     }
   }
+  return kNoEntry;
+}
 
-  void fetch_entries(std::size_t group) {
-    for (std::size_t at = group * kGroup; at < group_end(group); ++at) {
-      Probe& p = probe(at);
-      p.candidate = candidate_in(p.hash.first, p.hash.fingerprint);
-      if (p.candidate == kNoEntry) p.candidate = candidate_in(p.hash.second, p.hash.fingerprint);
-      if (p.candidate != kNoEntry) __builtin_prefetch(&arena_.entries[p.candidate]);
-    }
-  }
+// The page under keys[start − 1], which another tier has served: ours must still stand on it.
+bool parent_stands(Tables t, const std::uint8_t* key, const PageFields& child, FoundPage& parent) {
+  const auto entry = static_cast<std::uint32_t>(child.parent_and_expiry >> 32) - 1;
+  if (entry >= t.entry_count) return false;
+  PageFields fields{};
+  if (read_entry(t.entries[entry], key, fields) != Match::kYes || fields.generation != child.parent_generation) return false;
+  parent.entry = entry;
+  parent.generation = fields.generation;
+  parent.expiry_s = static_cast<std::uint32_t>(fields.parent_and_expiry);
+  return true;
+}
 
-  std::uint32_t candidate_in(std::uint32_t bucket, std::uint32_t fingerprint) const {
-    for (const Word& way : arena_.buckets[bucket].way) {
-      const std::uint64_t value = way.load(std::memory_order_acquire);
-      if (value >> 32 != fingerprint) continue;
-      const auto entry = static_cast<std::uint32_t>(value) - 1;
-      if (entry < arena_.geometry.entries) return entry;
-    }
-    return kNoEntry;
-  }
-
-  bool check_group(std::size_t group) {
-    for (std::size_t at = group * kGroup; at < group_end(group); ++at) {
-      const Probe& p = probe(at);
-      PageFields fields{};
-      const std::uint32_t entry = find(p, fields);
-      if (entry == kNoEntry || !accept(at, entry, fields)) return false;
-    }
-    return true;
-  }
-
-  // The entry under a probe's key, its candidate first.
-  std::uint32_t find(const Probe& p, PageFields& fields) {
-    if (p.candidate == kNoEntry) return kNoEntry;
-    bool collided = false;
-    if (read_entry(arena_.entries[p.candidate], p.key, fields, collided)) return p.candidate;
-    walk_.collisions += collided;
-    return find_elsewhere(p, p.candidate, fields);
-  }
-
-  std::uint32_t find_elsewhere(const Probe& p, std::uint32_t seen, PageFields& fields) {
-    for (const std::uint32_t bucket : {p.hash.first, p.hash.second}) {
-      for (const Word& way : arena_.buckets[bucket].way) {
-        const std::uint64_t value = way.load(std::memory_order_acquire);
-        const auto entry = static_cast<std::uint32_t>(value) - 1;
-        if (value >> 32 != p.hash.fingerprint || entry >= arena_.geometry.entries || entry == seen) continue;
-        bool collided = false;
-        if (read_entry(arena_.entries[entry], p.key, fields, collided)) return entry;
-        walk_.collisions += collided;
-      }
-    }
-    return kNoEntry;
-  }
-
-  bool accept(std::size_t at, std::uint32_t entry, const PageFields& fields) {
-    FoundPage page{};
-    page.generation = fields.generation;
-    page.entry = entry;
-    page.offset = (fields.place >> 32) * kSlotAlign;
-    page.payload_bytes = static_cast<std::uint32_t>(fields.place);
-    page.expiry_s = static_cast<std::uint32_t>(fields.parent_and_expiry);
-    if (page.offset + page.payload_bytes > arena_.geometry.data_bytes) return false;
-    if (!parent_holds(at, static_cast<std::uint32_t>(fields.parent_and_expiry >> 32), fields.parent_generation)) {
-      return false;
-    }
-    note_expiry(page.expiry_s);
-    found_[walk_.pages++] = page;
-    return true;
-  }
-
-  void note_expiry(std::uint32_t expiry_s) {
-    if (expiry_s != 0) walk_.expiry_s_min = std::min(walk_.expiry_s_min, expiry_s);
-  }
-
-  bool parent_holds(std::size_t at, std::uint32_t parent_plus_one, std::uint64_t parent_generation) {
-    if (at > 0) {
-      const FoundPage& before = found_[at - 1];
-      return parent_plus_one == before.entry + 1 && parent_generation == before.generation;
-    }
-    if (start_ == 0) return parent_plus_one == 0;
-    return first_parent_holds(parent_plus_one - 1, parent_generation);
-  }
-
-  // keys[start - 1] was served before, by another tier; here it must still be the page that ours stands on.
-  bool first_parent_holds(std::uint32_t parent, std::uint64_t parent_generation) {
-    if (parent >= arena_.geometry.entries) return false;
-    PageFields fields{};
-    bool collided = false;
-    const PageKey key = PageKey::load(keys_ - kKeyBytes);
-    if (!read_entry(arena_.entries[parent], key, fields, collided)) return false;
-    if (fields.generation != parent_generation) return false;
-    walk_.parent.entry = parent;
-    walk_.parent.generation = parent_generation;
-    walk_.parent.expiry_s = static_cast<std::uint32_t>(fields.parent_and_expiry);
-    note_expiry(walk_.parent.expiry_s);
-    return true;
-  }
-
-  const ArenaView& arena_;
-  const std::uint8_t* keys_;
-  std::size_t start_;
-  std::size_t left_;
-  FoundPage* found_;
-  Walk walk_;
-  Probe probes_[3 * kGroup];
-};
+inline std::uint32_t earlier(std::uint32_t least, std::uint32_t expiry_s) {
+  return std::min(least, expiry_s == 0 ? kNever : expiry_s);
+}
 
 }  // namespace
 
 Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t start, std::size_t count, FoundPage* found) {
-  return ChainWalk(arena, keys, start, count, found).run();
+  const Geometry g = arena.geometry;
+  const Tables t{arena.buckets, arena.entries, g.data_bytes, g.entries};
+  const std::uint8_t* const chain = keys + start * kKeyBytes;
+  const std::size_t left = count - start;
+  Probe probes[kProbes];
+  std::uint32_t expiry_s_min = kNever;
+  std::uint64_t collisions = 0;
+  std::uint32_t parent_plus_one = 0;
+  std::uint64_t parent_generation = 0;
+  FoundPage parent{};
+  std::size_t pages = 0;
+  std::size_t hashed = 0;
+  std::size_t probed = 0;
+
+  for (bool whole = true; whole && pages < left;) {
+    for (const std::size_t end = std::min(left, pages + 3 * kGroup); hashed < end; ++hashed) {
+      const KeyHash hash = hash_key(PageKey::load(chain + hashed * kKeyBytes), g);
+      probes[hashed % kProbes].hash = hash;
+      __builtin_prefetch(&t.buckets[hash.first]);
+      __builtin_prefetch(&t.buckets[hash.second]);
+    }
+    for (const std::size_t end = std::min(left, pages + 2 * kGroup); probed < end; ++probed) {
+      Probe& probe = probes[probed % kProbes];
+      probe.candidate = candidate(t, probe.hash);
+      if (probe.candidate != kNoEntry) __builtin_prefetch(&t.entries[probe.candidate]);
+    }
+    for (const std::size_t end = std::min(left, pages + kGroup); pages < end; ++pages) {
+      const Probe& probe = probes[pages % kProbes];
+      const std::uint8_t* const key = chain + pages * kKeyBytes;
+      std::uint32_t entry = probe.candidate;
+      PageFields fields{};
+      if (entry != kNoEntry && read_entry(t.entries[entry], key, fields) != Match::kYes) {
+        entry = find_among_all(t, probe.hash, key, fields, collisions);
+      }
+      const std::uint64_t offset = (fields.place >> 32) * kSlotAlign;
+      const auto payload_bytes = static_cast<std::uint32_t>(fields.place);
+      whole = entry != kNoEntry && offset + payload_bytes <= t.data_bytes;
+      if (whole && pages == 0 && start != 0) {
+        whole = parent_stands(t, chain - kKeyBytes, fields, parent);
+        expiry_s_min = earlier(expiry_s_min, parent.expiry_s);
+      } else if (whole) {
+        whole = fields.parent_and_expiry >> 32 == parent_plus_one && fields.parent_generation == parent_generation;
+      }
+      if (!whole) break;
+      const auto expiry_s = static_cast<std::uint32_t>(fields.parent_and_expiry);
+      expiry_s_min = earlier(expiry_s_min, expiry_s);
+      found[pages] = {fields.generation, offset, entry, payload_bytes, expiry_s, 0};
+      parent_plus_one = entry + 1;
+      parent_generation = fields.generation;
+    }
+  }
+  return {pages, collisions, expiry_s_min, parent};
 }
 
 }  // namespace stratakv

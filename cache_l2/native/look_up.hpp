@@ -18,7 +18,9 @@ struct FoundPage {
   std::uint32_t entry;
   std::uint32_t payload_bytes;
   std::uint32_t expiry_s;
+  std::uint32_t hazard;  // the word that pins it, once its finder has published one
 };
+static_assert(sizeof(FoundPage) == 32);
 
 struct Walk {
   std::size_t pages = 0;          // found, from keys[start]

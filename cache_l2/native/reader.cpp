@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "clock.hpp"
 #include "copy_kernels.hpp"
@@ -84,7 +85,7 @@ std::pair<int, StampedView> Reader::begin_request() {
 
 void Reader::end_request(std::uint32_t slot) {
   if (slot >= kRequestViews) throw std::invalid_argument("no such request slot: " + std::to_string(slot));
-  if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release(slot);
+  if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release_in(slot / 64, 1ULL << (slot % 64));
 }
 
 LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::size_t count) {
@@ -119,8 +120,7 @@ LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::siz
 }
 
 LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind,
-                         std::uint64_t lease_ns, PinnedPage* out) {
-  FoundPage* found = scratch<FoundPage>(count - start);
+                         std::uint64_t lease_ns, FoundPage* out) {
   LookUpResult result;
   std::uint64_t collisions = 0;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -131,23 +131,22 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
     }
     const std::uint64_t freshness = freshness_ns();  // F first, then the view (rule R16)
     result.view = view_number();
-    const Walk walk = walk_chain(view_, keys, start, count, found);
+    const Walk walk = walk_chain(view_, keys, start, count, out);
     collisions += walk.collisions;
     result.reason = walk.pages == count - start ? kMissNone : kMissAbsent;
-    for (std::size_t i = 0; i < walk.pages; ++i) out[i].found = found[i];
-    const std::uint32_t pinned = collect(walk, kind, out, result);
+    const std::uint32_t pinned = publish_hazards(walk, kind, out, result);
     result.now_ns = boottime_ns();
     fence_acquire();
     const bool stale = result.now_ns >= freshness;
     if (stale || view_number() != result.view) {
-      release_from(out, 0, pinned);
+      unpin(out, pinned);
       result.pages = 0;
       result.reason = stale ? kMissStale : kMissRaced;
       if (stale) break;
       continue;
     }
-    cut_expired(found, walk, result);
-    release_from(out, result.pages, pinned);
+    cut_expired(out, walk, result);
+    unpin(out + result.pages, pinned - result.pages);
     if (kind == kLeaseCopy) {
       Lease* leases = view_.leases(row_);
       for (std::size_t i = 0; i < result.pages; ++i) {
@@ -163,7 +162,7 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
 
 // Publishes a hazard for every page of the walk, then re-checks all of them behind one fence (rule R17). Returns how
 // many hazards are held; result.pages tells how many of them still name the page that was found.
-std::uint32_t Reader::collect(const Walk& walk, LeaseKind kind, PinnedPage* out, LookUpResult& result) {
+std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result) {
   if (walk.pages == 0) return 0;
   std::uint32_t one = 0;
   std::uint32_t* hazards = walk.pages == 1 ? &one : scratch<std::uint32_t>(walk.pages);
@@ -177,7 +176,7 @@ std::uint32_t Reader::collect(const Walk& walk, LeaseKind kind, PinnedPage* out,
     out[i].hazard = hazards[i];
     Lease& lease = leases[hazards[i]];
     if (kind == kLeaseCopy) lease.deadline_ns.store(kNoDeadline, std::memory_order_relaxed);
-    lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].found.entry + 1), std::memory_order_release);
+    lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].entry + 1), std::memory_order_release);
   }
   fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_leases.cpp)
   result.pages = confirm(walk, out, pinned);
@@ -185,10 +184,10 @@ std::uint32_t Reader::collect(const Walk& walk, LeaseKind kind, PinnedPage* out,
   return pinned;
 }
 
-std::size_t Reader::confirm(const Walk& walk, const PinnedPage* pages, std::size_t count) const {
+std::size_t Reader::confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const {
   if (walk.parent.generation != 0 && !still_there(view_, walk.parent)) return 0;
   std::size_t kept = 0;
-  while (kept < count && still_there(view_, pages[kept].found)) ++kept;
+  while (kept < count && still_there(view_, pages[kept])) ++kept;
   return kept;
 }
 
@@ -200,41 +199,46 @@ void Reader::raise_high_water(std::uint32_t hazard) noexcept {
   }
 }
 
-void Reader::touch(const PinnedPage* pages, std::size_t count, std::uint64_t now_ns) noexcept {
+void Reader::touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
-    AccessTimes& access = view_.access[pages[i].found.entry];
+    AccessTimes& access = view_.access[pages[i].entry];
     access.previous.store(access.last.load(std::memory_order_relaxed), std::memory_order_relaxed);
     access.last.store(now_ns, std::memory_order_relaxed);
   }
 }
 
-void Reader::release_from(const PinnedPage* pages, std::size_t from, std::size_t to) noexcept {
-  for (std::size_t i = from; i < to; ++i) unpin(pages[i].hazard);
-}
-
-void Reader::unpin(std::uint32_t hazard) noexcept {
-  // Release: what was read under the hazard is read before the sidecar sees it cleared.
-  view_.leases(row_)[hazard].entry_and_kind.store(0, std::memory_order_release);
-  slots_.release(hazard);
+void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
+  Lease* leases = view_.leases(row_);
+  std::uint32_t word = 0;
+  std::uint64_t slots = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t hazard = pages[i].hazard;
+    // Release: what was read under the hazard is read before the sidecar sees it cleared.
+    leases[hazard].entry_and_kind.store(0, std::memory_order_release);
+    if (slots != 0 && hazard / 64 != word) slots_.release_in(word, std::exchange(slots, 0));
+    word = hazard / 64;
+    slots |= 1ULL << (hazard % 64);
+  }
+  if (slots != 0) slots_.release_in(word, slots);
 }
 
 LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
                          std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter) {
   begin_counting(counter, count);
-  PinnedPage* pages = scratch<PinnedPage>(count - start);
+  FoundPage* pages = scratch<FoundPage>(count - start);
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
   const std::size_t pinned = result.pages;
   const CopyKernel& copier = copy_kernel(kernel);
   std::size_t copied = 0;
-  while (copied < pinned && pages[copied].found.payload_bytes == page_bytes) {
-    copier.copy(destinations[copied], view_.data + pages[copied].found.offset, page_bytes);
+  while (copied < pinned && pages[copied].payload_bytes == page_bytes) {
+    copier.copy(destinations[copied], view_.data + pages[copied].offset, page_bytes);
     ++copied;
   }
   if (copied < pinned) result.reason = kMissAbsent;  // of another size: not the page that was asked for
   if (copied != 0) {
     fence_acquire();
     std::size_t whole = 0;
-    while (whole < copied && still_there(view_, pages[whole].found)) ++whole;
+    while (whole < copied && still_there(view_, pages[whole])) ++whole;
     if (whole < copied) result.reason = kMissInvalidated;
     copied = whole;
     if (boottime_ns() > result.now_ns + lease_ns) {
@@ -242,7 +246,7 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
       result.reason = kMissLeaseExpired;
     }
   }
-  release_from(pages, 0, pinned);
+  unpin(pages, pinned);
   result.pages = copied;
   CountsDelta delta;
   delta.requested = count;

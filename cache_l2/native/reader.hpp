@@ -24,12 +24,6 @@ struct LookUpResult {
   std::uint64_t collisions = 0;
 };
 
-// A pinned page: what was found, and the hazard word that names it.
-struct PinnedPage {
-  FoundPage found;
-  std::uint32_t hazard;
-};
-
 class Reader {
  public:
   // Maps the three files; takes over the descriptors. invalid_argument when header, life or sizes do not fit.
@@ -56,8 +50,8 @@ class Reader {
   LookUpResult match(const std::uint8_t* keys, std::size_t start, std::size_t count);
   // Pins what it finds; `out` has room for count − start pages. Not counted: the caller calls `account`.
   LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
-                   PinnedPage* out);
-  void unpin(std::uint32_t hazard) noexcept;
+                   FoundPage* out);
+  void unpin(const FoundPage* pages, std::size_t count) noexcept;
   // Look up under copy leases, copy, check generations and deadline again.
   LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
                    std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter);
@@ -72,10 +66,9 @@ class Reader {
 
  private:
   Row& row() const { return view_.row(row_); }
-  std::uint32_t collect(const Walk& walk, LeaseKind kind, PinnedPage* out, LookUpResult& result);
-  std::size_t confirm(const Walk& walk, const PinnedPage* pages, std::size_t count) const;
-  void touch(const PinnedPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
-  void release_from(const PinnedPage* pages, std::size_t from, std::size_t to) noexcept;
+  std::uint32_t publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result);
+  std::size_t confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const;
+  void touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
   void raise_high_water(std::uint32_t hazard) noexcept;
 
   std::unique_ptr<Mapping> control_, clients_, data_;

@@ -28,7 +28,7 @@ def sidecar() -> Iterator[SidecarProcess]:
 
 def _daemon(*, start: bool = True) -> Iterator[SidecarProcess]:
     with tempfile.TemporaryDirectory(prefix="skv-") as directory:
-        daemon = SidecarProcess(Path(directory) / "run")
+        daemon = SidecarProcess(Path(directory) / "run", flags=("--freshness-lease", "1s"))
         try:
             if start:
                 daemon.start()

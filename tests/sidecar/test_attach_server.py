@@ -15,6 +15,7 @@ from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put, stamp_of
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
+from tests.support.processes import wait_until_stopped
 
 
 @pytest.fixture
@@ -185,15 +186,11 @@ def _stop_in_mid_copy(site: AttachSite, reader: Worker, row: int) -> bool:
     for _ in range(200):
         if leases():
             reader.signal(signal.SIGSTOP)
-            wait_until(lambda: _is_stopped(reader.pid), what="the reader to stop")
+            wait_until_stopped(reader.pid)
             if leases():
                 return True
             reader.signal(signal.SIGCONT)
     return False
-
-
-def _is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 def test_reservations_are_limited_a_client(site: AttachSite) -> None:

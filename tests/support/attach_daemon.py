@@ -11,13 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import structlog
+
 from cache_l2.reader import AttachedArena
+from tests.support.processes import wait_until_stopped
 
 
 def main() -> None:
     """Serve until a line comes on stdin; answer `statistics` with a line of JSON."""
     from tests.support.attach_site import AttachSite
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     path, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     with AttachSite(path.parent, **settings) as site:
         print("ready", flush=True)
@@ -65,6 +69,7 @@ class AttachDaemon:
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self.pid)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -1,0 +1,78 @@
+"""The PageStore suite on a client of each transport, against a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from inference_worker.client import Client, RegisteredNamespace
+from kv_types.errors import UnknownNamespaceError
+from kv_types.ids import NamespaceId, PageKey, Stamp
+from kv_types.namespace import Namespace
+from kv_types.outcomes import LookUpOutcome, PutOutcome
+from tests.conformance.harness import StoreHarness
+from tests.conformance.page_store import PageStoreConformance
+from tests.inference_worker.conftest import MakeClient
+from tests.support.sidecar_process import SidecarProcess
+
+
+class ClientPageStore:
+    """A client as a PageStore: namespaces by id instead of by handle."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._handles: dict[NamespaceId, RegisteredNamespace] = {}
+
+    def register(self, namespace: Namespace) -> NamespaceId:
+        handle = self._client.register(namespace)
+        self._handles[handle.id] = handle
+        return handle.id
+
+    def look_up(self, namespace: NamespaceId, keys: Sequence[PageKey]) -> LookUpOutcome:
+        return self._client.match(self._handle(namespace), keys)
+
+    def get(
+        self, namespace: NamespaceId, keys: Sequence[PageKey], destinations: Sequence[memoryview]
+    ) -> LookUpOutcome:
+        return self._client.get(self._handle(namespace), keys, destinations)
+
+    def put(
+        self,
+        namespace: NamespaceId,
+        keys: Sequence[PageKey],
+        sources: Sequence[memoryview],
+        *,
+        start: int = 0,
+        stamp: Stamp | None = None,
+    ) -> list[PutOutcome]:
+        return self._client.put(self._handle(namespace), keys, sources, start=start, stamp=stamp)
+
+    def stamp(self) -> Stamp | None:
+        return self._client.stamp()
+
+    def statistics(self) -> Mapping[str, int]:
+        return {name: value for name, value in self._client.statistics().items() if isinstance(value, int)}
+
+    def _handle(self, namespace: NamespaceId) -> RegisteredNamespace:
+        if namespace not in self._handles:
+            raise UnknownNamespaceError(f"namespace {namespace.hex()} was not registered with this client")
+        return self._handles[namespace]
+
+
+class TestSharedMemoryClient(PageStoreConformance):
+    @pytest.fixture
+    def harness(self, shared_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
+        client = connect(shared_sidecar.runtime, deadline_s=10.0)
+        assert client.statistics()["transport"] == "shared_memory"
+        store = ClientPageStore(client)
+        return StoreHarness(store, store.register)
+
+
+class TestGrpcClient(PageStoreConformance):
+    machine_examples = 8
+
+    @pytest.fixture
+    def harness(self, shared_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
+        store = ClientPageStore(connect(shared_sidecar.runtime, shared_memory=False, deadline_s=10.0))
+        return StoreHarness(store, store.register)

@@ -1,0 +1,206 @@
+"""Record headers: exact round trips, and every flip, cut or extension is a CorruptRecordError."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_types.errors import CorruptRecordError, InvalidArgumentError
+from kv_types.ids import NamespaceId, PageKey, Stamp, log_incarnation
+from kv_types.limits import (
+    LINEAGE_PRODUCERS_MAX,
+    PAGE_BYTES_MAX,
+    PRODUCER_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TAGS_PER_RECORD_MAX,
+)
+from kv_types.record import (
+    FIXED_BYTES,
+    HEADER_BYTES_MAX,
+    HEADER_BYTES_MIN,
+    ChecksumKind,
+    RecordFlag,
+    RecordHeader,
+    header_size,
+    split_record,
+)
+
+
+def header(**changes: Any) -> RecordHeader:
+    fields: dict[str, Any] = {
+        "namespace": NamespaceId(b"\x01" * 32), "key": PageKey(b"\x02" * 32), "parent": PageKey(b"\x03" * 32),
+        "stamp": Stamp(log_incarnation(b"\x04" * 16), 9), "payload_bytes": 16, "stored_bytes": 16,
+        "checksum_kind": ChecksumKind.CRC32, "checksum": 0x01020304, "producer": b"node-a/3",
+        "computed_from_ms": 10, "computed_until_ms": 20, "lineage": (b"node-b", b"c"), "tags": (b"t",),
+    }  # fmt: skip
+    return RecordHeader(**(fields | changes))
+
+
+_NAMES = st.binary(min_size=1, max_size=64)
+
+
+@given(
+    parent=st.none() | st.binary(min_size=32, max_size=32).filter(any),
+    revision=st.integers(0, 2**64 - 1),
+    size=st.integers(1, PAGE_BYTES_MAX),
+    checksum=st.integers(0, 2**64 - 1),
+    producer=st.binary(max_size=64).map(lambda name: name.rstrip(b"\0")),
+    times=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)).map(sorted),
+    lineage=st.lists(_NAMES, max_size=LINEAGE_PRODUCERS_MAX).map(tuple),
+    tags=st.lists(_NAMES, max_size=TAGS_PER_RECORD_MAX).map(tuple),
+    overflow=st.tuples(st.booleans(), st.booleans()),
+)
+def test_every_header_survives_its_encoding(
+    parent: Any, revision: int, size: int, checksum: int, producer: bytes, times: list[int],
+    lineage: tuple[bytes, ...], tags: tuple[bytes, ...], overflow: tuple[bool, bool],
+) -> None:  # fmt: skip
+    original = header(
+        parent=parent, stamp=Stamp(log_incarnation(b"\x04" * 16), revision), payload_bytes=size, stored_bytes=size,
+        checksum_kind=ChecksumKind.XXH3_64, checksum=checksum, producer=producer, computed_from_ms=times[0],
+        computed_until_ms=times[1], lineage=lineage, tags=tags, lineage_overflow=overflow[0], tags_overflow=overflow[1],
+    )  # fmt: skip
+    data = original.encode()
+    assert RecordHeader.decode(data) == original
+    assert HEADER_BYTES_MIN <= len(data) <= HEADER_BYTES_MAX
+    assert header_size(data) == len(data)
+
+
+def test_the_first_page_of_a_chain_has_no_parent() -> None:
+    root = header(parent=None)
+    assert root.flags is RecordFlag.ROOT
+    assert RecordHeader.decode(root.encode()).parent is None
+    with pytest.raises(InvalidArgumentError, match="zeros"):
+        header(parent=PageKey(bytes(32)))
+
+
+def test_every_flipped_bit_is_corrupt() -> None:
+    data = header().encode()
+    for at in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << bit
+            with pytest.raises(CorruptRecordError):
+                RecordHeader.decode(bytes(flipped))
+
+
+def test_every_cut_and_extension_is_corrupt() -> None:
+    data = header().encode()
+    for size in range(len(data)):
+        with pytest.raises(CorruptRecordError):
+            RecordHeader.decode(data[:size])
+    for tail in (b"\0", b"\xff", data, bytes(10_000)):
+        with pytest.raises(CorruptRecordError):
+            RecordHeader.decode(data + tail)
+
+
+def _signed(data: bytearray) -> bytes:
+    """With a right CRC: what a confused or hostile writer could make."""
+    struct.pack_into("<I", data, len(data) - 4, zlib.crc32(data[:-4]))
+    return bytes(data)
+
+
+def test_every_flipped_bit_under_a_right_checksum_is_corrupt_or_another_header() -> None:
+    original = header()
+    data = original.encode()
+    refused = 0
+    for bit in range((len(data) - 4) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        forged = _signed(flipped)
+        try:
+            decoded = RecordHeader.decode(forged)
+        except CorruptRecordError:
+            refused += 1
+        else:
+            assert decoded != original
+            assert decoded.encode() == forged
+    assert refused > 300, "magic, version, sizes, counts, unknown flags and kinds are all refused"
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=HEADER_BYTES_MAX + 50))
+def test_arbitrary_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptRecordError):
+        RecordHeader.decode(data)
+    with pytest.raises(CorruptRecordError):
+        split_record(data)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, FIXED_BYTES - 1), st.binary(min_size=1, max_size=12))
+def test_forged_stretches_never_crash_the_decoder(at: int, stretch: bytes) -> None:
+    data = bytearray(header().encode())
+    data[at : at + len(stretch)] = stretch[: len(data) - 4 - at]
+    forged = _signed(data)
+    try:
+        decoded = RecordHeader.decode(forged)
+    except CorruptRecordError:
+        return
+    assert decoded.encode() == forged
+
+
+def test_a_record_is_split_at_its_header() -> None:
+    payload = bytes(range(16))
+    record = header().encode() + payload
+    found, stored = split_record(record)
+    assert found == header()
+    assert stored == payload
+    assert split_record(memoryview(bytearray(record)))[0] == header()
+
+
+@pytest.mark.parametrize("change", [-16, -1, 1, 16])
+def test_a_payload_of_another_length_is_corrupt(change: int) -> None:
+    record = header().encode() + bytes(16 + change)
+    with pytest.raises(CorruptRecordError, match=f"{16 + change} payload bytes"):
+        split_record(record)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"namespace": b"short"},
+        {"key": b""},
+        {"parent": b"x" * 31},
+        {"stamp": Stamp(log_incarnation(b"\0" * 16), -1)},
+        {"stamp": Stamp(log_incarnation(b"\0" * 16), 2**64)},
+        {"payload_bytes": 0, "stored_bytes": 0},
+        {"payload_bytes": PAGE_BYTES_MAX + 1, "stored_bytes": PAGE_BYTES_MAX + 1},
+        {"stored_bytes": 15},
+        {"payload_bytes": True},
+        {"checksum": 2**32},
+        {"checksum": -1},
+        {"checksum_kind": 1},
+        {"codec": 0},
+        {"computed_from_ms": 21},
+        {"producer": b"x" * (PRODUCER_BYTES_MAX + 1)},
+        {"producer": b"ends\0"},
+        {"producer": "text"},
+        {"lineage": (b"x",) * (LINEAGE_PRODUCERS_MAX + 1)},
+        {"lineage": (b"",)},
+        {"lineage": (b"x" * (PRODUCER_BYTES_MAX + 1),)},
+        {"tags": (b"x",) * (TAGS_PER_RECORD_MAX + 1)},
+        {"tags": (b"x" * (TAG_BYTES_MAX + 1),)},
+        {"tags": ("text",)},
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        header(**changes)
+
+
+def test_the_largest_header_is_within_its_limit() -> None:
+    largest = header(
+        producer=b"p" * PRODUCER_BYTES_MAX,
+        lineage=(b"l" * PRODUCER_BYTES_MAX,) * LINEAGE_PRODUCERS_MAX,
+        tags=(b"t" * TAG_BYTES_MAX,) * TAGS_PER_RECORD_MAX,
+        lineage_overflow=True,
+        tags_overflow=True,
+    )
+    data = largest.encode()
+    assert len(data) <= HEADER_BYTES_MAX
+    assert RecordHeader.decode(data) == largest

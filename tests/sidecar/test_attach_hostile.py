@@ -1,0 +1,266 @@
+"""What strangers and broken clients send to the attach socket: the server closes them, counts them, and serves on."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from cache_l2 import attach_wire as wire
+from cache_l2.attach_messages import (
+    Abort,
+    ClientMessage,
+    Commit,
+    Ping,
+    Register,
+    Reserve,
+)
+from cache_l2.attach_socket import send_datagram
+from kv_types.errors import (
+    InvalidArgumentError,
+    LayoutConflictError,
+    LimitExceededError,
+    ProtocolError,
+)
+from kv_types.ids import Stamp, new_log_incarnation
+from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, NAMESPACES_PER_CLIENT_MAX
+from kv_types.outcomes import Refused as PutRefused
+from kv_types.outcomes import RefuseReason
+from tests.support.attach_raw import (
+    attach_raw,
+    dial,
+    greet,
+    hear,
+    hello,
+    open_descriptors,
+)
+from tests.support.attach_site import AttachSite, register
+from tests.support.attach_worker import Worker, check, put
+from tests.support.pages import chain, namespace_of, packed
+from tests.support.polling import wait_until
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[AttachSite]:
+    with AttachSite(tmp_path) as started:
+        yield started
+
+
+def _garbage(draw: random.Random) -> bytes:
+    header = struct.pack("<4sHHII", wire.MAGIC, 1, draw.randint(0, 20), draw.getrandbits(32), 0)
+    shapes: list[Callable[[], bytes]] = [
+        lambda: draw.randbytes(draw.randint(1, 300)),
+        lambda: draw.randbytes(ATTACH_MESSAGE_BYTES_MAX),
+        lambda: header + draw.randbytes(draw.randint(0, 50)),
+        lambda: header[:12] + struct.pack("<I", 40) + draw.randbytes(40),
+        lambda: wire.encode_message(Ping(), 1)[: draw.randint(1, 15)],
+    ]
+    return draw.choice(shapes)()
+
+
+@pytest.mark.parametrize("attached", [False, True], ids=["strangers", "clients"])
+def test_garbage_closes_its_sender_and_nobody_else_notices(site: AttachSite, attached: bool) -> None:
+    draw = random.Random(20_261_129)
+    with site.attach() as bystander, capture_logs() as logs:
+        registration = register(bystander, namespace_of())
+        keys = chain(3)
+        put(bystander, registration, keys)
+        before = open_descriptors(site)
+        for round_number in range(40):
+            with (attach_raw if attached else dial)(site) as connection:
+                extra = tuple(os.open("/dev/null", os.O_RDONLY) for _ in range(round_number % 4))
+                try:
+                    send_datagram(connection, _garbage(draw), extra)
+                except OSError as error:
+                    assert error.errno == 90, "only a message too long for the socket may fail"  # noqa: PT017
+                for descriptor in extra:
+                    os.close(descriptor)
+                connection.shutdown(socket.SHUT_WR)
+                while hear(connection) is not None:
+                    pass
+            if attached and round_number % 6 == 5:
+                break  # rows of this living process come back only when it ends
+            assert check(bystander, registration, keys) == 3
+            assert bystander.ping(deadline_s=5.0)
+        assert site.statistic("server.garbage") > 0
+        assert site.statistic("server.handler_errors") == 0
+        wait_until(lambda: site.statistic("server.connections") == 1, what="senders of garbage to be closed")
+        kept = site.statistic("server.processes") - 1  # their pidfds, watched until this process ends
+        wait_until(lambda: open_descriptors(site) == before + kept, what="every descriptor to be closed")
+    assert all(entry["pid"] == os.getpid() for entry in logs if entry["event"].startswith("garbage"))
+    assert any(entry["event"].startswith("garbage") for entry in logs)
+
+
+def test_descriptors_in_too_great_a_number_are_closed(site: AttachSite) -> None:
+    before = open_descriptors(site)
+    many = tuple(os.open("/dev/null", os.O_RDONLY) for _ in range(40))
+    with dial(site) as connection:
+        send_datagram(connection, wire.encode_message(hello(), 0), many)
+        assert hear(connection) is None
+    for descriptor in many:
+        os.close(descriptor)
+    wait_until(lambda: site.statistic("server.connections") == 0, what="the sender to be closed")
+    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    assert site.statistic("server.garbage") == 1
+
+
+def test_a_message_before_or_a_second_handshake_is_garbage(site: AttachSite) -> None:
+    with dial(site) as connection:
+        send_datagram(connection, wire.encode_message(Ping(), 5))
+        assert hear(connection) is None
+    with attach_raw(site) as connection:
+        greet(connection, hello(), ())
+        assert hear(connection) is None
+    assert site.statistic("server.garbage") == 2
+
+
+def test_requests_that_make_no_sense_are_answered_not_obeyed(site: AttachSite) -> None:
+    with site.attach() as arena:
+        namespace = namespace_of()
+        with pytest.raises(ProtocolError):
+            arena.register(b"not canonical", 4096, deadline_s=5.0)
+        with pytest.raises(LayoutConflictError):
+            arena.register(namespace.canonical, 8192, deadline_s=5.0)
+        with pytest.raises(LimitExceededError):
+            arena.register(bytes(20_000), 4096, deadline_s=5.0)
+        registration = register(arena, namespace)
+        assert register(arena, namespace) == registration
+        unknown = type(registration)(registration.namespace_id, 77, 0, 4096)
+        refused = [PutRefused(RefuseReason.UNKNOWN_NAMESPACE)] * 2
+        assert arena.reserve(unknown, None, packed(chain(2)), deadline_s=5.0) == refused
+        with pytest.raises(LimitExceededError, match="split"):
+            arena.reserve(registration, None, bytes(32 * 2000), deadline_s=5.0)
+        with pytest.raises(InvalidArgumentError, match="32"):
+            arena.reserve(registration, None, bytes(31), deadline_s=5.0)
+        assert arena.reserve(registration, None, b"", deadline_s=5.0) == []
+        stamp = Stamp(new_log_incarnation(), 0)
+        assert arena.commit([], stamp=stamp, deadline_s=5.0) == []
+        assert arena.commit([1, 2], stamp=stamp, deadline_s=5.0) == [PutRefused(RefuseReason.EXPIRED)] * 2
+        arena.abort([1, 2**64 - 1])
+        assert arena.alive
+        for number in range(NAMESPACES_PER_CLIENT_MAX - 1):
+            register(arena, namespace_of(f"m{number}"))
+        with pytest.raises(LimitExceededError, match="namespaces"):
+            register(arena, namespace_of("one too many"))
+        assert arena.ping(deadline_s=5.0)
+
+
+def test_a_read_only_client_can_read_and_nothing_else(site: AttachSite) -> None:
+    with site.attach() as writer, site.attach(writable=False) as reader:
+        keys = chain(2)
+        put(writer, register(writer, namespace_of()), keys)
+        registration = register(reader, namespace_of())
+        assert check(reader, registration, keys) == 2
+        with pytest.raises(InvalidArgumentError, match="read-only"):
+            reader.reserve(registration, None, packed(chain(1)), deadline_s=5.0)
+        reader._writable = True  # a client that lies about itself
+        with pytest.raises(InvalidArgumentError, match="read-only"):
+            reader.reserve(registration, None, packed(chain(1)), deadline_s=5.0)
+
+
+def test_fuzzed_requests_of_an_attached_client_never_raise_in_the_server(site: AttachSite) -> None:
+    draw = random.Random(7)
+    namespace = namespace_of()
+    with attach_raw(site) as connection, site.attach() as bystander:
+        registration = register(bystander, namespace)
+        keys = chain(3)
+        put(bystander, registration, keys)
+        send_datagram(connection, wire.encode_message(Register(namespace.canonical, 4096), 1))
+        assert hear(connection) is not None
+        for request in range(2, 400):
+            ids = tuple(
+                draw.choice([draw.getrandbits(64), draw.randint(0, 50)]) for _ in range(draw.randint(0, 5))
+            )
+            messages: list[ClientMessage] = [
+                    Reserve(
+                        namespace_number=draw.choice([0, 0, 9]), parent=draw.choice([None, keys[0], chain(1)[0]]),
+                        keys=packed(chain(draw.randint(0, 3))) + draw.choice([b"", keys[1] * 2]),
+                        ttl_s=draw.choice([None, 0, 5, 2**63 - 1]),
+                    ),
+                    Commit(reservations=ids, stamp=Stamp(new_log_incarnation(), 0), tags=(b"", b"x")),
+                    Commit(reservations=ids, stamp=site.store.stamp(), computed_from_ms=2**64 - 1),
+                    Abort(ids),
+                    Register(draw.randbytes(40), draw.getrandbits(32)),
+                    Ping(),
+            ]  # fmt: skip
+            message = draw.choice(messages)
+            send_datagram(connection, wire.encode_message(message, request))
+            assert hear(connection) is not None, message
+        assert check(bystander, registration, keys) == 3
+        site.call(lambda store: store.check_invariants())
+    assert site.statistic("server.handler_errors") == 0
+    assert site.statistic("server.garbage") == 0
+
+
+# --- slow and leaking clients ---
+
+
+def test_a_client_that_never_reads_is_dropped_and_others_go_on(site: AttachSite) -> None:
+    with site.attach() as bystander, attach_raw(site) as lazy:
+        lazy.settimeout(0.05)
+        ping = wire.encode_message(Ping(), 1)
+
+        def pester() -> bool:
+            try:
+                for _ in range(100):
+                    lazy.send(ping)
+            except TimeoutError:
+                pass
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+            assert bystander.ping(deadline_s=5.0)
+            return site.statistic("server.dropped_slow") == 1
+
+        wait_until(pester, what="the client that never reads to be dropped")
+        wait_until(lambda: site.statistic("server.dropped_slow") == 1, what="the drop to be counted")
+        assert bystander.ping(deadline_s=5.0)
+
+
+def test_attaching_and_leaving_leaks_no_descriptor_on_either_side(site: AttachSite) -> None:
+    site.attach().close()
+    wait_until(lambda: site.statistic("server.connections") == 0, what="the first client to be gone")
+    before = open_descriptors(site)
+    for _ in range(25):
+        site.attach().close()
+    wait_until(lambda: site.statistic("server.connections") == 0, what="every client to be gone")
+    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    for _ in range(3):
+        with Worker("gets", site.path, os.urandom(32).hex(), 1) as worker:
+            worker.hear()
+            worker.kill()
+    wait_until(lambda: site.statistic("server.processes") == 0, what="every worker to be gone")
+    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+
+
+def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, socket, os\n"
+        "from pathlib import Path\n"
+        "from tests.support.attach_site import AttachSite\n"
+        "from kv_types.errors import StrataError\n"
+        "with AttachSite(Path(sys.argv[1])) as site:\n"
+        "    used = len(os.listdir('/proc/self/fd'))\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, 4096))\n"
+        "    refused = 0\n"
+        "    for _ in range(5):\n"
+        "        try:\n"
+        "            site.attach(deadline_s=1.0)\n"
+        "        except (StrataError, OSError):\n"
+        "            refused += 1\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+        "    site.attach().close()\n"
+        "    print('survived', refused)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split("survived ")[1]) > 0
