@@ -187,8 +187,9 @@ class Reader:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
         """Leases held now."""
-    def close(self) -> None:
-        """Unmap when the last lease is released; further calls raise ValueError."""
+    def close(self) -> bool:
+        """Unmap when the last lease is released; further calls raise ValueError. True when that was now: no lease or view
+        is left and no other thread is inside a call, so that the row can be given back."""
 
 @final
 class Lease:
