@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -21,10 +23,10 @@ from benchmarks.daemon import own_sidecar
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from benchmarks.two_clients import measure_two_clients
 from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of
-from inference_worker.client import Client, RegisteredNamespace
-from inference_worker.settings import ClientSettings
+from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_types.outcomes import Hit, Stored
 from kv_types.page_keys import page_keys
+from kv_wire.channel import open_channel
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -84,9 +86,7 @@ def _pages(batch: Bytes, page_bytes: int) -> list[Bytes]:
     return list(batch.reshape(-1, page_bytes))
 
 
-def measure_gets(
-    client: Client, *, label: str, page_bytes: int, pages: int, rounds: int
-) -> dict[str, Samples]:
+def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) -> dict[str, Samples]:
     """Get `pages` pages, cold and into a warm destination, beside both plain copies."""
     draw = Chains(namespace_of(page_bytes), seed=page_bytes + pages)
     batch_bytes = page_bytes * pages
@@ -114,9 +114,7 @@ def measure_gets(
     return interleave(scenarios, rounds=rounds)
 
 
-def measure_puts(
-    client: Client, *, label: str, page_bytes: int, pages: int, rounds: int
-) -> dict[str, Samples]:
+def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) -> dict[str, Samples]:
     """Put `pages` fresh pages into a full arena (so that each put evicts), beside both plain copies."""
     draw = Chains(namespace_of(page_bytes), seed=page_bytes * 3 + pages)
     namespace = client.register(draw.namespace)
@@ -177,9 +175,11 @@ def measure_grpc(runtime: Path, results: Results, *, rounds: int) -> None:
         def get(number: int) -> None:
             expect_hit(remote.get(filled.namespace, filled.chain(number), destinations.batch(number)), 1)
 
-        empty = remote.empty_call
-        scenarios = [Scenario("grpc_get", get), Scenario("grpc_empty", lambda _: empty())]
-        samples = interleave(scenarios, rounds=rounds, warm_up=5)
+        with open_channel(f"unix:{runtime / 'grpc.sock'}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            request = health_pb2.HealthCheckRequest()
+            empty = Scenario("grpc_empty", lambda _: _discard(check(request, timeout=10.0)))
+            samples = interleave([Scenario("grpc_get", get), empty], rounds=rounds, warm_up=5)
     finally:
         remote.close()
     results.keys["grpc_get_1MiB_us_p50"] = samples["grpc_get"].p50_s * 1e6
@@ -196,7 +196,7 @@ def _record(results: Results, verb: str, label: str, pages: int, samples: dict[s
         if mine is None:
             continue
         copy = min(copies, key=lambda found: found.p50_s)
-        row = {
+        row: dict[str, Any] = {
             "verb": verb, "size": label, "pages": pages, "destination": kind,
             "p50_us": mine.p50_s * 1e6, "p99_us": mine.p99_s * 1e6,
             "copy_p50_us": copy.p50_s * 1e6, "copy_p99_us": copy.p99_s * 1e6,
@@ -208,31 +208,54 @@ def _record(results: Results, verb: str, label: str, pages: int, samples: dict[s
         results.keys[f"{name}_{kind}_us_p99"] = float(row["p99_us"])
 
 
+def measure_size(client: Client, results: Results, progress: Progress, *, label: str, rounds: int) -> None:
+    """Gets and puts of one page size, in every batch size."""
+    page_bytes = SIZES[label]
+    for pages in BATCHES:
+        task = progress.add_task(f"get and put {pages} × {label}")
+        fewer = max(12, min(rounds, 40 * MIB * rounds // (page_bytes * pages)))
+        _record(
+            results,
+            "get",
+            label,
+            pages,
+            measure_gets(client, page_bytes=page_bytes, pages=pages, rounds=fewer),
+        )
+        _record(
+            results,
+            "put",
+            label,
+            pages,
+            measure_puts(client, page_bytes=page_bytes, pages=pages, rounds=fewer),
+        )
+        progress.remove_task(task)
+
+
 def run(*, rounds: int, console: Console) -> Results:
-    """Measure everything on a sidecar of its own; about two minutes."""
+    """Measure everything on sidecars of its own, one a page size; a few minutes."""
     results = Results(machine=_machine())
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=console, transient=True) as progress,
-        own_sidecar(arena_bytes=ARENA_BYTES) as runtime,
-    ):
-        task = progress.add_task("attach")
-        with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
-            client.wait_ready(deadline_s=30.0)
-            progress.update(task, description="match, lease, keys")
-            measure_match(client, results, rounds=rounds)
-            for label, page_bytes in SIZES.items():
-                for pages in BATCHES:
-                    progress.update(task, description=f"get and put {pages} × {label}")
-                    shape = {"label": label, "page_bytes": page_bytes, "pages": pages}
-                    fewer = max(12, min(rounds, 40 * MIB * rounds // (page_bytes * pages)))
-                    _record(results, "get", label, pages, measure_gets(client, rounds=fewer, **shape))  # type: ignore[arg-type]
-                    _record(results, "put", label, pages, measure_puts(client, rounds=fewer, **shape))  # type: ignore[arg-type]
-        progress.update(task, description="gRPC")
-        measure_grpc(runtime, results, rounds=rounds)
-        progress.update(task, description="two clients at once")
-        results.keys.update(measure_two_clients(runtime, page_bytes=MIB))
+    with Progress(*columns, console=console, transient=True) as progress:
+        for label in SIZES:
+            with own_sidecar(arena_bytes=ARENA_BYTES) as runtime, _attached(runtime) as client:
+                measure_size(client, results, progress, label=label, rounds=rounds)
+        with own_sidecar(arena_bytes=ARENA_BYTES) as runtime:
+            task = progress.add_task("match, lease, keys")
+            with _attached(runtime) as client:
+                measure_match(client, results, rounds=rounds)
+            progress.update(task, description="gRPC")
+            measure_grpc(runtime, results, rounds=rounds)
+            progress.update(task, description="two clients at once")
+            results.keys.update(measure_two_clients(runtime, page_bytes=MIB))
     return results
+
+
+@contextlib.contextmanager
+def _attached(runtime: Path) -> Iterator[Client]:
+    with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
+        if not client.wait_ready(deadline_s=30.0):
+            raise RuntimeError(f"no sidecar to measure: {client.statistics()}")
+        yield client
 
 
 def _machine() -> dict[str, Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workload import Chains, ColdBuffers, namespace_of
-from inference_worker.client import Client
-from inference_worker.settings import ClientSettings
+from inference_worker.client import Client, ClientSettings
 from kv_types.outcomes import Hit
 
 SECONDS = 1.0

@@ -34,6 +34,7 @@ from cache_l2.attach_messages import (
 )
 from kv_types.errors import (
     ClosedError,
+    DeadlineExceededError,
     HandshakeError,
     InvalidArgumentError,
     LayoutConflictError,
@@ -160,10 +161,12 @@ class AttachedArena:
     def register(self, canonical: bytes, page_bytes: int, *, deadline_s: float) -> Registration:
         """Make a namespace known to the sidecar and count it in this client's row.
 
-        Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, SidecarUnreachableError when
-        it does not answer within `deadline_s`, ClosedError.
+        Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, DeadlineExceededError when it
+        does not answer within `deadline_s`, SidecarUnreachableError when it is gone, ClosedError.
         """
         reply = self._call(Register(bytes(canonical), page_bytes), deadline_s)
+        if reply is RefuseReason.DEADLINE:
+            raise DeadlineExceededError(f"the sidecar did not register the namespace within {deadline_s} s")
         if isinstance(reply, RefuseReason):
             raise SidecarUnreachableError(f"the sidecar did not register the namespace: {reply.name.lower()}")
         if not isinstance(reply, Registered):
