@@ -215,6 +215,7 @@ class Link:
             "transport": transport,
             "phase": (session.phase if session is not None else Phase.NEW).value,
             "reason": session.reason if session is not None else "",
+            "grpc_error": self.remote.last_error,
             "attaches": attaches,
             "reconnects": max(0, attaches - 1) + self.remote.reconnects,
             "losses": session.losses if session is not None else 0,
