@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -35,40 +36,38 @@ def cold_s(result: Result) -> float:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One line a worker process."""
-    shown = Table(title="Four worker processes, one after another, one cache", title_justify="left")
-    for heading in (
-        "worker process",
-        "prompt\ntokens",
-        "tokens\nreused",
-        "found in\nL1 / L2 pages",
-        "first token\ncold",
-        "first token\nthrough cache",
-        "times\nfaster",
-        "MiB read\nfrom L2",
-        "MiB stored\nin L2",
-        "largest logit\ndifference",
-    ):
-        shown.add_column(heading, justify="left" if heading == "worker process" else "right")
+    """One line a worker process; fits 80 columns."""
+    shown = Table(
+        title="Four worker processes, one after another",
+        caption="cold: the same prompt without the cache, in the same process; MiB from and to L2",
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    headings = ("worker", "prompt\ntokens", "reused", "from", "cold\ns", "cached\ns", "times\nsooner")
+    for heading in (*headings, "MiB\nread", "MiB\nput", "logits\ndiffer"):
+        left = heading in {"worker", "from"}
+        shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for result in results:
         shown.add_row(*_cells(result))
     return shown
 
 
 def _cells(result: Result) -> list[str]:
-    l1, l2 = (sum(row[f"pages_{tier}"] for row in result["rows"]) for tier in ("l1", "l2"))
+    tiers = [tier.upper() for tier in ("l1", "l2") if any(row[f"pages_{tier}"] for row in result["rows"])]
     compared = result["cold_s"] is not None
     return [
-        result["name"],
+        f"{result['number']} {result['name']}",
         f"{tokens(result):,}",
-        f"{reused(result):,} ({reused(result) / tokens(result):.0%})",
-        f"{l1} / {l2}",
-        f"{cold_s(result):.2f} s",
-        f"{result['warm_s']:.2f} s" if compared else "it paid",
+        f"{reused(result):,}",
+        "+".join(tiers) or "–",
+        f"{cold_s(result):.2f}",
+        f"{result['warm_s']:.2f}" if compared else "–",
         f"{cold_s(result) / result['warm_s']:.1f} ×" if compared else "–",
         f"{result['bytes_from_l2'] / MIB:.1f}",
         f"{result['bytes_stored'] / MIB:.1f}",
-        f"{result['logits_difference']:.1e}" if compared else "–",
+        f"{result['logits_difference']:.0e}" if compared else "–",
     ]
 
 
@@ -78,7 +77,7 @@ def show_answers(console: Console, results: Sequence[Result], questions: Sequenc
         lines = []
         for question, answer in zip(asked, result["answers"], strict=True):
             lines.append(f"[bold]{question}[/bold]\n{' '.join(answer.split())}")
-        console.print(Panel("\n\n".join(lines), title=result["name"], title_align="left", border_style="dim"))
+        console.print(Panel("\n\n".join(lines), title=_label(result), title_align="left", border_style="dim"))
 
 
 def broken_promises(results: Sequence[Result]) -> list[str]:
@@ -88,7 +87,7 @@ def broken_promises(results: Sequence[Result]) -> list[str]:
     if first["pages_stored"] == 0:
         broken.append(f"the first worker stored nothing (refused: {first['refused']}, off: {first['off']!r})")
     for result in others:
-        name = result["name"]
+        name = _label(result)
         if result["off"]:
             broken.append(f"{name}: reuse was off: {result['off']}")
         if reused(result) < 0.9 * tokens(result):
@@ -134,7 +133,11 @@ def plot(results: Sequence[Result], path: Path) -> None:
 
 
 def _labels(results: Sequence[Result]) -> list[str]:
-    return [result["name"].replace(": ", "\n") for result in results]
+    return [_label(result).replace(": ", "\n") for result in results]
+
+
+def _label(result: Result) -> str:
+    return f"worker {result['number']}: {result['name']}"
 
 
 def _plot_times(axes: Any, results: Sequence[Result]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from inference_worker.client import Client
+from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.transformers import TransformersConnector
 from inference_worker.connectors.transformers_report import ReuseReport
 
@@ -26,6 +26,7 @@ from inference_worker.connectors.transformers_report import ReuseReport
 class Task:
     """What a worker has to do. `prompts`: token ids a row. `compare`: run without the cache as well."""
 
+    number: int
     name: str
     model: str
     endpoint: str
@@ -68,7 +69,8 @@ class Worker:
         self.tokenizer = AutoTokenizer.from_pretrained(task.model)
         self.model = AutoModelForCausalLM.from_pretrained(task.model, dtype=torch.float32).eval()
         tell("naming the model by its bytes")
-        self.client = Client.connect(task.endpoint)
+        settings = ClientSettings(name=f"demo worker {task.number}")
+        self.client = Client.connect(task.endpoint, settings=settings)
         self.connector = TransformersConnector(
             self.model, self.client, model_name="smollm2-135m-instruct", page_tokens=task.page_tokens
         )
@@ -122,6 +124,7 @@ def answer(worker: Worker) -> dict[str, Any]:
     tell("answering through the cache")
     warm, report = worker.with_cache(ids, mask)
     result: dict[str, Any] = {
+        "number": worker.task.number,
         "name": worker.task.name,
         "warm_s": warm.first_token_s,
         "cold_s": None,

@@ -30,22 +30,23 @@ ARENA = "512MiB"
 PAGE_TOKENS = 16
 NEW_TOKENS = 48
 SIDECAR_START_S = 30.0
-WORKER_S = 180.0
+WORKER_S = 600.0
 
-FIRST_QUESTION = "What did the White Rabbit take out of its waistcoat-pocket?"
-OTHER_QUESTION = "What was written on the jar that Alice took from the shelf?"
+FIRST_QUESTION = "Summarize this story in one sentence."
+OTHER_QUESTION = "Which label was on the empty jar?"
 BATCH_QUESTIONS = (
-    "Who is Dinah?",
-    "How did Alice's fall end, and was she hurt?",
-    "Which two countries does Alice name when she wonders where she will come out of the earth?",
+    "List three things from the story.",
+    "Why was Alice tired of sitting by her sister?",
+    "What did Alice see on the sides of the well while she was falling down, and what did she take?",
 )
 NEXT_QUESTION = "And what did Alice do then?"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One worker process: name, the question of each row, and token ids of each row."""
+    """One worker process: number, name, the question of each row, and token ids of each row."""
 
+    number: int
     name: str
     questions: tuple[str, ...]
     prompts: list[list[int]]
@@ -117,6 +118,7 @@ class Demo:
     def run(self, job: Job, model: Path) -> dict[str, Any]:
         """Run one worker process to its end."""
         task = {
+            "number": job.number,
             "name": job.name,
             "model": str(model),
             "endpoint": str(self.runtime),
@@ -125,16 +127,16 @@ class Demo:
             "page_tokens": PAGE_TOKENS,
             "compare": job.compare,
         }
-        file = self.scratch / f"task-{job.name[:1]}.json"
+        file = self.scratch / f"task-{job.number}.json"
         file.write_text(json.dumps(task), encoding="utf-8")
-        script = str(HERE / "demo_worker.py")
+        script, title = str(HERE / "demo_worker.py"), f"worker {job.number}, {job.name}"
         done = self.children.listen(
-            f"worker-{job.name[:1]}", [script, str(file)], title=job.name, deadline_s=WORKER_S
+            f"worker-{job.number}", [script, str(file)], title=title, deadline_s=WORKER_S
         )
         result: dict[str, Any] = done["result"]
         reused, tokens = demo_show.reused(result), demo_show.tokens(result)
         self.console.print(
-            f"{job.name}: first token after {result['warm_s']:.2f} s, {reused:,} of {tokens:,} tokens reused"
+            f"{title}: first token after {result['warm_s']:.2f} s, {reused:,} of {tokens:,} tokens reused"
         )
         return result
 
@@ -153,7 +155,7 @@ class Demo:
 def main() -> int:
     """Run the demo; returns 0 when every promise held."""
     options = _options()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=100)
     signal.signal(signal.SIGTERM, _as_interrupt)
     scratch = Path(tempfile.mkdtemp(prefix="stratakv-demo-"))
     children = Children(console, scratch)
@@ -185,13 +187,13 @@ def _play(demo: Demo, output: Path) -> int:
         prompts = Prompts(model)
     demo.start_sidecar()
     jobs = [
-        Job("1: first question", (FIRST_QUESTION,), [prompts.ask(FIRST_QUESTION)], compare=False),
-        Job("2: another question", (OTHER_QUESTION,), [prompts.ask(OTHER_QUESTION)]),
-        Job("3: a padded batch", BATCH_QUESTIONS, [prompts.ask(question) for question in BATCH_QUESTIONS]),
+        Job(1, "first question", (FIRST_QUESTION,), [prompts.ask(FIRST_QUESTION)], compare=False),
+        Job(2, "another question", (OTHER_QUESTION,), [prompts.ask(OTHER_QUESTION)]),
+        Job(3, "padded batch", BATCH_QUESTIONS, [prompts.ask(question) for question in BATCH_QUESTIONS]),
     ]
     results = [demo.run(job, model) for job in jobs]
     said = jobs[0].prompts[0] + results[0]["new_ids"][0]
-    jobs.append(Job("4: the talk goes on", (NEXT_QUESTION,), [prompts.go_on(said, NEXT_QUESTION)]))
+    jobs.append(Job(4, "next turn", (NEXT_QUESTION,), [prompts.go_on(said, NEXT_QUESTION)]))
     results.append(demo.run(jobs[-1], model))
     counters = demo.status()
 
@@ -216,8 +218,22 @@ def _play(demo: Demo, output: Path) -> int:
 
 
 def _show_counters(console: Console, counters: dict[str, Any]) -> None:
-    console.print("[bold]stratakv status --json[/bold] says:")
-    console.print_json(json.dumps(counters))
+    arena, (namespace, *_) = counters["arena"], counters["namespaces"]
+    shown = {
+        "model": namespace["model"],
+        "page_tokens": namespace["page_tokens"],
+        "page_bytes": namespace["page_bytes"],
+        "requested_pages": namespace["requested_pages"],
+        "l1_pages": namespace["l1_pages"],
+        "l2_pages": namespace["l2_pages"],
+        "missed_pages": namespace["missed_pages"],
+        "resident_pages": namespace["resident_pages"],
+        "resident_bytes": namespace["resident_bytes"],
+        "leases_held_now": arena["leases"],
+        "workers_attached_so_far": counters["attach"]["attached"],
+    }
+    console.print("The sidecar's own counters, from [bold]stratakv status --json[/bold]:")
+    console.print_json(json.dumps(shown), indent=None)
 
 
 def _serving(socket: Path) -> bool:

@@ -81,7 +81,8 @@ class Settings(BaseSettings):
     """How long a worker may take from reserving places to committing the pages it filled."""
 
     default_ttl: Duration = Field(default=0.0, ge=0.0, le=365 * 86_400.0)
-    """Time after which a page is dropped even if there is room, unless its put says otherwise; 0: never."""
+    """Time after which a page is dropped even if there is room, unless its put says otherwise; whole
+    seconds, 0: never."""
 
     drain_time: Duration = Field(default=limits.DRAIN_S_DEFAULT, ge=0.0, le=600.0)
     """How long running calls may take to finish after SIGTERM or SIGINT; a second signal ends at once."""

@@ -128,7 +128,11 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
     parameter and buffer. Raises nothing for what the model is like.
     """
     config = model.config.get_text_config(decoder=True)
-    problem = _unsupported_kind(config) or _unsupported_adapter(model, declared.adapter)
+    problem = (
+        _unsupported_kind(config)
+        or _unsupported_placement(model)
+        or _unsupported_adapter(model, declared.adapter)
+    )
     if problem is not None:
         return problem
     weights = declared.weights
@@ -201,6 +205,16 @@ def _unsupported_kind(config: Any) -> Uncacheable | None:
             f"{', '.join(sorted(GQA_MODEL_TYPES | MLA_MODEL_TYPES))}",
         )
     return None
+
+
+def _unsupported_placement(model: Any) -> Uncacheable | None:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) <= 1:
+        return None
+    return Uncacheable(
+        UncacheableReason.MODEL_UNSUPPORTED,
+        f"the model lies on several devices ({', '.join(devices)}), and its cache would too",
+    )
 
 
 def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | None:

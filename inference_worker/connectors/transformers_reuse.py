@@ -31,6 +31,7 @@ class FoundRow:
     """Pages at hand for one row: the first of its chain, uint8 [found, page_bytes], on the model's device."""
 
     pages: torch.Tensor
+    from_l1: int
 
     @property
     def found(self) -> int:
@@ -103,17 +104,14 @@ class ReuseCall:
         size = self._codec.page_bytes
         pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
         if not wanted:
-            return FoundRow(pages)
+            return FoundRow(pages, from_l1=0)
         local = self._read_l1(keys, pages)
         remote, reason = self._read_l2(keys, pages, start=local, until=until)
-        found = local + remote
-        if remote:
-            self._keep_in_l1(keys[: found * KEY_BYTES], pages[:found])
         row = self.report.rows[index]
         row.pages_l1, row.pages_l2, row.ended_by = local, remote, reason
         self.report.bytes_from_l1 += local * size
         self.report.bytes_from_l2 += remote * size
-        return FoundRow(pages[:found])
+        return FoundRow(pages[: local + remote], from_l1=local)
 
     def _keys(self, tokens: TokenIds) -> bytes:
         return page_keys(self._reuse.namespace_id, tokens, page_tokens=self._codec.page_tokens)
@@ -126,10 +124,6 @@ class ReuseCall:
             self._reuse.l1.release(numbers)
         return len(numbers)
 
-    def _keep_in_l1(self, keys: bytes, pages: torch.Tensor) -> None:
-        # From the root on, because L1 may have evicted what it had; pages that it still has are not copied.
-        self._reuse.l1.insert(keys, 0, list(pages), view=self._view)
-
     def _read_l2(
         self, keys: bytes, pages: torch.Tensor, *, start: int, until: float
     ) -> tuple[int, MissReason]:
@@ -139,7 +133,7 @@ class ReuseCall:
             return 0, MissReason.DEADLINE
         behind = pages[start:]
         on_host = behind if behind.device.type == "cpu" else torch.empty_like(behind, device="cpu")
-        destinations = [page.data for page in on_host.numpy()]
+        destinations = _host_buffers(on_host)
         match self._request.get(keys, destinations, start=start, deadline_s=left_s):
             case Hit(pages=count, ended_by=reason):
                 if on_host is not behind:
@@ -161,27 +155,30 @@ class ReuseCall:
         """
         began = time.monotonic()
         keys = self._keys(tokens)
-        fresh = len(keys) // KEY_BYTES - found.found
-        if fresh > 0:
-            begin = column + found.found * self._codec.page_tokens
-            pages = self._codec.gather(cache, row=row, column=begin, pages=fresh)
-            whole = torch.cat((found.pages, pages)) if found.found else pages
-            self._keep_in_l1(keys, whole)
-            outcomes = self._put(keys, whole.cpu(), start=found.found, until=began + deadline_s)
+        fresh = max(len(keys) // KEY_BYTES - found.found, 0)
+        begin = column + found.found * self._codec.page_tokens
+        pages = self._codec.gather(cache, row=row, column=begin, pages=fresh)
+        if fresh or found.from_l1 < found.found:
+            # From the root on, because L1 may have evicted what it had; pages that it still has are not copied.
+            self._reuse.l1.insert(keys, 0, [*found.pages, *pages], view=self._view)
+        if fresh:
+            outcomes = self._put(keys, pages, found, until=began + deadline_s)
             self.report.add_puts(outcomes, page_bytes=self._codec.page_bytes)
         self.report.store_s += time.monotonic() - began
 
-    def _put(self, keys: bytes, pages: torch.Tensor, *, start: int, until: float) -> list[PutOutcome]:
-        outcomes = self._put_from(keys, pages, start=start, until=until)
+    def _put(self, keys: bytes, fresh: torch.Tensor, found: FoundRow, *, until: float) -> list[PutOutcome]:
+        sources = _host_buffers(fresh)
+        outcomes = self._put_from(keys, sources, start=found.found, until=until)
         first = outcomes[0]
-        if start and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
+        if found.found and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
             # L2 evicted what L1 still had. Sent again from the root, the chain stands there once more.
-            return self._put_from(keys, pages, start=0, until=until)
+            return self._put_from(keys, _host_buffers(found.pages) + sources, start=0, until=until)
         return outcomes
 
-    def _put_from(self, keys: bytes, pages: torch.Tensor, *, start: int, until: float) -> list[PutOutcome]:
+    def _put_from(
+        self, keys: bytes, sources: Sequence[memoryview], *, start: int, until: float
+    ) -> list[PutOutcome]:
         outcomes: list[PutOutcome] = []
-        sources = [page.data for page in pages[start:].numpy()]
         for at in range(0, len(sources), BATCH_PAGES_MAX):
             batch = sources[at : at + BATCH_PAGES_MAX]
             left_s = until - time.monotonic()
@@ -191,3 +188,8 @@ class ReuseCall:
             upto = keys[: (start + at + len(batch)) * KEY_BYTES]
             outcomes += self._request.put(upto, batch, start=start + at, deadline_s=left_s)
         return outcomes
+
+
+def _host_buffers(pages: torch.Tensor) -> list[memoryview]:
+    """One buffer a page, in host memory: the pages themselves where they are there already."""
+    return [page.data for page in pages.cpu().numpy()]

@@ -232,6 +232,14 @@ def test_weights_that_are_not_in_memory_need_a_version() -> None:
     assert named(model, weights=Weights(version="v1"))
 
 
+def test_a_model_on_several_devices_is_refused() -> None:
+    model = tiny_model("llama")
+    model.model.layers[2].to("meta")
+    uncacheable = refused(model, weights=Weights(version="v1"))
+    assert uncacheable.reason is UncacheableReason.MODEL_UNSUPPORTED
+    assert "meta" in uncacheable.detail
+
+
 def with_adapter(*names: str) -> Any:
     """A model that says what PEFT's models say of their adapters; PEFT itself is not installed here."""
     model = tiny_model("llama")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_l2._native import COPY_KERNELS
 from kv_types.errors import ConfigError
 from sidecar.config import Settings, accepted, default_shown, shown
 from sidecar.config_sources import DEFAULT, load_settings, variable_of
@@ -161,3 +162,19 @@ def test_sizes_come_back(size: int) -> None:
 @pytest.mark.parametrize("duration_s", [0.001, 0.25, 1.0, 1.5, 59.0, 60.0, 90.0, 3600.0, 86_400.0])
 def test_durations_come_back(duration_s: float) -> None:
     assert parse_duration(format_duration(duration_s)) == pytest.approx(duration_s)
+
+
+def test_a_short_time_to_live_is_not_rounded_to_for_ever() -> None:
+    from sidecar.runtime import arena_config
+
+    settings = load_settings({"default_ttl": "400ms", "copy_kernel": "memcpy"}).settings
+    config = arena_config(settings)
+    assert config.default_ttl_s == 1
+    assert COPY_KERNELS[config.copy_kernel] == "memcpy"
+
+
+def test_an_unknown_copy_kernel_is_named_with_those_there_are() -> None:
+    from sidecar.runtime import arena_config
+
+    with pytest.raises(ConfigError, match=r"'warp'.*memcpy"):
+        arena_config(load_settings({"copy_kernel": "warp"}).settings)

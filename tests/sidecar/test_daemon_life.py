@@ -41,6 +41,12 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+def assert_quiet(daemon: Daemon) -> None:
+    """Every line that it wrote is a log line, and none is a warning or worse."""
+    assert len(daemon.lines) == len(daemon.output.splitlines()), daemon.output
+    assert {line["level"] for line in daemon.lines} <= {"debug", "info"}, daemon.output
+
+
 def stored_page(store: RemoteStore) -> tuple[Namespace, list[PageKey]]:
     space, keys = space_of(1000), fresh_chain(1)
     store.register(space)
@@ -120,6 +126,7 @@ def test_a_signal_ends_it_cleanly(runtime_dir: Path, number: signal.Signals) -> 
     assert left_over(runtime_dir) == ["sidecar.lock"]
     assert daemon.line("draining")["signal"] == number.name
     assert daemon.line("ended")
+    assert_quiet(daemon)
 
 
 def slow_put(space: Namespace, keys: list[PageKey], go_on: threading.Event) -> Iterator[bytes]:
@@ -153,6 +160,7 @@ def test_draining_finishes_what_runs_and_refuses_what_is_new(runtime_dir: Path) 
         pages = [chunk for message in messages for chunk in decode_get_response(message).chunks]
         assert [bytes(chunk.data) for chunk in pages] == [page_of(key, MIB) for key in chain]
     assert daemon.wait_end() == 0
+    assert_quiet(daemon)
     assert left_over(runtime_dir) == ["sidecar.lock"]
 
 

@@ -21,7 +21,9 @@ _PACKAGES = (
     "stratakv",
     "inference_worker",
 )
-_FORBIDDEN = re.compile(r"\b(pickle|marshal|shelve|dill|cloudpickle)\b|\b(eval|exec|os\.system)\(|shell=True")
+_FORBIDDEN = re.compile(
+    r"\b(pickle|marshal|shelve|dill|cloudpickle)\b|(?<![.\w])(eval|exec)\(|os\.system\(|shell=True"
+)
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
@@ -73,4 +75,4 @@ def test_c35_nothing_unpickles_evaluates_or_runs_a_shell() -> None:
 def test_the_search_finds_what_it_looks_for() -> None:
     for bad in ("import pickle", "eval(text)", "run(x, shell=True)", "os.system('x')"):
         assert _FORBIDDEN.search(bad), bad
-    assert not _FORBIDDEN.search("evaluate(x); self.execute(y)")
+    assert not _FORBIDDEN.search("evaluate(x); model.eval(); self.execute(y)")
