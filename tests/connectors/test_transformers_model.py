@@ -46,7 +46,7 @@ def test_a_real_model_reuses_a_real_text(smollm2: tuple[Any, Any], tmp_path: Pat
         torch.tensor([[*prefix, *tokenizer(question).input_ids]])
         for question in (" Who is late?", " What did Alice take from the shelf, and was it empty?")
     )
-    process = SidecarProcess(tmp_path / "run", arena_bytes=64 << 20)
+    process = SidecarProcess(tmp_path / "run", arena_bytes=128 << 20)
     try:
         process.start()
         settings: dict[str, Any] = {"page_tokens": 32, "look_up_deadline_s": 10.0, "store_deadline_s": 10.0}

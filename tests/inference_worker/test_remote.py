@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from inference_worker.client import Client
@@ -85,6 +87,23 @@ def test_nobody_at_a_port_is_unreachable_at_once(connect: MakeClient) -> None:
     assert client.get(ns, keys, room_for(keys, ns.page_bytes)) == Miss(MissReason.UNREACHABLE)
     assert client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)] * 2
     assert client.namespace_counts()[ns.label].missed == {MissReason.UNREACHABLE: 2}
+
+
+def test_a_service_of_another_kind_is_unreachable_and_the_statistics_say_why(connect: MakeClient) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        client = connect(f"127.0.0.1:{port}", deadline_s=5.0)
+        ns = client.register(namespace())
+        keys = chain(ns.identified, 2)
+        assert client.match(ns, keys) == Miss(MissReason.UNREACHABLE)
+        assert (
+            client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)] * 2
+        )
+        assert "not found" in str(client.statistics()["grpc_error"]).lower()
+    finally:
+        server.stop(None).wait()
 
 
 # --- streams that lie -----------------------------------------------------------------------------------------------
