@@ -194,7 +194,6 @@ class L1Cache:
         if follower is None:
             return [], MissReason.UNREACHABLE
         for _ in range(L1_MATCH_ATTEMPTS_MAX):
-            life = follower.source.life
             freshness_ns = follower.source.freshness_ns
             observed = self._follow()
             if observed is None:
@@ -203,7 +202,7 @@ class L1Cache:
             self._expire(now_ns)
             pages, reason = self._living(self._index.longest_prefix(chain), now_ns)
             fresh = self._clock.now_ns() < freshness_ns
-            if observed.life == life and follower.look() == observed:
+            if follower.look() == observed:
                 return (pages, reason) if fresh else ([], MissReason.STALE)
         return [], MissReason.RACED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -112,22 +111,6 @@ class DevicePages:
             raise BufferMismatchError("the destination is read-only")
         self._check_bytes(view.nbytes, "destination")
         np.copyto(np.frombuffer(view, dtype=np.uint8), source.cpu().numpy())
-
-    def write_all(self, pages: Sequence[int], sources: Sequence[Any]) -> None:
-        """`write` for each pair. Raises InvalidArgumentError when there are not as many of both."""
-        for page, source in self._pairs(pages, sources):
-            self.write(page, source)
-
-    def read_all(self, pages: Sequence[int], destinations: Sequence[Any]) -> None:
-        """`read` for each pair. Raises InvalidArgumentError when there are not as many of both."""
-        for page, destination in self._pairs(pages, destinations):
-            self.read(page, destination)
-
-    @staticmethod
-    def _pairs(pages: Sequence[int], buffers: Sequence[Any]) -> list[tuple[int, Any]]:
-        if len(pages) != len(buffers):
-            raise InvalidArgumentError(f"{len(buffers)} buffers for {len(pages)} pages; give one a page")
-        return list(zip(pages, buffers, strict=True))
 
     def _check_bytes(self, found: int, what: str) -> None:
         if found != self.page_bytes:

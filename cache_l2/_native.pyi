@@ -7,9 +7,15 @@ OSError; the callers in cache_l2 turn them into kv_types.errors.
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import final
+from typing import Any, Protocol, TypeAlias, final
 
 from typing_extensions import Buffer
+
+class _Tensor(Protocol):
+    def __dlpack__(self) -> Any: ...
+
+Memory: TypeAlias = Buffer | _Tensor
+"""C-contiguous host memory: anything with the buffer protocol, or a DLPack tensor on the CPU (torch's among them)."""
 
 LAYOUT_VERSION: int
 COPY_KERNELS: tuple[str, ...]
@@ -17,7 +23,7 @@ COPY_KERNELS: tuple[str, ...]
 def size_class(payload_bytes: int) -> int:
     """Bytes of the slot that a payload of this size takes: a ladder of 16 steps a doubling, aligned to 4 KiB."""
 
-def copy_bytes(destination: Buffer, source: Buffer, *, kernel: int = -1) -> None:
+def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None:
     """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured default), without the GIL."""
 
 def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[int, dict[str, tuple[float, float]]]:
@@ -154,7 +160,7 @@ class Reader:
         self,
         counter: int,
         keys: Buffer,
-        destinations: Sequence[Buffer] | Buffer,
+        destinations: Sequence[Memory] | Memory,
         *,
         page_bytes: int,
         start: int = 0,
@@ -162,7 +168,7 @@ class Reader:
         kernel: int = -1,
     ) -> tuple[int, int]:
         """Look up, copy out, check again: (pages, reason). Destinations: one writable contiguous buffer a key of
-        keys[start:], or one for all of them; DLPack CPU tensors too. Without the GIL. Counts as `lease` does."""
+        keys[start:], or one for all of them. Without the GIL. Counts as `lease` does."""
     def counts(self, counter: int) -> dict[str, int]:
         """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
@@ -170,7 +176,7 @@ class Reader:
     def fill(
         self,
         offsets: Sequence[int],
-        sources: Sequence[Buffer] | Buffer,
+        sources: Sequence[Memory] | Memory,
         *,
         page_bytes: int,
         counter: int = 0,
@@ -181,8 +187,9 @@ class Reader:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
         """Leases held now."""
-    def close(self) -> None:
-        """Unmap when the last lease is released; further calls raise ValueError."""
+    def close(self) -> bool:
+        """Unmap when the last lease is released; further calls raise ValueError. True when that was now: no lease or view
+        is left and no other thread is inside a call, so that the row can be given back."""
 
 @final
 class Lease:

@@ -47,8 +47,9 @@ class AttachChannel:
         self._late: set[int] = set()
         self._unwanted: list[int] = []
         self._broken: str | None = None
-        self._hangup = select.poll()
-        self._hangup.register(connection, select.POLLRDHUP)
+        self._hangup = _poll_of(connection, select.POLLRDHUP)
+        self._readable = _poll_of(connection, select.POLLIN)
+        self._writable = _poll_of(connection, select.POLLOUT)
         self.late_replies = 0
 
     @property
@@ -152,21 +153,18 @@ class AttachChannel:
             try:
                 send_datagram(self._socket, data)
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
+                _wait(self._writable, deadline)
             except OSError as error:
                 self._break(f"sending failed: {error}")
             else:
                 return
 
     def _receive(self, deadline: float) -> tuple[int, SidecarMessage]:
-        while True:
-            try:
-                datagram = self._receiver.receive(self._socket)
-                break
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
-            except OSError as error:
-                self._break(f"receiving failed: {error}")
+        _wait(self._readable, deadline)
+        try:
+            datagram = self._receiver.receive(self._socket)
+        except OSError as error:
+            self._break(f"receiving failed: {error}")
         if datagram is None:
             self._break("the sidecar closed the connection")
         if datagram.problem is not None:
@@ -176,17 +174,23 @@ class AttachChannel:
         except ProtocolError as error:
             self._break(str(error))
 
-    def _wait(self, flags: int, deadline: float) -> None:
-        left_ms = (deadline - time.monotonic()) * 1000
-        poll = select.poll()
-        poll.register(self._socket, flags)
-        if left_ms <= 0 or not poll.poll(left_ms):
-            raise DeadlinePassed("the sidecar did not answer in time")
-
     def _break(self, why: str) -> NoReturn:
         self._broken = self._broken or why
         _shut_down(self._socket)
         raise ConnectionBroken(f"the attach connection is gone: {self._broken}")
+
+
+def _poll_of(connection: socket.socket, flags: int) -> select.poll:
+    poll = select.poll()
+    poll.register(connection, flags)
+    return poll
+
+
+def _wait(poll: select.poll, deadline: float) -> None:
+    """Wait for the socket, not at all once the deadline has passed. Raises DeadlinePassed."""
+    left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+    if not poll.poll(left_ms):
+        raise DeadlinePassed("the sidecar did not answer in time")
 
 
 def _shut_down(connection: socket.socket) -> None:

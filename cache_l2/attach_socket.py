@@ -6,9 +6,10 @@ import array
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX
 
@@ -17,10 +18,14 @@ _DESCRIPTORS_SPACE = 8
 """Descriptors that a datagram has room for. The kernel drops what does not fit; what fits unasked is closed here."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_SPACE * _INT_BYTES)
 _CREDENTIALS = struct.Struct("3i")
+# plain numbers: operators of the enums that `socket` gives cost more than the call that they are for
+_TAKE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_SEND_FLAGS = int(socket.MSG_NOSIGNAL)
+_DATA_CUT = int(socket.MSG_TRUNC)
+_DESCRIPTORS_CUT = int(socket.MSG_CTRUNC)
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
+class Datagram(NamedTuple):
     """`data` is a view into the receiver's buffer, valid until its next receive; `descriptors` belong to the caller.
 
     `problem` names what was wrong with it (too long, descriptors lost or unasked for); then there are no descriptors.
@@ -35,18 +40,19 @@ class DatagramReceiver:
     """Receives datagrams of up to ATTACH_MESSAGE_BYTES_MAX bytes into one buffer that it reuses."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(ATTACH_MESSAGE_BYTES_MAX)
+        self._view = memoryview(bytearray(ATTACH_MESSAGE_BYTES_MAX))
+        self._into = [self._view]
 
     def receive(self, connection: socket.socket, *, descriptors: int = 0) -> Datagram | None:
         """Take one datagram that may carry exactly `descriptors` descriptors or none; None at the end of the stream.
 
         Raises BlockingIOError when none is there, OSError when the connection broke.
         """
-        view = memoryview(self._buffer)
-        size, ancillary, flags, _ = connection.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        view = self._view
+        size, ancillary, flags, _ = connection.recvmsg_into(self._into, _ANCILLARY_BYTES, _TAKE_FLAGS)
+        if not ancillary and not flags & (_DATA_CUT | _DESCRIPTORS_CUT):
+            return Datagram(view[:size], ()) if size else None
         received = _descriptors_of(ancillary)
-        if size == 0 and not received and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            return None
         problem = _problem(flags, len(received), descriptors)
         if problem is not None:
             close_all(received)
@@ -55,9 +61,9 @@ class DatagramReceiver:
 
 
 def _problem(flags: int, received: int, wanted: int) -> str | None:
-    if flags & socket.MSG_TRUNC:
+    if flags & _DATA_CUT:
         return f"a datagram longer than {ATTACH_MESSAGE_BYTES_MAX} bytes"
-    if flags & socket.MSG_CTRUNC:
+    if flags & _DESCRIPTORS_CUT:
         return "a datagram whose descriptors were cut off: too many of them, or this process may open no more"
     if received not in (0, wanted):
         return f"a datagram with {received} descriptors where {wanted} belong"
@@ -72,14 +78,14 @@ def _descriptors_of(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def send_datagram(connection: socket.socket, data: bytes, descriptors: Iterable[int] = ()) -> None:
+def send_datagram(connection: socket.socket, data: bytes, descriptors: Collection[int] = ()) -> None:
     """Send one datagram with descriptors, which stay the caller's. Raises BlockingIOError when there is no room."""
-    rights = array.array("i", descriptors)
-    if not rights:
-        connection.send(data, socket.MSG_NOSIGNAL)
+    if not descriptors:
+        connection.send(data, _SEND_FLAGS)
         return
+    rights = array.array("i", descriptors)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights.tobytes())]
-    connection.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+    connection.sendmsg([data], ancillary, _SEND_FLAGS)
 
 
 def close_all(descriptors: Iterable[int]) -> None:

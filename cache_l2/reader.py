@@ -34,6 +34,7 @@ from cache_l2.attach_messages import (
 )
 from kv_types.errors import (
     ClosedError,
+    DeadlineExceededError,
     HandshakeError,
     InvalidArgumentError,
     LayoutConflictError,
@@ -45,7 +46,7 @@ from kv_types.errors import (
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
-from kv_types.outcomes import Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
+from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
 
 _DETACH_DEADLINE_S = 0.2
 _ERRORS: dict[str, type[StrataError]] = {
@@ -145,9 +146,13 @@ class AttachedArena:
     @property
     def alive(self) -> bool:
         """False once this was closed or forked, the connection broke, or the sidecar closed its header."""
-        if self._closed or self._forked or self._channel.is_broken:
+        reader = self._reader
+        if reader is None or self._forked or self._channel.is_broken:
             return False
-        return not self.reader.closed
+        try:
+            return not reader.closed
+        except ValueError:  # closed by another thread meanwhile
+            return False
 
     def fileno(self) -> int:
         """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
@@ -156,10 +161,12 @@ class AttachedArena:
     def register(self, canonical: bytes, page_bytes: int, *, deadline_s: float) -> Registration:
         """Make a namespace known to the sidecar and count it in this client's row.
 
-        Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, SidecarUnreachableError when
-        it does not answer within `deadline_s`, ClosedError.
+        Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, DeadlineExceededError when it
+        does not answer within `deadline_s`, SidecarUnreachableError when it is gone, ClosedError.
         """
         reply = self._call(Register(bytes(canonical), page_bytes), deadline_s)
+        if reply is RefuseReason.DEADLINE:
+            raise DeadlineExceededError(f"the sidecar did not register the namespace within {deadline_s} s")
         if isinstance(reply, RefuseReason):
             raise SidecarUnreachableError(f"the sidecar did not register the namespace: {reply.name.lower()}")
         if not isinstance(reply, Registered):
@@ -239,7 +246,10 @@ class AttachedArena:
         return isinstance(self._call(Ping(), deadline_s), Pong)
 
     def close(self) -> None:
-        """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child."""
+        """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child.
+
+        With leases held, or calls under way in other threads, the row stays this process's until it ends.
+        """
         if self._closed:
             return
         self._closed = True
@@ -247,11 +257,10 @@ class AttachedArena:
         if self._forked:
             return
         reader, self._reader = self._reader, None
-        holds_nothing = reader is not None and reader.held() == 0
-        if reader is not None:
-            reader.close()
+        # a row is given back only when no thread can touch it any more; else it lasts as long as this process
+        is_unmapped = reader is not None and reader.close()
         try:
-            if holds_nothing:
+            if is_unmapped:
                 self._channel.call(Detach(), deadline_s=_DETACH_DEADLINE_S)
         except (DeadlinePassed, ConnectionBroken):
             # the sidecar learns of our end from the pidfd
@@ -311,6 +320,8 @@ def _not_stored(status: int, reason: int) -> Known | Refused:
 
 
 def _outcome(status: int, reason: int) -> PutOutcome:
+    if status == PutStatus.STORED:
+        return STORED
     try:
         return put_outcome(status, reason)
     except ValueError as error:

@@ -52,6 +52,11 @@ class CallGate:
         """Calls in flight."""
         return self._calls
 
+    @property
+    def forking(self) -> bool:
+        """Whether a fork is under way."""
+        return bool(self._forking)
+
     def before_fork(self) -> None:
         """Hold back new calls and wait for those in flight."""
         with self._changed:

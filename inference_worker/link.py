@@ -36,8 +36,8 @@ from kv_types.outcomes import MissReason
 class Link:
     """Thread-safe. `arena` is the published shared memory or None; `remote` is used where that cannot be had.
 
-    Lock order: `_binding` before `_state`. `_state` guards the fields and is never held over I/O; `_binding`
-    serialises registrations with the sidecar.
+    Lock order: `_binding`, `_accounts`, `_state`. `_state` guards the fields and `_accounts` what a row has counted;
+    neither is held over I/O. `_binding` serialises registrations with the sidecar.
     """
 
     def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
@@ -54,7 +54,9 @@ class Link:
         """Set up everything that a forked child must not share."""
         self.home = Home()
         self._binding = threading.Lock()
-        self._state = threading.Condition(threading.Lock())
+        self._accounts = threading.Lock()
+        # Re-entrant: a client that is collected as garbage closes its link on whichever thread that happens.
+        self._state = threading.Condition(threading.RLock())
         self._supervisor: Supervisor | None = None
         self._attempted = False
         self._remote_serves = not self.wants_shared_memory
@@ -172,13 +174,13 @@ class Link:
     def withdraw(self, connection: Connection) -> None:
         """Stop serving from shared memory; what its row counted is kept."""
         arena = cast("LocalArena", connection)
-        with self._binding:
+        with self._accounts:
             with self._state:
                 self.arena = None
                 self._withdraw_namespaces()
             for namespace, counts in arena.counts().items():
                 namespace.counts.add(counts)
-            arena.close()
+        arena.close()
 
     def use_remote(self) -> None:
         """Serve over gRPC from now on, until shared memory can be had."""
@@ -215,7 +217,7 @@ class Link:
 
     def counts(self) -> dict[str, PageCounts]:
         """Pages by namespace, from the row of shared memory and from what was counted here, together."""
-        with self._binding:
+        with self._accounts:
             arena = self.arena
             live = arena.counts() if arena is not None else {}
             return {

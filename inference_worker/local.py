@@ -109,7 +109,7 @@ class LocalArena(Home):
         """Pages that this client's row has counted up to now."""
         return {
             namespace: of_row(self.reader.counts(pages.registration.counter))
-            for namespace, pages in self._bound.items()
+            for namespace, pages in list(self._bound.items())
         }
 
     def resident(self, packed: bytes) -> int:

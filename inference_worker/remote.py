@@ -46,7 +46,7 @@ class RemoteSidecar:
 
     def __init__(self, target: str, settings: ClientSettings) -> None:
         self._target = target
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a close may come from a finaliser on the thread that holds it
         self._channel: grpc.Channel | None = None
         self._calls: CacheCalls | None = None
         self._closed = False
@@ -268,9 +268,7 @@ class RemotePages:
         messages = put_messages(header, views, first=first, page_bytes=self._namespace.page_bytes, keep=keep)
         with self._sidecar.calling(terms.deadline) as calls:
             response = calls.put_raw(messages, timeout=terms.deadline.remaining_s())
-        outcomes = [put_from_wire(one) for one in response.pages]
-        missing = len(views) - len(outcomes)
-        return outcomes[: len(views)] + [Refused(RefuseReason.UNREACHABLE)] * max(0, missing)
+        return _closed_under_refusal([put_from_wire(one) for one in response.pages], len(views))
 
     def _register(self, deadline: Deadline) -> Stamp | None:
         request = cache_pb2.RegisterNamespaceRequest(
@@ -300,6 +298,17 @@ class RemotePages:
             reason=reason,
             bytes_read=served * self._namespace.page_bytes,
         )
+
+
+def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOutcome]:
+    """Exactly `pages` outcomes, where what stands on a refused page is refused for that page's reason.
+
+    A page that the sidecar did not answer for is not confirmed.
+    """
+    for at, outcome in enumerate(outcomes[:pages]):
+        if isinstance(outcome, Refused):
+            return outcomes[:at] + [outcome] * (pages - at)
+    return outcomes[:pages] + [Refused(RefuseReason.UNREACHABLE)] * (pages - len(outcomes))
 
 
 def _missed(error: StrataError) -> MissReason:

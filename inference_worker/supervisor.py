@@ -85,7 +85,7 @@ class Supervisor:
         self._host = host
         self._connection: Connection | None = None
         self._stopping = False
-        self._wake_lock = threading.Lock()
+        self._wake_lock = threading.RLock()  # a stop may come from a finaliser on the thread that holds it
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="stratakv-session", daemon=True)
 
@@ -117,6 +117,8 @@ class Supervisor:
             while event is not None:
                 event = self._execute(self.session.step(event))
         finally:
+            # Whatever ended the thread: nobody may go on waiting for an attempt that will not come.
+            self._host.attempted()
             with self._wake_lock:
                 self._close_wake()
 
@@ -143,7 +145,7 @@ class Supervisor:
             case Discard():
                 self._discard()
             case Finish():
-                self._host.attempted()
+                pass
         return None
 
     def _attach(self) -> Event:

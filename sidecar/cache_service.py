@@ -23,6 +23,7 @@ from sidecar.served_store import LeasedPages, ServedStore
 _END = grpc.aio.EOF  # type: ignore[attr-defined]
 _TURN_S = 0.005
 """A handler that has kept the event loop for so long lets others run."""
+_CANCELLATION_S = 0.01
 _COMPRESSED_CHUNK_BYTES = 64 * 1024
 """Chunks that are compressed on the event loop are small, so that none blocks it for long."""
 
@@ -141,6 +142,9 @@ class CacheService:
                         break
                 if stream.refused:
                     break
+            if stream is None or not stream.decided:
+                # A call that its caller cancelled looks like a stream that ended, until the cancellation arrives.
+                await asyncio.sleep(_CANCELLATION_S)
             if stream is None:
                 raise InvalidArgumentError("a put begins with a header; the stream ended without one")
             outcomes = stream.finish()

@@ -44,24 +44,24 @@ class Calls:
     def guard(self, method: str, body: StreamBody | UnaryBody) -> Callable[[Any, Context], Awaitable[Any]]:
         """Wrap the body of one method."""
 
-        async def guarded(request: Any, context: Context) -> Any:
-            began, code = time.perf_counter(), grpc.StatusCode.OK.name
+        async def guarded(request: Any, context: Context) -> Any:  # noqa: RET503 - abort always raises
+            began, code = time.perf_counter(), grpc.StatusCode.OK
+            trailing: tuple[tuple[str, str], ...] = ()
             try:
                 with self._admitted():
                     return await body(request, context)
             except StrataError as error:
-                status, text, trailing = to_status(error)
-                code = status.name
-                await context.abort(status, text, trailing)
+                code, text, trailing = to_status(error)
             except asyncio.CancelledError:
-                code = grpc.StatusCode.CANCELLED.name
+                code = grpc.StatusCode.CANCELLED
                 raise
             except Exception:  # noqa: BLE001 - the boundary: a bug ends one call and is logged, not the daemon
-                code = grpc.StatusCode.INTERNAL.name
+                code, text = grpc.StatusCode.INTERNAL, "internal error; the sidecar's log says more"
                 _log.exception("a call failed in a way that it must not", method=method)
-                await context.abort(grpc.StatusCode.INTERNAL, "internal error; the sidecar's log says more")
             finally:
-                self._observe(method, code, time.perf_counter() - began)
+                self._observe(method, code.name, time.perf_counter() - began)
+            # Last, because a peer that reads nothing holds this back until its deadline.
+            await context.abort(code, text, trailing)
 
         return guarded
 

@@ -81,15 +81,16 @@ class Settings(BaseSettings):
     """How long a worker may take from reserving places to committing the pages it filled."""
 
     default_ttl: Duration = Field(default=0.0, ge=0.0, le=365 * 86_400.0)
-    """Time after which a page is dropped even if there is room, unless its put says otherwise; 0: never."""
+    """Time after which a page is dropped even if there is room, unless its put says otherwise; whole
+    seconds, 0: never."""
 
     drain_time: Duration = Field(default=limits.DRAIN_S_DEFAULT, ge=0.0, le=600.0)
     """How long running calls may take to finish after SIGTERM or SIGINT; a second signal ends at once."""
 
     grpc_tcp: TextOrOff = None
     """host:port to serve gRPC on beside the Unix socket, without authentication: only in a trusted network.
-    Port 0 takes a free one. Other machines reach it only when an outside address is named, such as
-    0.0.0.0:7420. off: no TCP."""
+    Port 0 takes a free one. Other machines reach it only when an outside address is named; 0.0.0.0 is every
+    interface, by IPv6 too. off: no TCP."""
 
     metrics_port: PortOrOff = Field(default=0, ge=0, le=65_535)
     """Port of 127.0.0.1 that serves Prometheus metrics under /metrics. 0: any free port, told at start and by

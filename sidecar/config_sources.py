@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from kv_types.errors import ConfigError
@@ -67,7 +68,7 @@ def load_settings(flags: Mapping[str, Any], *, config_file: Path | None = None) 
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        raise ConfigError(_explain(error, sources)) from error
+        raise ConfigError(_explain(error, values, sources)) from error
     return LoadedSettings(settings, sources)
 
 
@@ -119,13 +120,22 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
+def _explain(error: ValidationError, values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     lines = []
     for problem in error.errors():
-        text = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
-            lines.append(text)
+            lines.append(_reason(problem, name=""))
             continue
         name = str(problem["loc"][0])
-        lines.append(f"{name} = {problem['input']!r} (from {sources.get(name, DEFAULT)}): {text}")
+        value = values.get(name, problem["input"])
+        lines.append(f"{name} = {value!r} (from {sources.get(name, DEFAULT)}): {_reason(problem, name=name)}")
     return "; ".join(lines)
+
+
+def _reason(problem: ErrorDetails, *, name: str) -> str:
+    context = problem.get("ctx", {})
+    if "ge" in context:
+        return f"it is at least {shown(name, context['ge'])}"
+    if "le" in context:
+        return f"it is at most {shown(name, context['le'])}"
+    return problem["msg"].removeprefix("Value error, ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def arena_config(settings: Settings) -> ArenaConfig:
         leases_per_client=settings.leases_per_client,
         freshness_lease_s=settings.freshness_lease,
         reservation_s=settings.reservation_time,
-        default_ttl_s=round(settings.default_ttl),
+        default_ttl_s=math.ceil(settings.default_ttl),
         copy_kernel=choose_copy_kernel(settings.copy_kernel),
         prefault=settings.prefault,
     )

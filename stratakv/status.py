@@ -14,12 +14,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from kv_types.errors import InvalidArgumentError, SidecarUnreachableError, StrataError
-from kv_wire.channel import CacheCalls, check_address, open_channel
+from inference_worker.endpoint import parse_endpoint
+from kv_types.errors import ConfigError, SidecarUnreachableError, StrataError
+from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error
-from sidecar.config import default_runtime_dir
-from sidecar.endpoint import GRPC_NAME
 from sidecar.units import format_size
 
 _DEADLINE_S = 5.0
@@ -44,7 +43,7 @@ def status(
     """Show what a sidecar holds, who is attached, and hits and misses by reason. Exits 1 when none answers."""
     try:
         address = _address(endpoint, runtime_dir)
-    except InvalidArgumentError as error:
+    except ConfigError as error:
         _fail(error, code=_USAGE)
     try:
         answer = ask(address, deadline_s=deadline)
@@ -93,14 +92,8 @@ def render(answer: cache_pb2.StatusResponse) -> Group:
 
 def _address(endpoint: str | None, runtime_dir: Path | None) -> str:
     if endpoint is not None and runtime_dir is not None:
-        raise InvalidArgumentError("give --endpoint or --runtime-dir, not both")
-    if runtime_dir is not None:
-        return check_address(f"unix:{runtime_dir.expanduser().absolute() / GRPC_NAME}")
-    text = endpoint or os.environ.get("STRATAKV_ENDPOINT") or str(default_runtime_dir())
-    if text.startswith(("unix:", ".", "~")) or "/" in text:
-        directory = Path(text.removeprefix("unix:")).expanduser().absolute()
-        return check_address(f"unix:{directory / GRPC_NAME}")
-    return check_address(text)
+        raise ConfigError("give --endpoint or --runtime-dir, not both")
+    return parse_endpoint(endpoint if runtime_dir is None else runtime_dir, os.environ).grpc_target
 
 
 def _numbers(plain: Any, message: Any) -> None:

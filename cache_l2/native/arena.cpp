@@ -19,6 +19,13 @@ std::uint64_t random_seed() {
   return seed;
 }
 
+// Checked before anything is allocated.
+Geometry affordable_geometry(const ArenaSettings& settings) {
+  const Geometry geometry = plan_geometry(settings, random_seed());
+  require_memory(geometry.control_bytes + geometry.clients_bytes + geometry.data_bytes);
+  return geometry;
+}
+
 void clear_row(const ArenaView& view, std::uint32_t number) {
   Row& row = view.row(number);
   row.pid.store(0, std::memory_order_relaxed);
@@ -32,7 +39,7 @@ void clear_row(const ArenaView& view, std::uint32_t number) {
 }  // namespace
 
 Arena::Arena(const ArenaSettings& settings)
-    : view_{plan_geometry(settings, random_seed())},
+    : view_{affordable_geometry(settings)},
       index_(view_),
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
       pages_(view_.geometry.entries),
@@ -41,6 +48,7 @@ Arena::Arena(const ArenaSettings& settings)
   control_file_ = create_memory_file("stratakv-control", g.control_bytes);
   clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
   data_file_ = create_memory_file("stratakv-data", g.data_bytes);
+  data_file_.forbid_reopening_for_writing();
   control_ = std::make_unique<Mapping>(control_file_.get(), g.control_bytes, true, settings.prefault);
   clients_ = std::make_unique<Mapping>(clients_file_.get(), g.clients_bytes, true, settings.prefault);
   seal_memory_file(control_file_, true);

@@ -172,7 +172,8 @@ class Arena {
   std::optional<Victim> coldest_victim(std::uint32_t size_class);
   std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
   std::uint64_t evict_for_entries(std::uint64_t pages);
-  bool move_segment_to(std::uint32_t size_class);
+  void rebalance(std::uint32_t size_class);
+  bool move_segment_to(std::uint32_t size_class, std::uint64_t heat_below);
   std::optional<std::uint64_t> segment_heat(std::uint32_t segment) const;
   bool subtree_may_go(std::uint32_t top) const;
   // arena_check.cpp
@@ -192,6 +193,7 @@ class Arena {
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
+  std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class
   TimedQueue page_expiries_;             // due in boot-time seconds
   TimedQueue reservation_deadlines_;     // due in nanoseconds
   std::unordered_map<std::uint64_t, NamespaceStatistics> namespaces_;

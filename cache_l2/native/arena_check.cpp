@@ -101,11 +101,9 @@ void Arena::check_links(std::uint32_t entry) const {
   }
   if (page.parent != kNoEntry) {
     const Page& parent = pages_[page.parent];
-    bool listed = false;
-    for (std::uint32_t child = parent.first_child; child != kNoEntry && !listed; child = pages_[child].next_sibling) {
-      listed = child == entry;
-    }
-    require(listed, entry, "is not listed by its parent");
+    const std::uint32_t before = page.previous_sibling;
+    const std::uint32_t listed = before == kNoEntry ? parent.first_child : pages_[before].next_sibling;
+    require(listed == entry, entry, "is not listed by its parent");
     require(parent.state == PageState::kVisible || page.state != PageState::kVisible, entry, "is visible but its parent is not");
   }
   if (page.state != PageState::kVisible) return;

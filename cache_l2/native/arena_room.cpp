@@ -6,6 +6,7 @@
 namespace stratakv {
 namespace {
 
+constexpr std::uint64_t kAnyHeat = ~0ULL;
 constexpr int kRounds = 3;  // a lease may be taken on a victim between the survey and its hiding
 
 }  // namespace
@@ -17,10 +18,11 @@ bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages) {
   if (!free_entries_.empty() && slots() > 0) return true;
   reclaim();
   survey_leases();
+  if (slots() == 0) rebalance(size_class);
   for (int round = 0; round < kRounds && slots() == 0; ++round) {
     const std::uint64_t evicted = evict(size_class, pages);
     reclaim();
-    if (evicted == 0 && !move_segment_to(size_class)) break;
+    if (evicted == 0 && !move_segment_to(size_class, kAnyHeat)) break;
   }
   for (int round = 0; round < kRounds && free_entries_.empty(); ++round) {
     if (evict_for_entries(pages) == 0) break;
@@ -56,7 +58,21 @@ std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages) {
     if (!victim) break;
     evicted += hide_subtree(victim->entry, HideCause::kCapacity);
   }
+  if (evicted_since_rebalance_.size() <= size_class) evicted_since_rebalance_.resize(size_class + 1);
+  evicted_since_rebalance_[size_class] += evicted;
   return evicted;
+}
+
+// A class that has evicted a segment's worth of its own pages since it last asked takes a segment whose pages are all
+// colder than its own next victim: otherwise yesterday's class would keep its memory for ever. Walking the other
+// classes' segments costs as much as a few evictions, hence not each time.
+void Arena::rebalance(std::uint32_t size_class) {
+  if (evicted_since_rebalance_.size() <= size_class) return;
+  if (evicted_since_rebalance_[size_class] < segments_.slots_per_segment(size_class)) return;
+  if (segments_.segments_of_class(size_class) == segments_.total()) return;
+  evicted_since_rebalance_[size_class] = 0;
+  const std::optional<Victim> victim = coldest_victim(size_class);
+  if (victim) move_segment_to(size_class, victim->accessed_ns);
 }
 
 // The table of entries is full: the coldest leaf of any class goes.
@@ -74,14 +90,15 @@ std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
   return evicted;
 }
 
-// Takes the coldest segment of another class whose pages, with all that stands on them, may go.
-bool Arena::move_segment_to(std::uint32_t size_class) {
+// Takes the coldest segment of another class whose pages, with all that stands on them, may go, if its latest access
+// lies before `heat_below`.
+bool Arena::move_segment_to(std::uint32_t size_class, std::uint64_t heat_below) {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;
   for (std::uint32_t segment = 0; segment < segments_.total(); ++segment) {
     const std::uint32_t owner = segments_.class_of_segment(segment);
     if (owner == kNoClass || owner == size_class || segments_.draining(segment)) continue;
     const std::optional<std::uint64_t> heat = segment_heat(segment);
-    if (heat) candidates.emplace_back(*heat, segment);
+    if (heat && *heat < heat_below) candidates.emplace_back(*heat, segment);
   }
   std::sort(candidates.begin(), candidates.end());
   for (const auto& [heat, segment] : candidates) {

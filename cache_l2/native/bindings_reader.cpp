@@ -152,7 +152,12 @@ class PyReader {
 
   std::shared_ptr<Reader> core() const { return checked(reader_); }
   nb::bytes life() const { return give_bytes(life_, sizeof(life_)); }
-  void close() { reader_.reset(); }
+  // Every call takes its reference under the GIL, as this does: one reference means that no call, lease or view is left.
+  bool close() {
+    const bool is_last = reader_.use_count() <= 1;
+    reader_.reset();
+    return is_last;
+  }
 
   nb::tuple stamp() const {
     const std::optional<StampedView> s = read_stamp(core()->arena());

@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <limits>
 #include <mutex>
 #include <system_error>
 
@@ -70,19 +72,35 @@ Descriptor Descriptor::reopen_read_only() const {
   return Descriptor(fd);
 }
 
+void Descriptor::forbid_reopening_for_writing() const {
+  if (fchmod(fd_, S_IRUSR) != 0) fail("cannot make a memory file read-only for those who reopen it");
+}
+
+void require_memory(std::uint64_t bytes) {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  std::uint64_t available_kib = 0;
+  while (meminfo >> name >> available_kib) {
+    if (name == "MemAvailable:") break;
+    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  if (!meminfo || bytes / 1024 <= available_kib) return;
+  throw MemoryShortage("an arena of " + std::to_string(bytes) + " bytes does not fit into the " +
+                       std::to_string(available_kib * 1024) + " bytes that this machine has available; make it smaller");
+}
+
 Descriptor create_memory_file(const char* name, std::uint64_t bytes) {
   Descriptor file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.get() < 0) fail(std::string("cannot create the memory file ") + name);
-  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail(std::string("cannot size the memory file ") + name);
-  while (fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == ENOMEM || errno == ENOSPC) {
-      throw MemoryShortage("the memory file " + std::string(name) + " of " + std::to_string(bytes) +
-                           " bytes does not fit into the memory that this process may have");
-    }
-    fail(std::string("cannot commit memory for the memory file ") + name);
+  // Sizing fails at once where the kernel would never give so much; committing fails where it is not to be had now.
+  int done = ftruncate(file.get(), static_cast<off_t>(bytes));
+  while (done == 0 && (done = fallocate(file.get(), 0, 0, static_cast<off_t>(bytes))) != 0 && errno == EINTR) done = 0;
+  if (done == 0) return file;
+  if (errno == ENOMEM || errno == ENOSPC) {
+    throw MemoryShortage("the memory file " + std::string(name) + " of " + std::to_string(bytes) +
+                         " bytes does not fit into the memory that this process may have");
   }
-  return file;
+  fail(std::string("cannot commit memory for the memory file ") + name);
 }
 
 void seal_memory_file(const Descriptor& file, bool forbid_new_writers) {

@@ -30,10 +30,16 @@ class Descriptor {
   int release() noexcept { return std::exchange(fd_, -1); }
   Descriptor duplicate() const;
   Descriptor reopen_read_only() const;
+  // So that a read-only descriptor stays one: /proc/self/fd would give its holder another. Existing ones keep writing.
+  void forbid_reopening_for_writing() const;
 
  private:
   int fd_ = -1;
 };
+
+// Throws MemoryShortage when the machine does not have so many bytes to give now. Memory files are not subject to the
+// kernel's overcommit check: without this the first sign of a shortage would be the kernel killing somebody.
+void require_memory(std::uint64_t bytes);
 
 // Creates an anonymous memory file of this size with its memory committed; throws MemoryShortage or system_error.
 Descriptor create_memory_file(const char* name, std::uint64_t bytes);

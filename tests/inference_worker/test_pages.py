@@ -46,7 +46,7 @@ def client(request: pytest.FixtureRequest, shared_sidecar: SidecarProcess, conne
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> str:
     """A model name of the test's own, so that tests share a daemon and no pages."""
-    return request.node.name
+    return str(request.node.name)
 
 
 def test_what_is_put_comes_back_byte_for_byte(client: Client, model: str) -> None:
@@ -160,13 +160,13 @@ def test_c02_c37_other_dtype_or_tenant_never_gets_the_bytes(client: Client, mode
     mine = client.register(namespace(model, kv_dtype=KvDtype.FP16, tenant="a"))
     keys = chain(mine.identified, 3)
     client.put(mine, keys, pages_under(keys, mine.page_bytes))
-    for changes in (
-        {"kv_dtype": KvDtype.BF16},
-        {"kv_dtype": KvDtype.FP8_E4M3},
-        {"tenant": "b"},
-        {"tenant": ""},
-    ):
-        other = client.register(namespace(model, **{"kv_dtype": KvDtype.FP16, "tenant": "a", **changes}))
+    for dtype, tenant in [
+        (KvDtype.BF16, "a"),
+        (KvDtype.FP8_E4M3, "a"),
+        (KvDtype.FP16, "b"),
+        (KvDtype.FP16, ""),
+    ]:
+        other = client.register(namespace(model, kv_dtype=dtype, tenant=tenant))
         room = [bytearray(b"\xee" * other.page_bytes) for _ in range(3)]
         theirs = chain(other.identified, 3)
         assert client.get(other, theirs, room) == Miss(MissReason.ABSENT)

@@ -124,6 +124,17 @@ def test_ties_go_to_the_lowest_handle() -> None:
     assert lru.evict(3) == [3, 5, 9]
 
 
+def test_a_handle_that_comes_back_brings_nothing_of_its_past() -> None:
+    lru = TailFirstLru()
+    lru.insert(0, parent=None, now_ns=10, expires_ns=1_000)
+    lru.remove(0)
+    lru.insert(0, parent=None, now_ns=1, expires_ns=50)
+    lru.insert(1, parent=None, now_ns=5)
+    assert lru.expire(50, count_max=9) == [0]
+    lru.insert(0, parent=None, now_ns=1)
+    assert lru.evict(1) == [0]
+
+
 def test_a_chain_goes_from_its_tail() -> None:
     lru = TailFirstLru()
     lru.insert(0, parent=None, now_ns=1)

@@ -141,6 +141,20 @@ def test_a_nan_from_outside_is_refused() -> None:
         Namespace.from_canonical(data.replace(struct.pack("<d", 1.5), nan))
 
 
+def test_another_spelling_of_the_same_namespace_is_refused() -> None:
+    data = namespace().canonical
+    theta = _field(21, 4, struct.pack("<d", 10_000.0))
+    value_head_dim = _field(17, 3, struct.pack("<q", 8))
+    for right, other in (
+        (theta, _field(21, 3, struct.pack("<q", 10_000))),
+        (value_head_dim, _field(17, 3, struct.pack("<q", 0))),
+        (_field(23, 7, b""), _field(23, 6, b"")),
+    ):
+        assert data.count(right) == 1
+        with pytest.raises(ProtocolError, match="canonical"):
+            Namespace.from_canonical(data.replace(right, other))
+
+
 def test_a_contradiction_from_outside_is_a_protocol_error() -> None:
     data = namespace().canonical
     with pytest.raises(ProtocolError, match="contradict"):

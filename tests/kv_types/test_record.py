@@ -98,6 +98,13 @@ def test_every_cut_and_extension_is_corrupt() -> None:
             RecordHeader.decode(data + tail)
 
 
+def test_a_flip_in_a_key_is_told_by_the_checksum() -> None:
+    flipped = bytearray(header().encode())
+    flipped[50] ^= 1
+    with pytest.raises(CorruptRecordError, match="checksum"):
+        RecordHeader.decode(bytes(flipped))
+
+
 def _signed(data: bytearray) -> bytes:
     """With a right CRC: what a confused or hostile writer could make."""
     struct.pack_into("<I", data, len(data) - 4, zlib.crc32(data[:-4]))

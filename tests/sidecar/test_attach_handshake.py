@@ -178,7 +178,7 @@ def test_a_draining_sidecar_takes_nobody_in(site: AttachSite) -> None:
     arena = site.attach()
     site.call(lambda store: store.drain())
     assert not arena.alive
-    with pytest.raises(HandshakeError, match="ending"):
+    with pytest.raises(SidecarUnreachableError, match="ending"):
         site.attach()
     arena.close()
 

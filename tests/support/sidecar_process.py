@@ -20,10 +20,8 @@ class SidecarProcess:
     def __init__(self, runtime: Path, *, arena_bytes: int = 64 * 2**20, flags: tuple[str, ...] = ()) -> None:
         self.runtime = runtime
         self._log = runtime.with_name(runtime.name + ".log")
-        self._command = [
-            sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(runtime),
-            "--arena-size", str(arena_bytes), "--log-level", "warning", *flags,
-        ]  # fmt: skip
+        self._arena_bytes = arena_bytes
+        self.flags = flags
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -34,10 +32,14 @@ class SidecarProcess:
 
     def start(self, *, wait: bool = True) -> None:
         """Start the daemon; with `wait`, return when both sockets answer to connections."""
+        command = [
+            sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(self.runtime),
+            "--arena-size", str(self._arena_bytes), "--log-level", "warning", *self.flags,
+        ]  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATAKV_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
         if wait:
             wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")

@@ -1,0 +1,85 @@
+"""An L1 over a client: it serves while the sidecar vouches for its view, and drops all when the life is another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cache_l1.cache import L1Cache
+from inference_worker.client import Client, RegisteredNamespace
+from kv_types.ids import NO_LIFE
+from kv_types.validity import ValiditySource
+from tests.inference_worker.conftest import MakeClient
+from tests.inference_worker.worlds import chain, namespace, pages_under
+from tests.support.polling import wait_until
+from tests.support.sidecar_process import SidecarProcess
+
+
+@pytest.fixture
+def client(sidecar: SidecarProcess, connect: MakeClient) -> Client:
+    sidecar.start()
+    return connect(sidecar.runtime)
+
+
+@pytest.fixture
+def ns(client: Client) -> RegisteredNamespace:
+    return client.register(namespace("l1"))
+
+
+@pytest.fixture
+def l1(client: Client, ns: RegisteredNamespace) -> L1Cache:
+    cache = L1Cache(capacity_pages=16, page_bytes=ns.page_bytes)
+    source: ValiditySource = client.validity
+    cache.synchronise(source)
+    return cache
+
+
+def tensors(pages: list[bytes]) -> list[Any]:
+    import torch
+
+    return [torch.frombuffer(bytearray(page), dtype=torch.uint8) for page in pages]
+
+
+def test_l1_serves_in_one_life_and_drops_all_in_the_next(
+    sidecar: SidecarProcess, client: Client, ns: RegisteredNamespace, l1: L1Cache
+) -> None:
+    keys = chain(ns.identified, 3)
+    pages = pages_under(keys, ns.page_bytes)
+    life = client.validity.life
+    assert life != NO_LIFE
+    assert client.validity.view >= 1
+    assert l1.insert(keys, 0, tensors(pages), view=l1.observe()) == 3
+    found = l1.match(keys)
+    assert len(found) == 3
+    l1.release(found)
+    sidecar.pause()
+    wait_until(lambda: not l1.match(keys), what="freshness to run out: L1 serves nothing stale")
+    sidecar.kill()
+    wait_until(lambda: client.validity.life == NO_LIFE, what="the loss to be noticed")
+    assert client.validity.events_since(0) is None
+    assert client.validity.freshness_ns == 0
+    assert l1.match(keys) == []
+    sidecar.start()
+    assert client.wait_ready(deadline_s=10.0)
+    assert client.validity.life not in (life, NO_LIFE)
+    assert l1.match(keys) == [], "views of two lives are never compared"
+    assert l1.insert(keys, 0, tensors(pages), view=l1.observe()) == 3
+    assert len(l1.match(keys)) == 3
+
+
+def test_l1_pages_are_counted_once_with_the_look_up_that_they_begin(
+    client: Client, ns: RegisteredNamespace, l1: L1Cache
+) -> None:
+    keys = chain(ns.identified, 5)
+    pages = pages_under(keys, ns.page_bytes)
+    with client.begin(ns) as request:
+        view = l1.observe()
+        request.put(keys[: 4 * 32], pages[:4])
+        assert l1.insert(keys[: 2 * 32], 0, tensors(pages[:2]), view=view) == 2
+    found = l1.match(keys)
+    with client.lease(ns, keys, start=len(found)) as lease:
+        assert (len(found), lease.pages) == (2, 2)
+    l1.release(found)
+    counts = client.namespace_counts()[ns.label]
+    assert (counts.requested, counts.l1, counts.l2, sum(counts.missed.values())) == (5, 2, 2, 1)

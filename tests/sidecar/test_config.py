@@ -1,0 +1,180 @@
+"""Settings: precedence, units, sources, and errors that name the key, the file and what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_l2._native import COPY_KERNELS
+from kv_types.errors import ConfigError
+from sidecar.config import Settings, accepted, default_shown, shown
+from sidecar.config_sources import DEFAULT, load_settings, variable_of
+from sidecar.units import format_duration, format_size, parse_duration, parse_size
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("STRATAKV_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sidecar.toml"
+
+
+def test_flags_win_over_environment_over_file_over_defaults(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text('arena_size = "2MiB"\nfreshness_lease = "2s"\nreservation_time = "20s"\n')
+    monkeypatch.setenv("STRATAKV_ARENA_SIZE", "3MiB")
+    monkeypatch.setenv("STRATAKV_FRESHNESS_LEASE", "4s")
+    loaded = load_settings({"arena_size": "5MiB"}, config_file=file)
+    settings, sources = loaded.settings, loaded.sources
+    assert (settings.arena_size, sources["arena_size"]) == (5 * 2**20, "--arena-size")
+    assert (settings.freshness_lease, sources["freshness_lease"]) == (4.0, "STRATAKV_FRESHNESS_LEASE")
+    assert (settings.reservation_time, sources["reservation_time"]) == (20.0, str(file))
+    assert (settings.drain_time, sources["drain_time"]) == (5.0, DEFAULT)
+
+
+def test_the_file_can_be_named_by_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("client_rows = 7\n")
+    monkeypatch.setenv("STRATAKV_CONFIG", str(file))
+    assert load_settings({}).settings.client_rows == 7
+
+
+def test_an_unknown_key_is_named_with_its_file_and_what_was_meant(file: Path) -> None:
+    file.write_text('arena_sise = "2MiB"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, config_file=file)
+    for part in ("arena_sise", str(file), "arena_size"):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_table_is_an_unknown_key(file: Path) -> None:
+    file.write_text('[sidecar]\narena_size = "2MiB"\n')
+    with pytest.raises(ConfigError, match="'sidecar'"):
+        load_settings({}, config_file=file)
+
+
+def test_an_unknown_variable_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATAKV_ARENASIZE", "2MiB")
+    with pytest.raises(ConfigError, match=r"STRATAKV_ARENASIZE.*STRATAKV_ARENA_SIZE"):
+        load_settings({})
+
+
+def test_what_workers_read_is_no_unknown_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATAKV_ENDPOINT", "unix:/run/x")
+    assert load_settings({}).settings.client_rows == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("arena_size = ", "TOML"), ("\xff", "TOML"), ("a = 1\na = 2\n", "TOML")]
+)
+def test_a_broken_file_is_named(file: Path, text: str, reason: str) -> None:
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_settings({}, config_file=file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*sidecar\.toml: No such file"):
+        load_settings({}, config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("arena_size", "4 parsecs", "unknown unit"),
+        ("arena_size", "-1", "not a size"),
+        ("arena_size", "4KiB", "at least 1MiB"),
+        ("arena_size", "0.3B", "whole number"),
+        ("freshness_lease", "1ms", "at least 100ms"),
+        ("freshness_lease", "soon", "not a duration"),
+        ("client_rows", "1", "at least 2"),
+        ("client_rows", "many", "valid integer"),
+        ("metrics_port", "65536", "at most 65535"),
+        ("grpc_tcp", "7420", "host:port"),
+        ("grpc_tcp", "localhost:99999", "host:port"),
+        ("log_level", "loud", "'debug'"),
+        ("prefault", "perhaps", "boolean"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({name: value})
+    text = str(caught.value)
+    assert reason in text
+    assert f"(from --{name.replace('_', '-')})" in text
+    assert value in text
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"segment_size 64MiB is larger than arena_size 1MiB"):
+        load_settings({"arena_size": "1MiB", "segment_size": "64MiB"})
+
+
+def test_every_setting_can_be_written_back_the_way_it_is_shown() -> None:
+    loaded = load_settings({"default_ttl": "90m", "segment_size": "1MiB", "grpc_tcp": "127.0.0.1:0"})
+    again = load_settings({name: value for name, value, _ in loaded.rows()})
+    assert again.settings == loaded.settings
+
+
+def test_auto_and_off_are_words() -> None:
+    settings = load_settings({"pages_max": "auto", "metrics_port": "off", "grpc_tcp": "OFF"}).settings
+    assert (settings.pages_max, settings.metrics_port, settings.grpc_tcp) == (None, None, None)
+    assert (shown("pages_max", None), shown("metrics_port", None)) == ("auto", "off")
+
+
+def test_every_setting_is_documented() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert accepted(name), name
+        assert default_shown(name), name
+        assert variable_of(name).startswith("STRATAKV_")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GiB", 4 * 2**30), ("1.5MiB", 1_572_864), ("10 kb", 10_000), ("7", 7), (7, 7), ("1TiB", 2**40)],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"), [("3s", 3.0), ("250ms", 0.25), ("1.5h", 5400.0), ("2d", 172_800.0), (0.5, 0.5)]
+)
+def test_durations(text: str | float, duration_s: float) -> None:
+    assert parse_duration(text) == duration_s
+
+
+@pytest.mark.parametrize("size", [1, 1023, 2**10, 2**20, 3 * 2**30, 2**40])
+def test_sizes_come_back(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize("duration_s", [0.001, 0.25, 1.0, 1.5, 59.0, 60.0, 90.0, 3600.0, 86_400.0])
+def test_durations_come_back(duration_s: float) -> None:
+    assert parse_duration(format_duration(duration_s)) == pytest.approx(duration_s)
+
+
+def test_a_short_time_to_live_is_not_rounded_to_for_ever() -> None:
+    from sidecar.runtime import arena_config
+
+    settings = load_settings({"default_ttl": "400ms", "copy_kernel": "memcpy"}).settings
+    config = arena_config(settings)
+    assert config.default_ttl_s == 1
+    assert COPY_KERNELS[config.copy_kernel] == "memcpy"
+
+
+def test_an_unknown_copy_kernel_is_named_with_those_there_are() -> None:
+    from sidecar.runtime import arena_config
+
+    with pytest.raises(ConfigError, match=r"'warp'.*memcpy"):
+        arena_config(load_settings({"copy_kernel": "warp"}).settings)
