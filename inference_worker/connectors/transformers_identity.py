@@ -164,8 +164,9 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 def base_model(model: Any) -> Any:
-    """Return the model inside PEFT's wrapper, whose own forward names no arguments, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    """Return the model inside the wrappers of torch.compile and PEFT, whose forward names no arguments."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def active_adapters(model: Any) -> tuple[str, ...]:
@@ -309,6 +310,7 @@ def _numerics(model: Any, config: Any) -> Parameters:
     return parameters(
         {
             "attention": str(config._attn_implementation),
+            "compiled": hasattr(model, "_orig_mod"),
             "compute": str(model.dtype).removeprefix("torch."),
             "config": hashlib.blake2b(text.encode(), digest_size=32).hexdigest(),
             "device": model.device.type,

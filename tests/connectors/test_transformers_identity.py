@@ -12,7 +12,12 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from inference_worker.connectors.transformers import TransformersConnector, UnsupportedModelError
-from inference_worker.connectors.transformers_identity import Declared, identify_model, weights_digest
+from inference_worker.connectors.transformers_identity import (
+    Declared,
+    base_model,
+    identify_model,
+    weights_digest,
+)
 from kv_types.namespace import (
     Adapter,
     AttentionKind,
@@ -294,6 +299,15 @@ def test_c05_two_workers_with_one_adapter_name_and_other_content_share_nothing()
     ]
     assert workers[0].prefill(row).report.pages_stored == 5
     assert workers[1].prefill(row).report.reused == 0
+
+
+def test_a_compiled_model_is_seen_through_and_named_apart() -> None:
+    model = shared_model("llama")
+    said: dict[str, Any] = {"weights": Weights(version="v1")}
+    compiled = torch.compile(model)  # compiles at its first call, which does not come
+    assert base_model(compiled) is model
+    assert named(compiled, **said).model == named(model, **said).model
+    assert named(compiled, **said).id != named(model, **said).id
 
 
 class Wrapped(torch.nn.Module):
