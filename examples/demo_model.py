@@ -5,6 +5,7 @@ Run as a script it prints one JSON object a line: {"stage": …} while it works,
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -43,9 +44,18 @@ def gguf_file() -> Path:
 
 
 def prepare(folder: Path, source: Path) -> None:
-    """Unpack the weights to fp32 safetensors beside tokenizer and chat template; appears whole or not at
-    all.
+    """Unpack the weights to fp32 safetensors beside tokenizer and chat template; appears whole or not at all.
+
+    Two processes may ask for it at once: the second waits for the first, and finds it done.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_ready(folder, source):
+            _unpack(folder, source)
+
+
+def _unpack(folder: Path, source: Path) -> None:
     _tell("importing torch and transformers")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -62,7 +72,6 @@ def prepare(folder: Path, source: Path) -> None:
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     _tell("saving")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         whole = Path(scratch) / "model"
         model.save_pretrained(whole)

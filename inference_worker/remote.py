@@ -246,7 +246,10 @@ class RemotePages:
         def attempt() -> LookUpOutcome:
             receiver.restart()
             with self._sidecar.calling(deadline) as calls:
-                for part in calls.get(request, deadline_s=deadline.remaining_s()):
+                parts = calls.get(
+                    request, deadline_s=deadline.remaining_s(), page_bytes=self._namespace.page_bytes
+                )
+                for part in parts:
                     receiver.take(part)
             return receiver.outcome()
 

@@ -20,6 +20,7 @@ from inference_worker.connectors.transformers_identity import (
     Declared,
     UnsupportedModelError,
     active_adapters,
+    base_model,
     content_mark,
     forget_digest,
     identify_model,
@@ -105,14 +106,13 @@ class TransformersConnector:
         self._l1_bytes = l1_bytes
         self._look_up_deadline_s = look_up_deadline_s
         self._store_deadline_s = store_deadline_s
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(base_model(model).forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._accepts_positions = "position_ids" in parameters
         self.uncacheable: Uncacheable | None = None
         self.namespace: Namespace | None = None
         self._reuse: PageReuse | None = None
-        self._codec: PageCodec | None = None
         self._mark: object = None
         self._name_model()
         if require_cacheable and self.uncacheable is not None:
@@ -133,11 +133,10 @@ class TransformersConnector:
             return
         if self.namespace == named and self.uncacheable is None:
             return
-        codec = PageCodec(named, device=self.model.device)
-        self._reuse = PageReuse(
-            self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=self.model.device
-        )
-        self.namespace, self._codec, self.uncacheable = named, codec, None
+        device = self.model.device
+        codec = PageCodec(named, device=device)
+        self._reuse = PageReuse(self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=device)
+        self.namespace, self.uncacheable = named, None
 
     def prefill(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, all_logits: bool = False
@@ -151,9 +150,9 @@ class TransformersConnector:
         with torch.no_grad():
             if reuse is None:
                 return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
-            with reuse.begin(report) as call:
+            with reuse.begin(report, mark=self._mark) as call:
                 found = self._look_up(call, rows)
-                cache, first = self._assemble(rows, found, report)
+                cache, first = self._assemble(call, rows, found)
                 done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
                 self._store(call, cache, _chains(rows, found))
                 return done
@@ -176,9 +175,9 @@ class TransformersConnector:
         with torch.no_grad():
             if reuse is None:
                 return self._generate(rows, input_ids, {}, settings, report)
-            with reuse.begin(report) as call:
+            with reuse.begin(report, mark=self._mark) as call:
                 found = self._look_up(call, rows)
-                cache, _ = self._assemble(rows, found, report)
+                cache, _ = self._assemble(call, rows, found)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
                     cache.batch_repeat_interleave(plan.expand)
                 done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
@@ -206,13 +205,10 @@ class TransformersConnector:
         return call.look_up([row.token_ids for row in rows.rows], deadline_s=self._look_up_deadline_s)
 
     def _assemble(
-        self, rows: PackedRows, found: Sequence[FoundRow], report: ReuseReport
+        self, call: ReuseCall, rows: PackedRows, found: Sequence[FoundRow]
     ) -> tuple[DynamicCache, int]:
-        """Build the cache of the first columns that every row has, pads counted, and return how many they
-        are.
-        """
-        assert self._codec is not None
-        page_tokens = self._declared.page_tokens
+        """Build the cache of the first columns that every row has, pads counted; also return their number."""
+        page_tokens = call.codec.page_tokens
         usable = [
             min(row.found * page_tokens, len(real) - 1) for row, real in zip(found, rows.rows, strict=True)
         ]
@@ -223,9 +219,9 @@ class TransformersConnector:
         cached = []
         for index, (pad, row) in enumerate(zip(pads, found, strict=True)):
             reused = max(columns - pad, 0)
-            report.rows[index].reused = reused
+            call.report.rows[index].reused = reused
             cached.append(CachedRow(min(pad, columns), reused, row.pages))
-        return self._codec.assemble(cached, columns=columns, config=self._text_config), columns
+        return call.codec.assemble(cached, columns=columns, config=self._text_config), columns
 
     # the pass
 
@@ -262,11 +258,13 @@ class TransformersConnector:
     # after the pass
 
     def _store(self, call: ReuseCall, cache: Any, chains: Sequence[_Chain]) -> None:
-        assert self._codec is not None
-        problem = self._codec.mismatch(cache)
+        problem = call.codec.mismatch(cache)
         if problem is not None:
             self._turn_off(Uncacheable(UncacheableReason.GEOMETRY_UNKNOWN, problem))
-            call.report.uncacheable = self.uncacheable
+            call.report.off, call.report.uncacheable = problem, self.uncacheable
+            return
+        if self._model_mark() != call.mark:
+            call.report.off = "the model changed during this call, so nothing of it was stored"
             return
         until = time.monotonic() + self._store_deadline_s
         for chain in chains:
@@ -301,7 +299,7 @@ class TransformersConnector:
         if self.uncacheable != uncacheable:
             _log.warning("serving without reuse (%s): %s", uncacheable.reason, uncacheable.detail)
         self.uncacheable = uncacheable
-        self.namespace, self._reuse, self._codec = None, None, None
+        self.namespace, self._reuse = None, None
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges of L1, empty while the model is uncacheable."""

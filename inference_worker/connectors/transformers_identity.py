@@ -143,7 +143,7 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
         weights = Weights(digest=digest)
     adapter = declared.adapter
     return identify(
-        model=declared.model_name or type(model).__name__,
+        model=declared.model_name or type(base_model(model)).__name__,
         weights=weights,
         adapter=None if adapter is None else adapter.name,
         adapter_digest=None if adapter is None else adapter.digest,
@@ -163,16 +163,33 @@ def layer_kinds(config: Any) -> list[str]:
     return [names.get(type(layer), type(layer).__name__) for layer in DynamicCache(config=config).layers]
 
 
+def base_model(model: Any) -> Any:
+    """Return the model inside the wrappers of torch.compile and PEFT, whose forward names no arguments."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def active_adapters(model: Any) -> tuple[str, ...]:
-    """Adapters that take part in the forward pass now: those of PEFT's model or of Transformers' mixin."""
-    if not getattr(model, "peft_config", None) and not getattr(model, "_hf_peft_config_loaded", False):
-        return ()
-    names: Any = getattr(model, "active_adapters", None)
-    if names is None:
-        names = getattr(model, "active_adapter", None) or "unnamed"
-    if callable(names):
-        names = names()
-    return (names,) if isinstance(names, str) else tuple(names)
+    """Adapters that take part in the forward pass now, told by the layers that apply them.
+
+    What PEFT's wrapper says of itself does not change inside its `disable_adapter()`.
+    """
+    names: set[str] = set()
+    for layer in _adapter_layers(model):
+        if not layer._disable_adapters:
+            names.update(layer.active_adapters)
+    return tuple(sorted(names))
+
+
+def _merged_adapters(model: Any) -> tuple[str, ...]:
+    """Adapters whose weights are added to those of the layers below them now."""
+    layers = _adapter_layers(model)
+    return tuple(sorted({name for layer in layers for name in getattr(layer, "merged_adapters", ())}))
+
+
+def _adapter_layers(model: Any) -> list[Any]:
+    marker = "_disable_adapters"
+    return [m for m in model.modules() if hasattr(type(m), marker) or marker in vars(m)]
 
 
 def _unsupported_kind(config: Any) -> Uncacheable | None:
@@ -218,6 +235,12 @@ def _unsupported_placement(model: Any) -> Uncacheable | None:
 
 
 def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | None:
+    for config in (getattr(model, "peft_config", None) or {}).values():
+        if getattr(config, "is_prompt_learning", False):
+            return Uncacheable(
+                UncacheableReason.POSITION_UNNAMED,
+                "a learned prompt stands before the tokens, so their KV and positions depend on it",
+            )
     active = active_adapters(model)
     if adapter is None and active:
         return Uncacheable(
@@ -225,10 +248,10 @@ def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | N
             f"adapters {', '.join(active)} are active, and a name alone does not say what is in them: "
             "give adapter=Adapter(name, digest)",
         )
-    if len(active) > 1 or (active and adapter is not None and active != (adapter.name,)):
+    if adapter is not None and active != (adapter.name,):
         return Uncacheable(
             UncacheableReason.INVALID,
-            f"active adapters are {', '.join(active)}, but {adapter.name if adapter else None!r} is declared",
+            f"active adapters are {', '.join(active) or 'none'}, but {adapter.name!r} is declared",
         )
     return None
 
@@ -287,10 +310,12 @@ def _numerics(model: Any, config: Any) -> Parameters:
     return parameters(
         {
             "attention": str(config._attn_implementation),
+            "compiled": hasattr(model, "_orig_mod"),
             "compute": str(model.dtype).removeprefix("torch."),
             "config": hashlib.blake2b(text.encode(), digest_size=32).hexdigest(),
             "device": model.device.type,
             "matmul": torch.get_float32_matmul_precision(),
+            "merged_adapters": ",".join(_merged_adapters(model)),
         }
     )
 
@@ -301,9 +326,10 @@ def _numerics(model: Any, config: Any) -> Parameters:
 def content_mark(model: Any) -> int:
     """Return a number that changes when a parameter or buffer is replaced or edited in place.
 
-    Edits through `tensor.data` leave no trace in PyTorch and are not seen.
+    Edits through `tensor.data` leave no trace in PyTorch and are not seen; of those, merging an adapter is.
     """
-    return hash(tuple((tensor.data_ptr(), _version(tensor)) for _, tensor in _tensors(model)))
+    marks = tuple((tensor.data_ptr(), _version(tensor)) for _, tensor in _tensors(model))
+    return hash((marks, _merged_adapters(model)))
 
 
 def weights_digest(model: Any) -> bytes | Uncacheable:

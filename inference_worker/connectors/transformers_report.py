@@ -29,8 +29,8 @@ class RowReuse:
 class ReuseReport:
     """What one prefill or generate reused and stored.
 
-    `off` says why nothing was looked up or stored at all, empty when reuse was on. Bytes are those of whole
-    pages. `refused` counts pages by reason's name.
+    `off` says why nothing was looked up or why nothing was stored, empty when reuse was on. Bytes are those
+    of whole pages. `refused` counts pages by reason's name.
     """
 
     rows: list[RowReuse]

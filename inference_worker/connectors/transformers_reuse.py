@@ -63,9 +63,13 @@ class PageReuse:
             namespace=namespace.id,
         )
 
-    def begin(self, report: ReuseReport) -> ReuseCall:
-        """Begin one call: stamp and view are loaded now, before anything is reused (rule R1)."""
-        return ReuseCall(self, report)
+    def begin(self, report: ReuseReport, *, mark: object) -> ReuseCall:
+        """Begin one call: stamp and view are loaded now, before anything is reused (rule R1).
+
+        `mark` is what the model looked like when it was named (rule R5: a call that spans a change stores
+        nothing).
+        """
+        return ReuseCall(self, report, mark)
 
 
 class ReuseCall:
@@ -73,10 +77,11 @@ class ReuseCall:
     manager.
     """
 
-    def __init__(self, reuse: PageReuse, report: ReuseReport) -> None:
+    def __init__(self, reuse: PageReuse, report: ReuseReport, mark: object) -> None:
         self._reuse = reuse
-        self._codec = reuse.codec
+        self.codec = reuse.codec
         self.report = report
+        self.mark = mark
         self._request: PageRequest = reuse.client.begin(reuse.registered)
         reuse.l1.synchronise(reuse.client.validity)
         self._view: ObservedView | None = reuse.l1.observe()
@@ -101,7 +106,7 @@ class ReuseCall:
     def _look_up_row(self, index: int, tokens: TokenIds, *, until: float) -> FoundRow:
         keys = self._keys(tokens)
         wanted = len(keys) // KEY_BYTES
-        size = self._codec.page_bytes
+        size = self.codec.page_bytes
         pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
         if not wanted:
             return FoundRow(pages, from_l1=0)
@@ -114,7 +119,7 @@ class ReuseCall:
         return FoundRow(pages[: local + remote], from_l1=local)
 
     def _keys(self, tokens: TokenIds) -> bytes:
-        return page_keys(self._reuse.namespace_id, tokens, page_tokens=self._codec.page_tokens)
+        return page_keys(self._reuse.namespace_id, tokens, page_tokens=self.codec.page_tokens)
 
     def _read_l1(self, keys: bytes, pages: torch.Tensor) -> int:
         numbers = self._reuse.l1.match(keys)
@@ -156,14 +161,14 @@ class ReuseCall:
         began = time.monotonic()
         keys = self._keys(tokens)
         fresh = max(len(keys) // KEY_BYTES - found.found, 0)
-        begin = column + found.found * self._codec.page_tokens
-        pages = self._codec.gather(cache, row=row, column=begin, pages=fresh)
+        begin = column + found.found * self.codec.page_tokens
+        pages = self.codec.gather(cache, row=row, column=begin, pages=fresh)
         if fresh or found.from_l1 < found.found:
             # From the root on, because L1 may have evicted what it had; pages that it still has are not copied.
             self._reuse.l1.insert(keys, 0, [*found.pages, *pages], view=self._view)
         if fresh:
             outcomes = self._put(keys, pages, found, until=began + deadline_s)
-            self.report.add_puts(outcomes, page_bytes=self._codec.page_bytes)
+            self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
         self.report.store_s += time.monotonic() - began
 
     def _put(self, keys: bytes, fresh: torch.Tensor, found: FoundRow, *, until: float) -> list[PutOutcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from inference_worker.connectors.transformers import TransformersConnector, UnsupportedModelError
-from inference_worker.connectors.transformers_identity import Declared, identify_model, weights_digest
+from inference_worker.connectors.transformers_identity import (
+    Declared,
+    base_model,
+    identify_model,
+    weights_digest,
+)
 from kv_types.namespace import (
     Adapter,
     AttentionKind,
@@ -22,7 +28,15 @@ from kv_types.namespace import (
     Weights,
 )
 from tests.connectors.fakes import FakeClient, FakeSidecar
-from tests.connectors.models import largest_difference, shared_model, tiny_config, tiny_model, tokens
+from tests.connectors.models import (
+    largest_difference,
+    pad_rows,
+    plain_cache,
+    shared_model,
+    tiny_config,
+    tiny_model,
+    tokens,
+)
 
 
 def name(model: Any, **said: Any) -> Namespace | Uncacheable:
@@ -240,12 +254,27 @@ def test_a_model_on_several_devices_is_refused() -> None:
     assert "meta" in uncacheable.detail
 
 
+class AdapterLayer(torch.nn.Linear):
+    """What PEFT's layers say of themselves; PEFT is not among our dependencies."""
+
+    _disable_adapters = False
+    active_adapters: tuple[str, ...] = ()
+    merged_adapters: tuple[str, ...] = ()
+
+
 def with_adapter(*names: str) -> Any:
-    """A model that says what PEFT's models say of their adapters; PEFT itself is not installed here."""
+    """A model with adapters in one layer, which change nothing."""
     model = tiny_model("llama")
-    model.peft_config = dict.fromkeys(names, object())
-    model.active_adapters = lambda: list(names)
+    attention = model.model.layers[1].self_attn
+    layer = AdapterLayer(attention.q_proj.in_features, attention.q_proj.out_features, bias=False)
+    layer.load_state_dict(attention.q_proj.state_dict())
+    layer.active_adapters = names
+    attention.q_proj = layer
     return model
+
+
+def adapter_layer(model: Any) -> Any:
+    return model.model.layers[1].self_attn.q_proj
 
 
 def test_c05_an_adapter_needs_a_digest_and_its_content_is_part_of_the_name() -> None:
@@ -270,6 +299,49 @@ def test_c05_two_workers_with_one_adapter_name_and_other_content_share_nothing()
     ]
     assert workers[0].prefill(row).report.pages_stored == 5
     assert workers[1].prefill(row).report.reused == 0
+
+
+def test_a_compiled_model_is_seen_through_and_named_apart() -> None:
+    model = shared_model("llama")
+    said: dict[str, Any] = {"weights": Weights(version="v1")}
+    compiled = torch.compile(model)  # compiles at its first call, which does not come
+    assert base_model(compiled) is model
+    assert named(compiled, **said).model == named(model, **said).model
+    assert named(compiled, **said).id != named(model, **said).id
+
+
+class Wrapped(torch.nn.Module):
+    """What PEFT makes of a model, as far as its own forward hides the arguments."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def get_base_model(self) -> Any:
+        return self.inner
+
+    def __getattr__(self, name_: str) -> Any:
+        try:
+            return super().__getattr__(name_)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name_)
+
+    def forward(self, *arguments: Any, **named_: Any) -> Any:
+        return self.inner(*arguments, **named_)
+
+
+def test_a_wrapped_model_gets_positions_and_cache_all_the_same() -> None:
+    model = shared_model("llama")
+    worker = TransformersConnector(Wrapped(model).eval(), FakeClient(FakeSidecar()), page_tokens=8)
+    assert worker.namespace is not None
+    assert worker.namespace.model == "LlamaForCausalLM"
+    rows = [tokens(40), tokens(21, seed=2)]
+    ids, mask = pad_rows(rows, "left")
+    worker.prefill(ids, mask)
+    done = worker.prefill(ids, mask)
+    assert done.report.reused > 0
+    for index, row in enumerate(rows):
+        assert largest_difference(done.logits[index], plain_cache(model, row)[1][-1]) <= 1e-5
 
 
 # what a user sees
@@ -316,6 +388,22 @@ def test_edited_weights_are_noticed_before_the_next_request() -> None:
     assert worker.prefill(row).report.reused == 0, "after refresh(), also what PyTorch does not count"
 
 
+def test_a_call_that_spans_a_change_of_weights_stores_nothing() -> None:
+    model, sidecar, row = tiny_model("llama"), FakeSidecar(), tokens(40)[None]
+    worker = TransformersConnector(model, FakeClient(sidecar), page_tokens=8)
+
+    def edit(module: Any, arguments: Any) -> None:
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.01)
+
+    handle = model.register_forward_pre_hook(edit)
+    report = worker.prefill(row).report
+    handle.remove()
+    assert "changed" in report.off
+    assert not sidecar.pages
+    assert worker.prefill(row).report.pages_stored == 5
+
+
 def test_weights_version_spares_the_digest() -> None:
     model = tiny_model("llama")
     worker = TransformersConnector(model, FakeClient(FakeSidecar()), weights=Weights(version="step-7"))
@@ -324,18 +412,52 @@ def test_weights_version_spares_the_digest() -> None:
 
 
 def test_switching_an_adapter_on_ends_reuse_at_once() -> None:
-    model, row = tiny_model("llama"), tokens(40)[None]
+    model, row = with_adapter("poet"), tokens(40)[None]
+    adapter_layer(model)._disable_adapters = True
     worker = TransformersConnector(model, FakeClient(FakeSidecar()), page_tokens=8)
     worker.prefill(row)
-    switched = with_adapter("poet")
-    model.peft_config, model.active_adapters = switched.peft_config, switched.active_adapters
+    assert worker.prefill(row).report.reused == 39
+    adapter_layer(model)._disable_adapters = False
     report = worker.prefill(row).report
     assert (report.reused, report.pages_stored) == (0, 0)
     assert "poet" in report.off
     assert worker.uncacheable is not None
-    del model.peft_config, model.active_adapters
-    assert worker.prefill(row).report.pages_stored == 0
+    adapter_layer(model)._disable_adapters = True
+    assert worker.prefill(row).report.reused == 39
     assert worker.uncacheable is None, "and it comes back when the adapter is off again"
+
+
+def test_c05_pages_of_an_adapter_are_not_served_while_it_is_disabled() -> None:
+    sidecar, row = FakeSidecar(), tokens(40)[None]
+    model = with_adapter("poet")
+    worker = TransformersConnector(
+        model, FakeClient(sidecar), adapter=Adapter("poet", b"1" * 32), page_tokens=8
+    )
+    worker.prefill(row)
+    adapter_layer(model)._disable_adapters = True  # what PEFT's disable_adapter() does, and all that it does
+    report = worker.prefill(row).report
+    assert report.reused == 0
+    assert "poet" in report.off
+    adapter_layer(model)._disable_adapters = False
+    assert worker.prefill(row).report.reused == 39
+
+
+def test_merging_an_adapter_is_noticed_though_it_edits_tensor_data() -> None:
+    model = with_adapter("poet")
+    said: dict[str, Any] = {"adapter": Adapter("poet", b"1" * 32)}
+    before = named(model, **said)
+    layer = adapter_layer(model)
+    layer.weight.data.add_(1.0)
+    layer.merged_adapters = ("poet",)
+    after = named(model, **said)
+    assert (after.weights, after.id) != (before.weights, before.id)
+    assert after.weights != before.weights
+
+
+def test_a_learned_prompt_is_refused() -> None:
+    model = tiny_model("llama")
+    model.peft_config = {"default": SimpleNamespace(is_prompt_learning=True)}
+    assert refused(model).reason is UncacheableReason.POSITION_UNNAMED
 
 
 def test_training_mode_turns_reuse_off_for_the_call() -> None:

@@ -220,6 +220,21 @@ def test_what_is_handed_out_is_a_copy() -> None:
         assert cache_bytes(done, 0, 39) == clean
 
 
+def test_columns_under_pads_hold_zeros_and_not_what_memory_held() -> None:
+    model, sidecar = shared_model("llama"), FakeSidecar()
+    rows = [tokens(60), tokens(33, seed=2)]
+    ids, mask = pad_rows(rows, "left")
+    worker = connect(model, sidecar)
+    worker.prefill(ids, mask)
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN, which a masked column would spread
+    try:
+        done = worker.prefill(ids, mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert done.report.rows[1].reused > 0
+    assert_right(model, done, rows)
+
+
 def test_a_wrong_page_shows_in_the_bytes_and_in_our_checks() -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     row = tokens(40)

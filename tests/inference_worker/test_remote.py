@@ -178,9 +178,16 @@ def _garbage(pages: list[bytes], page_bytes: int) -> list[bytes]:
         (_garbage, Miss(MissReason.CORRUPT)),
     ],
 )
+@pytest.mark.parametrize("in_one_message", [True, False])
 def test_a_stream_is_believed_only_as_far_as_its_checksums_and_trailer(
-    connect: MakeClient, messages: Messages, outcome: Hit | Miss
+    connect: MakeClient,
+    messages: Messages,
+    outcome: Hit | Miss,
+    in_one_message: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not in_one_message:
+        monkeypatch.setattr("kv_wire.channel.fits_one_message", lambda pages, page_bytes: False)
     identity = namespace()
     keys = chain(identity, 3)
 

@@ -218,7 +218,7 @@ def test_health_and_reflection_are_served(runtime_dir: Path) -> None:
         assert SERVICE in database.get_services()
         pool = DescriptorPool(database)
         methods = {method.name for method in pool.FindServiceByName(SERVICE).methods}
-        assert methods == {"RegisterNamespace", "LookUp", "Get", "Put", "Status"}
+        assert methods == {"RegisterNamespace", "LookUp", "Get", "GetWhole", "Put", "Status"}
 
 
 def test_hits_come_back_after_a_pause_of_the_daemon(runtime_dir: Path) -> None:
