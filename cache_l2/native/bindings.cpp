@@ -76,6 +76,7 @@ std::pair<std::uint32_t, std::map<std::string, std::pair<double, double>>> calib
 NB_MODULE(_native, m) {
   using namespace stratakv;
   nb::register_exception_translator(translate);
+  nb::set_leak_warnings(false);  // a reader that lives in a global at exit is no leak worth a page of warnings
   m.doc() = "Native core of the shared-memory arena.";
   m.attr("LAYOUT_VERSION") = kLayoutVersion;
   nb::list names;

@@ -45,7 +45,7 @@ void copy_rep_movsb(std::byte* destination, const std::byte* source, std::size_t
   asm volatile("rep movsb" : "+D"(destination), "+S"(source), "+c"(bytes) : : "memory");
 }
 
-constexpr std::size_t kAhead = 1024;  // bytes that a loop prefetches ahead of its loads
+// No software prefetch: measured from 1 to 16 KiB ahead, it only costs; the processor's own prefetchers do better.
 
 // Bytes to copy before the destination reaches a multiple of `align`.
 std::size_t head_bytes(const std::byte* destination, std::size_t align, std::size_t bytes) {
@@ -57,8 +57,6 @@ __attribute__((target("avx2"))) void copy_avx2(std::byte* destination, const std
   std::memcpy(destination, source, head);
   std::size_t at = head;
   for (; at + 128 <= bytes; at += 128) {
-    _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead + 64), _MM_HINT_T0);
     const auto* from = reinterpret_cast<const __m256i*>(source + at);
     auto* to = reinterpret_cast<__m256i*>(destination + at);
     const __m256i a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
@@ -76,8 +74,6 @@ __attribute__((target("avx2"))) void copy_avx2_stream(std::byte* destination, co
   std::memcpy(destination, source, head);
   std::size_t at = head;
   for (; at + 128 <= bytes; at += 128) {
-    _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead), _MM_HINT_NTA);
-    _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead + 64), _MM_HINT_NTA);
     const auto* from = reinterpret_cast<const __m256i*>(source + at);
     auto* to = reinterpret_cast<__m256i*>(destination + at);
     const __m256i a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
@@ -96,9 +92,6 @@ __attribute__((target("avx512f"))) void copy_avx512(std::byte* destination, cons
   std::memcpy(destination, source, head);
   std::size_t at = head;
   for (; at + 256 <= bytes; at += 256) {
-    for (std::size_t line = 0; line < 256; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead + line), _MM_HINT_T0);
-    }
     const __m512i a = _mm512_loadu_si512(source + at), b = _mm512_loadu_si512(source + at + 64);
     const __m512i c = _mm512_loadu_si512(source + at + 128), d = _mm512_loadu_si512(source + at + 192);
     _mm512_store_si512(destination + at, a);
@@ -115,9 +108,6 @@ __attribute__((target("avx512f"))) void copy_avx512_stream(
   std::memcpy(destination, source, head);
   std::size_t at = head;
   for (; at + 256 <= bytes; at += 256) {
-    for (std::size_t line = 0; line < 256; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(source + at + kAhead + line), _MM_HINT_NTA);
-    }
     const __m512i a = _mm512_loadu_si512(source + at), b = _mm512_loadu_si512(source + at + 64);
     const __m512i c = _mm512_loadu_si512(source + at + 128), d = _mm512_loadu_si512(source + at + 192);
     _mm512_stream_si512(reinterpret_cast<__m512i*>(destination + at), a);
