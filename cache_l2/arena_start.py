@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from cache_l2._native import Arena
+from cache_l2._native import Arena, Reader
 from cache_l2.memory import ArenaSizes, MemoryProbe, arena_sizes, check_arena_fits, mebibytes
 from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.ids import LifeId
@@ -98,6 +98,19 @@ def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None
         prefault=config.prefault, seconds=round(time.monotonic() - begun, 3),
     )  # fmt: skip
     return arena
+
+
+def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:
+    """Map the arena a second time, as a client of one's own. Raises ArenaTooLargeError."""
+    control, clients, data = arena.duplicate_descriptors(writable=True)
+    try:
+        return Reader(
+            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault
+        )  # fmt: skip
+    except (MemoryError, OSError) as error:
+        raise ArenaTooLargeError(
+            f"the arena can't be mapped twice, to write and to serve it: {error}; choose a smaller one"
+        ) from error
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:

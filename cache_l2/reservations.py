@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kv_types.ids import KEY_BYTES, NamespaceId
-from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
 
 
 class PendingPage(NamedTuple):
@@ -17,15 +16,14 @@ class PendingPage(NamedTuple):
 
 
 class ReservationBook:
-    """Pending pages by row and reservation id; bounded a row, the oldest are forgotten first.
+    """Pending pages by row and reservation id.
 
-    A forgotten reservation can't be committed any more, which is what its expiry means anyway.
+    Bounded by the arena, which counts reservations of a client, run out or not, against RESERVATIONS_PER_CLIENT_MAX
+    until they are committed, given back, or the client has ended.
     """
 
-    def __init__(self, *, pages_per_row_max: int = 2 * RESERVATIONS_PER_CLIENT_MAX) -> None:
+    def __init__(self) -> None:
         self._rows: dict[int, dict[int, PendingPage]] = {}
-        self._pages_per_row_max = pages_per_row_max
-        self._forgetful: set[int] = set()
 
     def add_run(
         self,
@@ -42,9 +40,6 @@ class ReservationBook:
             if reservation is not None:
                 pending[reservation] = PendingPage(namespace, key, parent)
             parent = key
-        while len(pending) > self._pages_per_row_max:
-            del pending[next(iter(pending))]
-            self._forgetful.add(row)
 
     def take(self, row: int, reservation: int) -> PendingPage | None:
         """Remove and return a row's reservation; None when it is not this row's, or ended already."""
@@ -53,11 +48,6 @@ class ReservationBook:
     def end_row(self, row: int) -> None:
         """Forget all of a row's."""
         self._rows.pop(row, None)
-        self._forgetful.discard(row)
-
-    def may_be_written(self, row: int) -> bool:
-        """Whether a row has reservations, run out or not, that its process neither committed nor gave back."""
-        return row in self._forgetful or bool(self._rows.get(row))
 
     def pages(self, row: int) -> int:
         """Reservations noted for a row."""

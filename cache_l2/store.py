@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
-from cache_l2.arena_start import TTL_S_MAX, ArenaConfig, create_arena
+from cache_l2.arena_start import TTL_S_MAX, ArenaConfig, create_arena, map_own
 from cache_l2.local_log import LocalLog
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
@@ -88,11 +88,11 @@ class ArenaStore:
         self.tick()
 
     def _own_reader(self) -> Reader:
-        control, clients, data = self.descriptors(writable=True)
-        return Reader(
-            control_fd=control, clients_fd=clients, data_fd=data, row=self._own_row, life=self.life,
-            writable=True, prefault=self._config.prefault,
-        )  # fmt: skip
+        try:
+            return map_own(self._arena, self._own_row, self.life, prefault=self._config.prefault)
+        except BaseException:
+            self._arena.close()
+            raise
 
     # --- the log, freshness and the end ---
 
@@ -211,7 +211,7 @@ class ArenaStore:
     def client_holds(self, row: int) -> bool:
         """Whether a row still has leases, or reservations that its process may yet write to, run out or not."""
         state = self._arena.row_statistics(row)
-        return bool(state["leases"] or state["reservations"] or self._book.may_be_written(row))
+        return bool(state["leases"] or state["reservations"])
 
     def descriptors(self, *, writable: bool) -> tuple[int, int, int]:
         """Return new (control, clients, data) descriptors that the caller closes."""

@@ -59,14 +59,24 @@ def of_row(counts: Mapping[str, int]) -> PageCounts:
     )
 
 
-class OwnCounts:
-    """Counts of one namespace, added to by any thread."""
+_TIERS = len(Tier)
+_REASONS = len(MissReason)
 
-    __slots__ = ("_counts", "_lock")
+
+class OwnCounts:
+    """Counts of one namespace, added to by any thread. Cheap: an outage makes every call end here."""
+
+    __slots__ = ("_bytes_read", "_bytes_written", "_lock", "_look_ups", "_missed", "_requested", "_served")
 
     def __init__(self) -> None:
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Start anew in a forked child: the parent keeps what it has counted."""
         self._lock = threading.Lock()
-        self._counts = PageCounts()
+        self._look_ups = self._requested = self._bytes_read = self._bytes_written = 0
+        self._served = [0] * (_TIERS + 1)
+        self._missed = [0] * _REASONS
 
     def look_up(
         self, *, requested: int, l1: int = 0, served: int = 0, tier: Tier = Tier.L2,
@@ -77,36 +87,42 @@ class OwnCounts:
         A rest without a reason would break the sum, so it is counted as absent.
         """
         rest = requested - l1 - served
-        missed: dict[MissReason, int] = (
-            {reason if reason is not MissReason.NONE else MissReason.ABSENT: rest} if rest else {}
-        )
-        self.add(
-            PageCounts(
-                look_ups=1,
-                requested=requested,
-                l1=l1 + (served if tier is Tier.L1 else 0),
-                l2=served if tier is Tier.L2 else 0,
-                l3=served if tier is Tier.L3 else 0,
-                missed=missed,
-                bytes_read=bytes_read,
-            )
-        )
+        with self._lock:
+            self._look_ups += 1
+            self._requested += requested
+            self._served[Tier.L1] += l1
+            self._served[tier] += served
+            self._missed[reason or MissReason.ABSENT] += rest
+            self._bytes_read += bytes_read
 
     def written(self, payload_bytes: int) -> None:
         """Count page bytes that were sent."""
-        self.add(PageCounts(bytes_written=payload_bytes))
+        with self._lock:
+            self._bytes_written += payload_bytes
 
     def add(self, counts: PageCounts) -> None:
         """Add counts that were kept elsewhere, for example in a row whose sidecar has ended."""
         with self._lock:
-            self._counts += counts
+            self._look_ups += counts.look_ups
+            self._requested += counts.requested
+            self._served[Tier.L1] += counts.l1
+            self._served[Tier.L2] += counts.l2
+            self._served[Tier.L3] += counts.l3
+            for reason, pages in counts.missed.items():
+                self._missed[reason] += pages
+            self._bytes_read += counts.bytes_read
+            self._bytes_written += counts.bytes_written
 
     def snapshot(self) -> PageCounts:
         """All that was counted up to now, of one moment."""
         with self._lock:
-            return self._counts
-
-    def reset_after_fork(self) -> None:
-        """Start anew in a forked child: the parent keeps what it has counted."""
-        self._lock = threading.Lock()
-        self._counts = PageCounts()
+            return PageCounts(
+                look_ups=self._look_ups,
+                requested=self._requested,
+                l1=self._served[Tier.L1],
+                l2=self._served[Tier.L2],
+                l3=self._served[Tier.L3],
+                missed={MissReason(reason): pages for reason, pages in enumerate(self._missed) if pages},
+                bytes_read=self._bytes_read,
+                bytes_written=self._bytes_written,
+            )

@@ -108,6 +108,13 @@ class Link:
 
     def acquire(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
         """Return how to reach a namespace's pages now, or why that is impossible (see AbsentPages)."""
+        if (
+            self._attempted
+            and not self._serving()
+            and not self.closed
+            and not self.settings.wait_for_reconnect
+        ):
+            return MissReason.UNREACHABLE  # without a lock: an outage must not make callers queue
         with self._state:
             self._check_open()
             running, serving = self._supervisor is not None, self._serving()
@@ -208,6 +215,7 @@ class Link:
             "transport": transport,
             "phase": (session.phase if session is not None else Phase.NEW).value,
             "reason": session.reason if session is not None else "",
+            "grpc_error": self.remote.last_error,
             "attaches": attaches,
             "reconnects": max(0, attaches - 1) + self.remote.reconnects,
             "losses": session.losses if session is not None else 0,

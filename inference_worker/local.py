@@ -13,7 +13,7 @@ from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
 from inference_worker.settings import ClientSettings
-from kv_types.errors import ClosedError, InvalidArgumentError
+from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.outcomes import (
@@ -277,7 +277,7 @@ class LocalPages:
             places = attached.reserve(
                 self.registration, parent, keys, ttl_s=terms.ttl_s, deadline_s=terms.deadline.remaining_s()
             )
-        except ClosedError:  # withdrawn by another thread
+        except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
             return [Refused(RefuseReason.UNREACHABLE)] * len(batch)
         reserved = [(at, place) for at, place in enumerate(places) if isinstance(place, Reserved)]
         outcomes: list[PutOutcome] = [
@@ -318,7 +318,7 @@ class LocalPages:
                 computed_until_ms=terms.computed_until_ms,
                 deadline_s=terms.deadline.remaining_s(),
             )
-        except ClosedError:  # withdrawn by another thread
+        except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
             return [Refused(RefuseReason.UNREACHABLE)] * len(ids)
         finally:
             if not committing:

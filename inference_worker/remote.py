@@ -18,7 +18,14 @@ from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace
 from inference_worker.prefetch import Prefetches
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
-from kv_types.errors import DeadlineExceededError, SidecarUnreachableError, StrataError, UnknownNamespaceError
+from kv_types.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LayoutConflictError,
+    SidecarUnreachableError,
+    StrataError,
+    UnknownNamespaceError,
+)
 from kv_types.ids import KEY_BYTES, Stamp
 from kv_types.limits import REMOTE_LEASE_BYTES_MAX
 from kv_types.outcomes import (
@@ -54,6 +61,7 @@ class RemoteSidecar:
         self._lease_deadline_s = settings.deadline_s
         self.life: bytes | None = None
         self.reconnects = 0
+        self.last_error = ""
         self.prefetches = Prefetches(in_flight_max=settings.prefetches_in_flight_max)
 
     @contextlib.contextmanager
@@ -64,7 +72,9 @@ class RemoteSidecar:
         try:
             yield self._open()
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            meant = from_rpc_error(error)
+            self.last_error = str(meant)
+            raise meant from error
         finally:
             GATE.leave()
 
@@ -197,10 +207,7 @@ class RemotePages:
                 lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
             )
         except StrataError as error:
-            reason = refuse_reason(error)
-            if reason is None:
-                raise
-            unconfirmed: list[PutOutcome] = [Refused(reason)] * (offered - known)
+            unconfirmed: list[PutOutcome] = [Refused(_refused(error))] * (offered - known)
             return [KNOWN] * known + unconfirmed
         self._namespace.counts.written(page_bytes * sum(not isinstance(one, Refused) for one in sent))
         return [KNOWN] * known + sent
@@ -210,10 +217,7 @@ class RemotePages:
         try:
             stamp = self._register(deadline)
         except StrataError as error:
-            reason = refuse_reason(error)
-            if reason is None:
-                raise
-            return Begun(refused=reason)
+            return Begun(refused=_refused(error))
         return Begun(stamp=stamp, refused=RefuseReason.NONE if stamp else RefuseReason.STAMP_FOREIGN)
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -242,7 +246,10 @@ class RemotePages:
         def attempt() -> LookUpOutcome:
             receiver.restart()
             with self._sidecar.calling(deadline) as calls:
-                for part in calls.get(request, deadline_s=deadline.remaining_s()):
+                parts = calls.get(
+                    request, deadline_s=deadline.remaining_s(), page_bytes=self._namespace.page_bytes
+                )
+                for part in parts:
                     receiver.take(part)
             return receiver.outcome()
 
@@ -311,12 +318,24 @@ def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOut
     return outcomes[:pages] + [Refused(RefuseReason.UNREACHABLE)] * (pages - len(outcomes))
 
 
+_CALLERS_FAULT = (InvalidArgumentError, LayoutConflictError)
+
+
 def _missed(error: StrataError) -> MissReason:
-    """Why a look-up that ended in `error` is a miss; raises it when the caller is at fault."""
-    reason = miss_reason(error)
-    if reason is None:
+    """Why a look-up that ended in `error` is a miss; raises it when the caller is at fault.
+
+    Whatever else goes wrong at the other end (a foreign service, a bug) is no reason to stop serving.
+    """
+    if isinstance(error, _CALLERS_FAULT):
         raise error
-    return reason
+    return miss_reason(error) or MissReason.UNREACHABLE
+
+
+def _refused(error: StrataError) -> RefuseReason:
+    """Why a put that ended in `error` is refused; raises it when the caller is at fault."""
+    if isinstance(error, _CALLERS_FAULT):
+        raise error
+    return refuse_reason(error) or RefuseReason.UNREACHABLE
 
 
 def _reason(outcome: LookUpOutcome) -> MissReason:

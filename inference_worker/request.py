@@ -145,6 +145,10 @@ class Request:
             if not self._home.inherited:
                 self._begun.end()
 
+    def __del__(self) -> None:
+        # A request that was forgotten would hold back `drained` for as long as this process lives.
+        self.end()
+
     def __enter__(self) -> Request:
         return self
 

@@ -10,9 +10,10 @@ import grpc
 
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError
+from kv_types.ids import KEY_BYTES
 from kv_wire.allocator import teach_large_messages
 from kv_wire.gen import cache_pb2
-from kv_wire.transfer import GetPart, decode_get_response
+from kv_wire.transfer import GetPart, decode_get_response, fits_one_message
 
 SERVICE = "stratakv.v1.Cache"
 Options: TypeAlias = list[tuple[str, int | str]]
@@ -104,6 +105,11 @@ class CacheCalls:
             request_serializer=cache_pb2.GetRequest.SerializeToString,
             response_deserializer=None,
         )
+        self.get_whole_raw = channel.unary_unary(
+            f"/{SERVICE}/GetWhole",
+            request_serializer=cache_pb2.GetRequest.SerializeToString,
+            response_deserializer=None,
+        )
         self.put_raw = channel.stream_unary(
             f"/{SERVICE}/Put",
             request_serializer=None,
@@ -115,7 +121,17 @@ class CacheCalls:
             response_deserializer=cache_pb2.StatusResponse.FromString,
         )
 
-    def get(self, request: cache_pb2.GetRequest, *, deadline_s: float) -> Iterator[GetPart]:
-        """Yield the decoded messages of a Get. Raises grpc.RpcError and ProtocolError while iterating."""
+    def get(
+        self, request: cache_pb2.GetRequest, *, deadline_s: float, page_bytes: int = 0
+    ) -> Iterator[GetPart]:
+        """Yield the decoded messages of a Get. Raises grpc.RpcError and ProtocolError while iterating.
+
+        `page_bytes`, where the caller knows the namespace's, lets a short answer come as one message without the
+        cost of a stream, which is a quarter of the time of a 1 MiB page.
+        """
+        pages = len(request.chain.keys) // KEY_BYTES - request.start
+        if page_bytes and fits_one_message(pages, page_bytes):
+            yield decode_get_response(self.get_whole_raw(request, timeout=deadline_s))
+            return
         for message in self.get_raw(request, timeout=deadline_s):
             yield decode_get_response(message)

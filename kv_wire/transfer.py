@@ -148,6 +148,11 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def fits_one_message(pages: int, page_bytes: int) -> bool:
+    """Whether this many pages may be asked for as one message (GetWhole)."""
+    return pages <= CHUNKS_PER_MESSAGE_MAX and pages * page_bytes <= limits.GRPC_CHUNK_BYTES
+
+
 class _Cursor:
     """A place in protobuf bytes; every step forward is checked against `end`."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 
@@ -14,11 +15,11 @@ from kv_types.ids import KEY_BYTES, namespace_id
 from kv_wire.channel import SERVICE
 from kv_wire.conversions import chain_keys, put_to_wire, row_to_wire, stamp_to_wire
 from kv_wire.gen import cache_pb2
-from kv_wire.transfer import decode_put_request
+from kv_wire.transfer import CHUNKS_PER_MESSAGE_MAX, decode_put_request, fits_one_message
 from sidecar.calls import Calls, Context, parse, wants_compression, within_idle_limit
-from sidecar.get_messages import get_messages
+from sidecar.get_messages import get_messages, whole_message
 from sidecar.put_stream import PutStream
-from sidecar.served_store import LeasedPages, ServedStore
+from sidecar.served_store import LeasedPages, ServedNamespace, ServedStore
 
 _END = grpc.aio.EOF  # type: ignore[attr-defined]
 _TURN_S = 0.005
@@ -52,6 +53,7 @@ class CacheService:
             "LookUp": unary(self._calls.guard("LookUp", self.look_up)),
             "Status": unary(self._calls.guard("Status", self.status)),
             "Get": grpc.unary_stream_rpc_method_handler(self._calls.guard("Get", self.get)),
+            "GetWhole": unary(self._calls.guard("GetWhole", self.get_whole)),
             "Put": grpc.stream_unary_rpc_method_handler(self._calls.guard("Put", self.put)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, bodies)
@@ -100,17 +102,42 @@ class CacheService:
 
     async def get(self, raw: bytes, context: Context) -> None:
         """Stream the longest servable prefix behind `start`; its pages stay leased until the last is sent."""
-        request = cache_pb2.GetRequest()
-        parse(request, raw)
-        namespace = self._store.served_namespace(namespace_id(request.namespace_id))
-        keys = chain_keys(request.chain.keys, start=request.start)
+        request, namespace = self._get_request(raw)
         chunk_bytes = _chunk_bytes(request.chunk_bytes)
         compression = wants_compression(context)
         if compression is not None and namespace.page_bytes > limits.GRPC_COMPRESSION_BYTES_MIN:
             context.set_compression(compression)
             chunk_bytes = min(chunk_bytes, _COMPRESSED_CHUNK_BYTES)
-        stamp = self._store.stamp()
-        leased = self._store.lease_chain(namespace.id, keys, start=request.start)
+        with self._leased(request, namespace) as (leased, header):
+            await self._send(leased, request.start, header, chunk_bytes, context)
+
+    async def get_whole(self, raw: bytes, context: Context) -> bytes:
+        """Answer a short Get in one message."""
+        request, namespace = self._get_request(raw)
+        pages = len(request.chain.keys) // KEY_BYTES - request.start
+        if not fits_one_message(pages, namespace.page_bytes):
+            raise LimitExceededError(
+                f"{pages} pages of {namespace.page_bytes} bytes do not fit one message: at most "
+                f"{CHUNKS_PER_MESSAGE_MAX} pages and {limits.GRPC_CHUNK_BYTES} bytes do; call Get"
+            )
+        with self._leased(request, namespace) as (leased, header):
+            body = whole_message(leased.views, start=request.start, header=header)
+        # A large body is left as it is: compressing it would hold up the event loop.
+        return body if len(body) > _COMPRESSED_CHUNK_BYTES else _answer(body, context)
+
+    def _get_request(self, raw: bytes) -> tuple[cache_pb2.GetRequest, ServedNamespace]:
+        request = cache_pb2.GetRequest()
+        parse(request, raw)
+        namespace = self._store.served_namespace(namespace_id(request.namespace_id))
+        chain_keys(request.chain.keys, start=request.start)
+        return request, namespace
+
+    @contextmanager
+    def _leased(
+        self, request: cache_pb2.GetRequest, namespace: ServedNamespace
+    ) -> Iterator[tuple[LeasedPages, cache_pb2.GetHeader]]:
+        stamp = self._store.stamp()  # before the look-up (rule R1)
+        leased = self._store.lease_chain(namespace.id, request.chain.keys, start=request.start)
         try:
             header = cache_pb2.GetHeader(
                 pages=len(leased.views),
@@ -118,7 +145,7 @@ class CacheService:
                 ended_by=int(leased.ended_by),  # type: ignore[arg-type]
                 stamp=stamp_to_wire(stamp),
             )
-            await self._send(leased, request.start, header, chunk_bytes, context)
+            yield leased, header
         finally:
             leased.release()
 

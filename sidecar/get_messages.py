@@ -29,3 +29,11 @@ def get_messages(
         if following is None:
             return
         opening, batch = None, following
+
+
+def whole_message(views: Sequence[memoryview], *, start: int, header: cache_pb2.GetHeader) -> bytes:
+    """Return the one message of an answer that fits one (`kv_wire.transfer.fits_one_message`)."""
+    batches = page_batches(views, start=start, page_bytes=header.page_bytes)
+    trailer = cache_pb2.GetTrailer(pages=len(views), ended_by=header.ended_by)
+    chunks = [chunk for batch in batches for chunk in batch]
+    return encode_get_response(header=header, chunks=chunks, trailer=trailer)

@@ -62,14 +62,17 @@ class Sidecar:
         directory = RuntimeDirectory(self._settings.runtime_dir)
         directory.acquire()
         try:
-            with self._signals(directory), contextlib.closing(self._store()) as store:
+            with contextlib.closing(self._store()) as store, self._signals(directory):
                 await self._serve(store, directory)
         finally:
             directory.release()
         _log.info("ended")
 
     def _store(self) -> ArenaStore:
-        return ArenaStore(arena_config(self._settings), clock=self._clock)
+        # Committing a large arena keeps this thread for many seconds. Nothing is served yet and nothing would be
+        # left behind, so meanwhile signals end the process the plain way instead of waiting for the event loop.
+        with _plain_signals():
+            return ArenaStore(arena_config(self._settings), clock=self._clock)
 
     async def _serve(self, store: ArenaStore, directory: RuntimeDirectory) -> None:
         services = Services(store, directory, self._settings, version=self._version, clock=self._clock)
@@ -119,6 +122,16 @@ class Sidecar:
         _log.warning("ended at once by a second signal", signal=number.name)
         directory.release()
         os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def _plain_signals() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _periodically(period_s: float, step: Callable[[], object]) -> None:

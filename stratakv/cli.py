@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -76,4 +77,6 @@ def _root(
 
 def main() -> None:
     """Run the command."""
+    # gRPC's core writes its own lines to standard error, among ours and in another form; errors are enough.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     app()

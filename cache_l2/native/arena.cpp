@@ -186,22 +186,30 @@ ArenaStatistics Arena::statistics() {
   scan_leases();
   ArenaStatistics out = counters_;
   out.entries_total = pages_.size();
+  out.entries_visible = tally(PageState::kVisible).pages;
+  out.entries_reserved = tally(PageState::kReserved).pages;
+  out.entries_hidden_leased = tally(PageState::kHidden).pages;
+  out.entries_quarantined = tally(PageState::kQuarantined).pages;
+  out.resident_bytes = tally(PageState::kVisible).bytes;
+  out.reserved_bytes = tally(PageState::kReserved).bytes + tally(PageState::kQuarantined).bytes;
+  out.leased_bytes = leased_bytes_;
   out.segments_total = segments_.total();
   out.segments_free = segments_.unassigned();
-  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
-    const std::uint64_t bytes = payload_bytes_of(view_, entry);
-    const bool is_leased = leased(entry);
-    switch (pages_[entry].state) {
-      case PageState::kFree: break;
-      case PageState::kReserved: ++out.entries_reserved; out.reserved_bytes += bytes; break;
-      case PageState::kQuarantined: ++out.entries_quarantined; out.reserved_bytes += bytes; break;
-      case PageState::kVisible: ++out.entries_visible; out.resident_bytes += bytes; break;
-      case PageState::kHidden: ++out.entries_hidden_leased; break;
-    }
-    const bool holds_page = pages_[entry].state == PageState::kVisible || pages_[entry].state == PageState::kHidden;
-    if (is_leased && holds_page) out.leased_bytes += bytes;
-  }
   return out;
+}
+
+// Every change of a page's state goes through here, so that no figure needs a walk.
+void Arena::set_state(std::uint32_t entry, PageState state) {
+  const std::uint64_t bytes = payload_bytes_of(view_, entry);
+  const PageState was = std::exchange(pages_[entry].state, state);
+  if (was != PageState::kFree) {
+    --tally(was).pages;
+    tally(was).bytes -= bytes;
+  }
+  if (state != PageState::kFree) {
+    ++tally(state).pages;
+    tally(state).bytes += bytes;
+  }
 }
 
 }  // namespace stratakv

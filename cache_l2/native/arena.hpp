@@ -25,6 +25,7 @@
 namespace stratakv {
 
 enum class PageState : std::uint8_t { kFree, kReserved, kVisible, kHidden, kQuarantined };
+constexpr std::size_t kPageStates = 5;
 enum class HideCause : std::uint8_t { kCapacity, kTtl, kInvalidated, kSegment };
 
 struct Reserved {
@@ -71,7 +72,7 @@ struct ArenaStatistics {
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
 };
 
-struct NamespaceStatistics {
+struct Tally {
   std::uint64_t pages = 0, bytes = 0;
 };
 
@@ -108,7 +109,7 @@ class Arena {
   std::optional<std::uint32_t> find(const PageKey& key) const;
   std::uint64_t leases_on(std::uint32_t entry) const;
   ArenaStatistics statistics();
-  const std::unordered_map<std::uint64_t, NamespaceStatistics>& namespaces() const { return namespaces_; }
+  const std::unordered_map<std::uint64_t, Tally>& namespaces() const { return namespaces_; }
   // Throws runtime_error naming the first broken invariant.
   void check_invariants();
 
@@ -136,6 +137,8 @@ class Arena {
 
   // arena.cpp
   void check_row(std::uint32_t row, bool in_use) const;
+  void set_state(std::uint32_t entry, PageState state);
+  Tally& tally(PageState state) { return tallies_[static_cast<std::size_t>(state)]; }
   // arena_tree.cpp: parent and child links, leaves
   void link_child(std::uint32_t parent, std::uint32_t child);
   void unlink_child(std::uint32_t child);
@@ -196,8 +199,10 @@ class Arena {
   std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class
   TimedQueue page_expiries_;             // due in boot-time seconds
   TimedQueue reservation_deadlines_;     // due in nanoseconds
-  std::unordered_map<std::uint64_t, NamespaceStatistics> namespaces_;
+  std::unordered_map<std::uint64_t, Tally> namespaces_;
   ArenaStatistics counters_;
+  Tally tallies_[kPageStates];           // of all states but free
+  std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan
   std::uint32_t epoch_ = 0;
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };

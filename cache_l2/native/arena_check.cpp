@@ -19,15 +19,15 @@ void require(bool holds, const std::string& what) {
 void Arena::check_invariants() {
   segments_.check();
   check_index();
-  std::unordered_map<std::uint64_t, NamespaceStatistics> namespaces;
+  std::unordered_map<std::uint64_t, Tally> namespaces;
   std::vector<std::uint32_t> reservations(rows_.size());
-  std::uint64_t free_seen = 0;
-  std::uint64_t hidden_seen = 0;
+  Tally seen[kPageStates];
   for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
     const Page& page = pages_[entry];
     check_entry(entry);
-    free_seen += page.state == PageState::kFree;
-    hidden_seen += page.state == PageState::kHidden;
+    Tally& of_state = seen[static_cast<std::size_t>(page.state)];
+    ++of_state.pages;
+    of_state.bytes += view_.entries[entry].place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
     if (page.state == PageState::kReserved || page.state == PageState::kQuarantined) ++reservations[page.row];
     if (page.state == PageState::kVisible) {
       auto& sum = namespaces[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
@@ -35,8 +35,12 @@ void Arena::check_invariants() {
       sum.bytes += view_.entries[entry].place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
     }
   }
-  require(free_seen == free_entries_.size(), "the list of free entries is wrong");
-  require(hidden_seen == waiting_.size(), "the list of hidden pages that wait for leases is wrong");
+  require(seen[0].pages == free_entries_.size(), "the list of free entries is wrong");
+  require(tally(PageState::kHidden).pages == waiting_.size(), "the list of hidden pages that wait for leases is wrong");
+  for (std::size_t state = 1; state < kPageStates; ++state) {
+    const bool equal = seen[state].pages == tallies_[state].pages && seen[state].bytes == tallies_[state].bytes;
+    require(equal, "the pages or bytes in state " + std::to_string(state) + " are miscounted");
+  }
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     require(reservations[row] == rows_[row].reservations, "row " + std::to_string(row) + " miscounts its reservations");
   }

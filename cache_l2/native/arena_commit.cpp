@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 
@@ -79,10 +80,11 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t
   view_.access[entry].last.store(0, std::memory_order_relaxed);
   view_.access[entry].previous.store(0, std::memory_order_relaxed);
   const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed) + 1;
+  pause_here();  // written, not published
   shared.generation.store(generation, std::memory_order_release);
 
   unlink_reservation(entry);
-  page.state = PageState::kVisible;
+  set_state(entry, PageState::kVisible);
   auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
   ++of_namespace.pages;
   of_namespace.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
@@ -115,7 +117,7 @@ void Arena::quarantine(std::uint32_t entry) {
     cut_off_children(entry);
     index_.remove(key_of(view_.entries[entry]), entry);
   }
-  page.state = PageState::kQuarantined;
+  set_state(entry, PageState::kQuarantined);
 }
 
 void Arena::cut_off_children(std::uint32_t entry) {

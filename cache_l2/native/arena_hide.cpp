@@ -4,6 +4,7 @@
 #include "arena_leases.hpp"
 #include "clock.hpp"
 #include "fences.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 namespace {
@@ -93,7 +94,7 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   // Odd: every reader that loads it from here on misses; who pinned the page before is found by the next scan.
   shared.generation.store(shared.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   index_.remove(key_of(shared), entry);
-  pages_[entry].state = PageState::kHidden;
+  set_state(entry, PageState::kHidden);
   refresh_leaf(entry);
   auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
   --of_namespace.pages;
@@ -113,6 +114,7 @@ void Arena::count_hidden(HideCause cause) {
 }
 
 void Arena::free_entry(std::uint32_t entry) {
+  set_state(entry, PageState::kFree);
   segments_.release(pages_[entry].offset);
   const std::uint32_t epoch = pages_[entry].leased_epoch;
   pages_[entry] = Page{};
@@ -123,6 +125,7 @@ void Arena::free_entry(std::uint32_t entry) {
 // Frees every hidden page that no live lease names.
 void Arena::reclaim() {
   if (waiting_.empty()) return;
+  pause_here();  // hidden, leases not scanned
   fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)
   scan_leases();
   std::size_t kept = 0;
@@ -139,10 +142,16 @@ void Arena::reclaim() {
 // Marks every entry that a live lease names with a new epoch.
 void Arena::scan_leases() {
   ++epoch_;
+  leased_bytes_ = 0;
   const std::uint64_t now = boottime_ns();
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].state == kRowFree) continue;
-    each_live_lease(view_, row, now, [&](std::uint32_t entry) { pages_[entry].leased_epoch = epoch_; });
+    each_live_lease(view_, row, now, [&](std::uint32_t entry) {
+      Page& page = pages_[entry];
+      const bool holds_page = page.state == PageState::kVisible || page.state == PageState::kHidden;
+      if (page.leased_epoch != epoch_ && holds_page) leased_bytes_ += payload_bytes_of(view_, entry);
+      page.leased_epoch = epoch_;
+    });
   }
 }
 

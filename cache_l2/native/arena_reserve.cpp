@@ -124,7 +124,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);
 
   Page& page = pages_[entry];
-  page.state = PageState::kReserved;
+  set_state(entry, PageState::kReserved);
   page.size_class = walk.size_class;
   page.row = request.row;
   page.offset = offset;

@@ -10,6 +10,7 @@
 #include "copy_kernels.hpp"
 #include "fences.hpp"
 #include "outcomes.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 namespace {
@@ -164,6 +165,7 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
 // many hazards are held; result.pages tells how many of them still name the page that was found.
 std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result) {
   if (walk.pages == 0) return 0;
+  pause_here();  // found, not pinned
   std::uint32_t one = 0;
   std::uint32_t* hazards = walk.pages == 1 ? &one : scratch<std::uint32_t>(walk.pages);
   const std::uint32_t pinned = slots_.claim(static_cast<std::uint32_t>(walk.pages), hazards);
@@ -178,6 +180,7 @@ std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPag
     if (kind == kLeaseCopy) lease.deadline_ns.store(kNoDeadline, std::memory_order_relaxed);
     lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].entry + 1), std::memory_order_release);
   }
+  pause_here();  // pinned, not re-checked
   fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_leases.cpp)
   result.pages = confirm(walk, out, pinned);
   if (result.pages < pinned) result.reason = kMissAbsent;
@@ -229,6 +232,7 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
   const std::size_t pinned = result.pages;
   const CopyKernel& copier = copy_kernel(kernel);
+  pause_here();  // pinned, not copied
   std::size_t copied = 0;
   while (copied < pinned && pages[copied].payload_bytes == page_bytes) {
     copier.copy(destinations[copied], view_.data + pages[copied].offset, page_bytes);
@@ -236,6 +240,7 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
   }
   if (copied < pinned) result.reason = kMissAbsent;  // of another size: not the page that was asked for
   if (copied != 0) {
+    pause_here();  // copied, not checked
     fence_acquire();
     std::size_t whole = 0;
     while (whole < copied && still_there(view_, pages[whole])) ++whole;

@@ -50,6 +50,11 @@ class CacheStub:
                 request_serializer=stratakv_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_cache__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.GetWhole = channel.unary_unary(
+                '/stratakv.v1.Cache/GetWhole',
+                request_serializer=stratakv_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_cache__pb2.GetResponse.FromString,
+                _registered_method=True)
         self.Put = channel.stream_unary(
                 '/stratakv.v1.Cache/Put',
                 request_serializer=stratakv_dot_v1_dot_cache__pb2.PutRequest.SerializeToString,
@@ -89,6 +94,14 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWhole(self, request, context):
+        """Does what Get does, for answers that fit one message, without the cost of a stream. The pages asked for are at
+        most 256 and have at most 1 MiB together, else INVALID_ARGUMENT: call Get. chunk_bytes is not looked at.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Put(self, request_iterator, context):
         """Stores pages of one chain: a header, then chunks in page order; the header may share the first chunks' message.
         Pages become visible one by one, each when all of it has arrived. The answer may come before the last chunk was
@@ -121,6 +134,11 @@ def add_CacheServicer_to_server(servicer, server):
             ),
             'Get': grpc.unary_stream_rpc_method_handler(
                     servicer.Get,
+                    request_deserializer=stratakv_dot_v1_dot_cache__pb2.GetRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_cache__pb2.GetResponse.SerializeToString,
+            ),
+            'GetWhole': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWhole,
                     request_deserializer=stratakv_dot_v1_dot_cache__pb2.GetRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_cache__pb2.GetResponse.SerializeToString,
             ),
@@ -215,6 +233,33 @@ class Cache:
             request,
             target,
             '/stratakv.v1.Cache/Get',
+            stratakv_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
+            stratakv_dot_v1_dot_cache__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWhole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratakv.v1.Cache/GetWhole',
             stratakv_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
             stratakv_dot_v1_dot_cache__pb2.GetResponse.FromString,
             options,

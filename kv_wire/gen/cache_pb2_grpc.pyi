@@ -47,6 +47,10 @@ class CacheStub:
     """Streams the pages of the longest servable prefix of one chain. Header, chunks and trailer come in this order and
     share a message where they fit: a short answer is one message. NOT_FOUND: unknown namespace.
     """
+    GetWhole: _grpc.UnaryUnaryMultiCallable[_cache_pb2.GetRequest, _cache_pb2.GetResponse]
+    """Does what Get does, for answers that fit one message, without the cost of a stream. The pages asked for are at
+    most 256 and have at most 1 MiB together, else INVALID_ARGUMENT: call Get. chunk_bytes is not looked at.
+    """
     Put: _grpc.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]
     """Stores pages of one chain: a header, then chunks in page order; the header may share the first chunks' message.
     Pages become visible one by one, each when all of it has arrived. The answer may come before the last chunk was
@@ -70,6 +74,10 @@ class CacheAsyncStub(CacheStub):
     Get: _aio.UnaryStreamMultiCallable[_cache_pb2.GetRequest, _cache_pb2.GetResponse]  # type: ignore[assignment]
     """Streams the pages of the longest servable prefix of one chain. Header, chunks and trailer come in this order and
     share a message where they fit: a short answer is one message. NOT_FOUND: unknown namespace.
+    """
+    GetWhole: _aio.UnaryUnaryMultiCallable[_cache_pb2.GetRequest, _cache_pb2.GetResponse]  # type: ignore[assignment]
+    """Does what Get does, for answers that fit one message, without the cost of a stream. The pages asked for are at
+    most 256 and have at most 1 MiB together, else INVALID_ARGUMENT: call Get. chunk_bytes is not looked at.
     """
     Put: _aio.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]  # type: ignore[assignment]
     """Stores pages of one chain: a header, then chunks in page order; the header may share the first chunks' message.
@@ -109,6 +117,16 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.GetResponse], _abc.AsyncIterator[_cache_pb2.GetResponse]]:
         """Streams the pages of the longest servable prefix of one chain. Header, chunks and trailer come in this order and
         share a message where they fit: a short answer is one message. NOT_FOUND: unknown namespace.
+        """
+
+    @_abc_1.abstractmethod
+    def GetWhole(
+        self,
+        request: _cache_pb2.GetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.GetResponse, _abc.Awaitable[_cache_pb2.GetResponse]]:
+        """Does what Get does, for answers that fit one message, without the cost of a stream. The pages asked for are at
+        most 256 and have at most 1 MiB together, else INVALID_ARGUMENT: call Get. chunk_bytes is not looked at.
         """
 
     @_abc_1.abstractmethod

@@ -19,7 +19,8 @@ FULL = (PutStatus.REFUSED, RefuseReason.FULL)
 SLOTS = 16
 SEGMENT = 64 * 1024
 BIG = 65_536  # one page a segment: 16 slots in an arena of 1 MiB
-CHAINS = [chain(f"{root}/{leaf}", 10) for root in "ab" for leaf in "xyz"]
+CHAINS = [chain(f"{root}/{leaf}", 10) for root in "ab" for leaf in "uvwxyz"]
+CHAIN_NUMBERS = st.integers(0, len(CHAINS) - 1)
 
 
 def test_c12_a_long_chain_put_piecewise_into_a_full_store_keeps_its_head() -> None:
@@ -101,6 +102,32 @@ def test_a_busy_class_outgrows_a_cold_one() -> None:
     assert world.arena.statistics()["evictions_segment"] >= 100
     assert sum(world.resident(chain(f"busy{number}", 1)) for number in range(100, 200)) >= 56
     world.arena.check_invariants()
+
+
+def test_equal_access_times_go_by_the_lowest_entry() -> None:
+    world = NativeArena(slots=256)
+    singles = [chain(f"s{i}", 1) for i in range(256)]
+    ids = [world.reserve(one, now=5)[0].reservation for one in singles]
+    assert world.commit(ids[::-1], now=5) == [STORED] * 256
+    order = sorted(range(256), key=lambda i: ids[i] & 0xFFFF_FFFF)
+    for step in range(0, 256, 16):
+        new = [chain(f"new{step}-{i}", 1) for i in range(16)]
+        for one in new:
+            assert world.put(one) == [STORED]
+        assert [world.resident(singles[i]) for i in order] == [0] * (step + 16) + [1] * (240 - step)
+
+
+def test_a_read_page_outlives_an_older_unread_one() -> None:
+    world = NativeArena(slots=256)
+    singles = [chain(f"s{i}", 1) for i in range(256)]
+    for one in singles:
+        world.put(one)
+    for one in singles[:255]:
+        world.reader.lease(0, one[0]).release()
+    assert world.put(chain("new", 1)) == [STORED]
+    assert [world.resident(one) for one in singles] == [1] * 255 + [0]
+    assert world.put(chain("newer", 1)) == [STORED]
+    assert world.resident(singles[0]) == 0
 
 
 @dataclass
@@ -198,8 +225,9 @@ class EvictionMachine(RuleBasedStateMachine):
         self.leases: dict[int, tuple[Lease, list[bytes]]] = {}
         self.number = 0
 
-    @rule(which=st.sampled_from(CHAINS), depth=st.integers(1, 10), mortal=st.booleans())
-    def put(self, which: list[bytes], depth: int, mortal: bool) -> None:
+    @rule(number=CHAIN_NUMBERS, depth=st.integers(1, 10), mortal=st.booleans())
+    def put(self, number: int, depth: int, mortal: bool) -> None:
+        which = CHAINS[number]
         expiry_s = now_ns() // 10**9 + 10_000 if mortal else 0
         expected = self.model.put(which[:depth], mortal=mortal)
         assert self.world.put(which[:depth], expiry_s=expiry_s) == expected
@@ -211,15 +239,24 @@ class EvictionMachine(RuleBasedStateMachine):
                 assert isinstance(found["entry"], int)
                 page.handle = found["entry"]
 
-    @precondition(lambda self: len(self.leases) < 6)
-    @rule(which=st.sampled_from(CHAINS), depth=st.integers(1, 10))
-    def lease(self, which: list[bytes], depth: int) -> None:
-        lease = self.world.reader.lease(0, b"".join(which[:depth]))
-        held = which[: lease.pages]
-        assert held == [key for key in which[:depth] if key in self.model.pages]
+    def look(self, keys: list[bytes]) -> tuple[Lease, list[bytes]]:
+        """A lease and the keys it holds, in the arena and in the model's access times."""
+        lease = self.world.reader.lease(0, b"".join(keys))
+        held = keys[: lease.pages]
+        assert held == [key for key in keys if key in self.model.pages]
         self.model.time += 1
         for key in held:
             self.model.pages[key].touched = self.model.time
+        return lease, held
+
+    @rule(number=CHAIN_NUMBERS, depth=st.integers(1, 10))
+    def touch(self, number: int, depth: int) -> None:
+        self.look(CHAINS[number][:depth])[0].release()
+
+    @precondition(lambda self: len(self.leases) < 4)
+    @rule(number=CHAIN_NUMBERS, depth=st.integers(1, 10))
+    def lease(self, number: int, depth: int) -> None:
+        lease, held = self.look(CHAINS[number][:depth])
         self.number += 1
         self.model.leased[self.number] = [(key, self.model.pages[key].handle) for key in held]
         self.leases[self.number] = (lease, held)
@@ -233,8 +270,9 @@ class EvictionMachine(RuleBasedStateMachine):
         lease.release()
         del self.model.leased[number]
 
-    @rule(which=st.sampled_from(CHAINS), depth=st.integers(0, 9))
-    def hide(self, which: list[bytes], depth: int) -> None:
+    @rule(number=CHAIN_NUMBERS, depth=st.integers(0, 9))
+    def hide(self, number: int, depth: int) -> None:
+        which = CHAINS[number]
         before = len(self.model.pages)
         if which[depth] in self.model.pages:
             self.model.drop(which[depth])
@@ -271,6 +309,6 @@ class EvictionMachine(RuleBasedStateMachine):
 
 TestEvictionAgainstTheModel = EvictionMachine.TestCase
 TestEvictionAgainstTheModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEvictionAgainstTheModel = pytest.mark.timeout(120)(TestEvictionAgainstTheModel)

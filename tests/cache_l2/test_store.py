@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +21,7 @@ from kv_types.errors import (
 )
 from kv_types.events import EverythingHidden, LogStarted, NamespaceHidden, PagesHidden, decode_event
 from kv_types.ids import NamespaceId, PageKey, Stamp
-from kv_types.limits import BATCH_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX
+from kv_types.limits import BATCH_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX, RESERVATIONS_PER_CLIENT_MAX
 from kv_types.outcomes import (
     KNOWN,
     STORED,
@@ -292,6 +294,27 @@ def test_a_reservation_that_ran_out_is_quarantined_until_its_writer_is_gone() ->
     store.close()
 
 
+def test_a_quota_counts_reservations_that_ran_out_until_their_writer_gives_them_back() -> None:
+    clock = ManualClock(BoottimeClock().now_ns())
+    store = make_store(clock, arena_bytes=32 * MIB, reservation_s=5.0)
+    record = add(store, namespace_of())
+    row = store.open_client(os.getpid())
+    ids: list[int] = []
+    while len(ids) < RESERVATIONS_PER_CLIENT_MAX:
+        ids += [reservation for _, _, reservation, _ in store.reserve(row, record, None, packed(chain(512)))]
+    quota = [(PutStatus.REFUSED, RefuseReason.QUOTA)]
+    assert [pair[:2] for pair in store.reserve(row, record, None, packed(chain(1)))] == quota
+    clock.advance(6 * SECOND_NS)
+    for _ in range(100):
+        store.tick()
+    assert store.statistics()["entries_quarantined"] == RESERVATIONS_PER_CLIENT_MAX
+    assert [pair[:2] for pair in store.reserve(row, record, None, packed(chain(1)))] == quota
+    store.abort(row, ids)
+    assert store.reserve(row, record, None, packed(chain(1)))[0][0] == PutStatus.STORED
+    store.check_invariants()
+    store.close()
+
+
 def test_stale_and_closed_are_misses_with_their_reasons() -> None:
     store = make_store(freshness_lease_s=0.01)
     record = add(store, namespace_of())
@@ -380,6 +403,32 @@ def test_unknown_namespaces_are_errors(store: ArenaStore) -> None:
 def test_c25_an_arena_larger_than_memory_is_a_clear_error_at_start() -> None:
     with pytest.raises(ArenaTooLargeError, match=r"MiB.*choose an arena of at most"):
         make_store(arena_bytes=1 << 44, segment_bytes=0)
+
+
+def test_c25_what_no_limit_told_is_still_a_clear_error_and_never_a_signal() -> None:
+    code = (
+        "import resource\n"
+        "from cache_l2.memory import MemoryProbe\n"
+        "from cache_l2.store import ArenaConfig, ArenaStore\n"
+        "from kv_types.clock import BoottimeClock\n"
+        "from kv_types.errors import ArenaTooLargeError\n"
+        "class Blind(MemoryProbe):\n"
+        "    def bounds(self): return iter(())\n"
+        "    def address_space(self): return None\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "for probe in (None, Blind()):\n"
+        "    try:\n"
+        "        ArenaStore(ArenaConfig(arena_bytes=1 << 30), clock=BoottimeClock(), memory=probe)\n"
+        "    except ArenaTooLargeError as error:\n"
+        "        print('refused:', error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told, tried = [line for line in done.stdout.splitlines() if line.startswith("refused:")]
+    assert "RLIMIT_AS" in told
+    assert "choose a smaller one" in tried
 
 
 @pytest.mark.parametrize(

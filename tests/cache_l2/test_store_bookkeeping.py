@@ -334,11 +334,10 @@ def test_reservations_belong_to_their_row_and_are_taken_once() -> None:
     assert book.pages(1) == 0
 
 
-def test_the_book_is_bounded_a_row_and_forgets_ended_rows() -> None:
-    book = ReservationBook(pages_per_row_max=4)
+def test_the_book_forgets_ended_rows() -> None:
+    book = ReservationBook()
     book.add_run(1, SPACES[0], PageKey(KEYS[0]), packed(chain(6)), [1, 2, 3, 4, 5, 6])
-    assert book.pages(1) == 4
-    assert book.take(1, 1) is None
-    assert book.take(1, 6) is not None
+    assert book.pages(1) == 6
     book.end_row(1)
     assert book.pages(1) == 0
+    assert book.take(1, 6) is None

@@ -109,6 +109,7 @@ def _spawned(runtime: str, transport: str, sending: Any) -> None:
 def both_kinds(runtime: str, transport: str) -> Report:
     """Fork and spawn after the client was used; the parent goes on after it."""
     client, ns, keys = connected(runtime, transport)
+    before = answers(client, ns, keys)
     forked = in_child(lambda: answers(client, ns, keys))
     receiving, sending = multiprocessing.get_context("spawn").Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(
@@ -120,7 +121,13 @@ def both_kinds(runtime: str, transport: str) -> Report:
     parent = answers(client, ns, keys)
     grandchild = in_child(lambda: in_child(lambda: answers(client, ns, keys)))
     client.close()
-    return {"forked": forked, "spawned": spawned, "parent": parent, "grandchild": grandchild}
+    return {
+        "before": before,
+        "forked": forked,
+        "spawned": spawned,
+        "parent": parent,
+        "grandchild": grandchild,
+    }
 
 
 @contextmanager

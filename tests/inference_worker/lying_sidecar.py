@@ -33,7 +33,12 @@ def lying_sidecar(get: Get) -> Iterator[str]:
     def serve(raw: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
         return get(cache_pb2.GetRequest.FromString(raw))
 
+    def serve_whole(raw: bytes, _: grpc.ServicerContext) -> bytes:
+        # Messages of protobuf that follow each other are one message with the parts of all.
+        return b"".join(get(cache_pb2.GetRequest.FromString(raw)))
+
     handlers = {
+        "GetWhole": grpc.unary_unary_rpc_method_handler(serve_whole),
         "RegisterNamespace": grpc.unary_unary_rpc_method_handler(register),
         "Get": grpc.unary_stream_rpc_method_handler(serve),
     }

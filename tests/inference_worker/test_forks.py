@@ -45,7 +45,7 @@ def expect_answers(report: dict[str, Any], transport: str) -> None:
 
 def test_c22_forked_and_spawned_children_get_answers(shared_sidecar: SidecarProcess, transport: str) -> None:
     report = run("both_kinds", shared_sidecar, transport)
-    for name in ("forked", "spawned", "parent", "grandchild"):
+    for name in ("before", "forked", "spawned", "parent", "grandchild"):
         expect_answers(report[name], transport)
     assert report["forked"]["forks"] == 1
     assert report["forked"]["look_ups"] == 2, "a child counts its own look-ups only"

@@ -330,6 +330,30 @@ def test_registering_again_gives_the_same_handle_and_another_size_is_a_conflict(
         client.register(namespace(model), page_bytes=1000)
 
 
+def test_a_size_that_another_client_registered_otherwise_is_a_conflict_and_harms_nobody(
+    client: Client, model: str, shared_sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    identity = namespace(model, layout="engine-x86-avx512")
+    keys = chain(identity, 2)
+    first = connect(shared_sidecar.runtime)
+    ns = first.register(identity, page_bytes=5000)
+    assert all_stored(first.put(ns, keys, pages_under(keys, 5000)))
+    other = client.register(identity, page_bytes=6000)
+    calls: list[Any] = [
+        lambda: client.match(other, keys),
+        lambda: client.lease(other, keys),
+        lambda: client.get(other, keys, room_for(keys, 6000)),
+        lambda: client.put(other, keys, pages_under(keys, 6000)),
+    ]
+    for call in calls:
+        with pytest.raises(LayoutConflictError):
+            call()
+    good = client.register(namespace(model))
+    more = chain(good.identified, 1)
+    assert all_stored(client.put(good, more, pages_under(more, good.page_bytes)))
+    assert first.match(ns, keys) == Hit(2, Tier.L2)
+
+
 def test_bad_tags_deadlines_and_counts_are_named(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from inference_worker.client import Client
@@ -87,6 +89,23 @@ def test_nobody_at_a_port_is_unreachable_at_once(connect: MakeClient) -> None:
     assert client.namespace_counts()[ns.label].missed == {MissReason.UNREACHABLE: 2}
 
 
+def test_a_service_of_another_kind_is_unreachable_and_the_statistics_say_why(connect: MakeClient) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        client = connect(f"127.0.0.1:{port}", deadline_s=5.0)
+        ns = client.register(namespace())
+        keys = chain(ns.identified, 2)
+        assert client.match(ns, keys) == Miss(MissReason.UNREACHABLE)
+        assert (
+            client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)] * 2
+        )
+        assert "not found" in str(client.statistics()["grpc_error"]).lower()
+    finally:
+        server.stop(None).wait()
+
+
 # --- streams that lie -----------------------------------------------------------------------------------------------
 
 Messages = Callable[[list[bytes], int], list[bytes]]
@@ -159,9 +178,16 @@ def _garbage(pages: list[bytes], page_bytes: int) -> list[bytes]:
         (_garbage, Miss(MissReason.CORRUPT)),
     ],
 )
+@pytest.mark.parametrize("in_one_message", [True, False])
 def test_a_stream_is_believed_only_as_far_as_its_checksums_and_trailer(
-    connect: MakeClient, messages: Messages, outcome: Hit | Miss
+    connect: MakeClient,
+    messages: Messages,
+    outcome: Hit | Miss,
+    in_one_message: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not in_one_message:
+        monkeypatch.setattr("kv_wire.channel.fits_one_message", lambda pages, page_bytes: False)
     identity = namespace()
     keys = chain(identity, 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -176,9 +177,12 @@ def test_more_requests_than_have_places_store_nothing_and_say_why(
         quota = [Refused(RefuseReason.QUOTA)] * 2
         assert too_many.put(keys, pages_under(keys, ns.page_bytes)) == quota
         assert too_many.match(keys) == Miss(MissReason.ABSENT)
-    for one in requests:
-        one.end()
-    with client.begin(ns) as request:
+    requests[0].end()
+    del requests[1:]
+    gc.collect()
+    again = [client.begin(ns) for _ in range(REQUESTS_IN_FLIGHT_PER_CLIENT_MAX)]
+    assert all(one.stamp is not None for one in again), "ended and forgotten requests give their places back"
+    with again[0] as request:
         assert all_stored(request.put(keys, pages_under(keys, ns.page_bytes)))
 
 

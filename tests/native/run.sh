@@ -24,7 +24,7 @@ for source in "$root"/cache_l2/native/*.cpp; do
   esac
 done
 # shellcheck disable=SC2086
-${CXX:-g++} -std=c++17 -Wall -Wextra $flags -I"$root/cache_l2/native" "$root/tests/native/stress.cpp" $sources \
+${CXX:-g++} -std=c++17 -Wall -Wextra -DSTRATAKV_PAUSES $flags -I"$root/cache_l2/native" "$root/tests/native/stress.cpp" $sources \
   -o "$out/stress-$mode" -pthread
 if [ "$mode" = thread ]; then
   # ThreadSanitizer of gcc 12 needs the memory layout of kernels without wide address randomisation.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from cache_l2.reader import Reserved
+from kv_types.ids import Stamp, new_log_incarnation
+from kv_types.limits import BATCH_PAGES_MAX, RESERVATIONS_PER_CLIENT_MAX
 from kv_types.outcomes import MissReason, Refused, RefuseReason
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put, stamp_of
@@ -193,21 +197,51 @@ def _stop_in_mid_copy(site: AttachSite, reader: Worker, row: int) -> bool:
     return False
 
 
-def test_reservations_are_limited_a_client(site: AttachSite) -> None:
-    from kv_types.limits import BATCH_PAGES_MAX, RESERVATIONS_PER_CLIENT_MAX
-
-    with site.attach() as arena:
-        registration = register(arena, namespace_of())
+def test_reservations_are_limited_a_client_and_others_still_get_theirs(tmp_path: Path) -> None:
+    with (
+        AttachSite(tmp_path, arena_bytes=32 << 20, pages_max=8192) as site,
+        site.attach() as greedy,
+        site.attach() as other,
+    ):
+        registration = register(greedy, namespace_of())
         answers = []
-        for _ in range(RESERVATIONS_PER_CLIENT_MAX // BATCH_PAGES_MAX + 1):
-            answers += arena.reserve(registration, None, packed(chain(BATCH_PAGES_MAX)), deadline_s=5.0)
-    assert Refused(RefuseReason.QUOTA) in answers or Refused(RefuseReason.FULL) in answers
+        for _ in range(RESERVATIONS_PER_CLIENT_MAX // BATCH_PAGES_MAX):
+            answers += greedy.reserve(registration, None, packed(chain(BATCH_PAGES_MAX)), deadline_s=5.0)
+        assert all(isinstance(answer, Reserved) for answer in answers)
+        refused = greedy.reserve(registration, None, packed(chain(1)), deadline_s=5.0)
+        assert refused == [Refused(RefuseReason.QUOTA)]
+        put(other, register(other, namespace_of()), chain(20))
+
+
+def test_stopping_lets_clients_leave_and_then_closes_those_that_stay(tmp_path: Path) -> None:
+    with AttachSite(tmp_path) as site:
+        leaver, stayer = site.attach(), site.attach()
+        keys = chain(1)
+        registration = register(stayer, namespace_of())
+        put(stayer, registration, keys)
+        site.call(lambda store: store.drain())
+        stopping = asyncio.run_coroutine_threadsafe(site.server.stop(0.3), site.loop)
+        assert not leaver.alive, "a closed header tells clients to leave"
+        leaver.close()
+        stopping.result(10)
+        assert stayer.reader.match(packed(keys)) == (0, MissReason.CLOSED)
+        refused = [Refused(RefuseReason.UNREACHABLE)]
+        assert stayer.reserve(registration, None, packed(chain(1)), deadline_s=1.0) == refused
+        assert not site.path.exists()
+        stayer.close()
+
+
+def test_stopping_does_not_wait_once_everybody_has_left(tmp_path: Path) -> None:
+    with AttachSite(tmp_path) as site:
+        arena = site.attach()
+        begun = time.monotonic()
+        stopping = asyncio.run_coroutine_threadsafe(site.server.stop(30.0), site.loop)
+        arena.close()
+        stopping.result(10)
+        assert time.monotonic() - begun < 10
 
 
 def test_a_stamp_of_another_log_is_refused(site: AttachSite) -> None:
-    from cache_l2.reader import Reserved
-    from kv_types.ids import Stamp, new_log_incarnation
-
     with site.attach() as arena:
         registration = register(arena, namespace_of())
         (place,) = arena.reserve(registration, None, packed(chain(1)), deadline_s=5.0)

@@ -218,7 +218,7 @@ def test_health_and_reflection_are_served(runtime_dir: Path) -> None:
         assert SERVICE in database.get_services()
         pool = DescriptorPool(database)
         methods = {method.name for method in pool.FindServiceByName(SERVICE).methods}
-        assert methods == {"RegisterNamespace", "LookUp", "Get", "Put", "Status"}
+        assert methods == {"RegisterNamespace", "LookUp", "Get", "GetWhole", "Put", "Status"}
 
 
 def test_hits_come_back_after_a_pause_of_the_daemon(runtime_dir: Path) -> None:
@@ -284,3 +284,34 @@ def test_a_miss_after_the_restart_says_that_the_namespace_is_unknown(runtime_dir
             store.look_up(space.id, keys)
         store.register(space)
         assert store.look_up(space.id, keys) == Miss(MissReason.ABSENT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_memory_is_committed_ends_it_at_once(
+    runtime_dir: Path, number: signal.Signals
+) -> None:
+    """A large arena takes long to commit, on the thread of the event loop; here that is a lock never released."""
+    script = (
+        "import asyncio, sys, threading\n"
+        "from sidecar import runtime\n"
+        "from sidecar.config_sources import load_settings\n"
+        "def endless(*_, **__):\n"
+        "    print('committing', flush=True)\n"
+        "    threading.Event().wait()\n"
+        "runtime.ArenaStore = endless\n"
+        "settings = load_settings({'runtime_dir': sys.argv[1], 'arena_size': '64MiB'}).settings\n"
+        "async def main(): await runtime.Sidecar(settings, version='0').run()\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(runtime_dir)],
+        cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while process.stdout.readline() != b"committing\n":
+        assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(20) == -number
+    process.stdout.close()
+    with Daemon(runtime_dir) as after:
+        after.wait_ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
 from tests.conformance.harness import StoreHarness
@@ -14,4 +15,15 @@ class TestOverGrpc(PageStoreConformance):
 
     @pytest.fixture
     def harness(self, store: RemoteStore) -> StoreHarness:
+        return StoreHarness(store=store, register=store.register)
+
+
+class TestOverGrpcInOneMessage(PageStoreConformance):
+    """Short answers by GetWhole, as workers ask for them."""
+
+    machine_examples = 8
+
+    @pytest.fixture
+    def harness(self, channel: grpc.Channel) -> StoreHarness:
+        store = RemoteStore(channel, whole=True)
         return StoreHarness(store=store, register=store.register)

@@ -60,6 +60,32 @@ def test_every_chunking_brings_the_same_bytes(
     assert into[:2] == pages[2:4]
 
 
+@pytest.mark.parametrize(("pages", "page_bytes"), [(1, MIB), (8, MIB // 8), (256, 100), (256, 4096)])
+def test_a_short_answer_comes_in_one_message(channel: grpc.Channel, pages: int, page_bytes: int) -> None:
+    store = RemoteStore(channel, whole=True)
+    namespace = store.register(space_of(page_bytes))
+    keys = fresh_chain(pages)
+    stored = [page_of(key, page_bytes) for key in keys]
+    assert store.put(namespace, keys, stored) == [STORED] * pages
+    into = [memoryview(bytearray(page_bytes)) for _ in keys]
+    assert store.get(namespace, keys, into) == Hit(pages, Tier.L2)
+    assert into == stored
+    assert store.status().arena["leases"] == 0
+
+
+@pytest.mark.parametrize(("pages", "page_bytes"), [(1, MIB + 1), (2, MIB - 1), (257, 1)])
+def test_an_answer_that_does_not_fit_one_message_is_told_to_use_get(
+    store: RemoteStore, pages: int, page_bytes: int
+) -> None:
+    namespace = store.register(space_of(page_bytes))
+    request = cache_pb2.GetRequest(
+        namespace_id=namespace, chain=cache_pb2.Chain(keys=pack_keys(fresh_chain(pages)))
+    )
+    error = call_error(lambda: store.calls.get_whole_raw(request, timeout=10))
+    assert isinstance(error, errors.LimitExceededError)
+    assert "call Get" in str(error)
+
+
 def test_another_implementation_of_protobuf_puts_and_gets_the_same_bytes(daemon: Daemon) -> None:
     """The generated stub with protobuf's own codec, as any foreign client would use it."""
     space = space_of(1000)
@@ -240,6 +266,8 @@ def test_a_wrong_put_is_named_and_the_daemon_is_unharmed(
         ("RegisterNamespace", b"", errors.LimitExceededError, "1 to 16384 bytes"),
         ("LookUp", b"", errors.LimitExceededError, "1 to 256 rows"),
         ("Get", b"", errors.InvalidIdentifierError, "32 bytes"),
+        ("GetWhole", b"\x0a\x7fx", errors.ProtocolError, "not a valid GetRequest"),
+        ("GetWhole", b"", errors.InvalidIdentifierError, "32 bytes"),
         ("Nonsense", b"", errors.HandshakeError, "Method not found"),
     ],
 )

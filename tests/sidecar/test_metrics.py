@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -13,14 +14,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache_l2.reader import AttachedArena, Reserved
 from cache_l2.store import NamespaceCounts
 from kv_types import limits
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import STORED, MissReason
+from kv_types.page_keys import pack_keys
 from kv_wire.channel import open_channel
 from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
 from tests.support.daemon import Daemon
+from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
 from tests.support.spaces import fresh_chain, page_of, space_of
 
@@ -118,6 +122,33 @@ def test_failed_calls_are_counted_by_their_code(daemon: Daemon) -> None:
                 store.look_up(space_of(100).id, fresh_chain(1))
         series = scrape(store.status().metrics_address)
     assert value(series, "stratakv_grpc_call_duration_seconds_count", method="LookUp", code="NOT_FOUND") == 3
+
+
+def test_an_attached_worker_is_shown_by_its_name_and_timed(daemon: Daemon) -> None:
+    space = space_of(4096)
+    attached = AttachedArena.connect(str(daemon.runtime_dir / "attach.sock"), name="worker-7", deadline_s=10)
+    with attached as arena, open_channel(daemon.grpc_address) as channel:
+        store = RemoteStore(channel)
+        registration = arena.register(space.canonical, 4096, deadline_s=10)
+        keys = fresh_chain(3)
+        reserved = arena.reserve(registration, None, pack_keys(keys), ttl_s=None, deadline_s=10)
+        ids = [page.id for page in reserved if isinstance(page, Reserved)]
+        assert len(ids) == 3
+        status = store.status()
+        (worker,) = (client for client in status.clients if client.state == "attached")
+        assert (worker.name, worker.pid, worker.reservations) == ("worker-7", os.getpid(), 3)
+        assert status.attach["processes"] == 1
+        series = scrape(status.metrics_address)
+        assert value(series, "stratakv_clients", state="attached") == 1
+        assert value(series, "stratakv_reservations") == 3
+        for request in ("register", "reserve"):
+            name = "stratakv_attach_request_duration_seconds_count"
+            assert value(series, name, request=request) == 1
+        arena.abort(ids)
+    with open_channel(daemon.grpc_address) as channel:
+        store = RemoteStore(channel)
+        wait_until(lambda: len(store.status().clients) == 1, what="the end of the worker's row")
+        assert store.status().arena["reservations"] == 0
 
 
 def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Snapshot:  # noqa: B008 - frozen

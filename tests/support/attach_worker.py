@@ -149,6 +149,7 @@ def _in_child(arena: AttachedArena, path: str, keys: list[PageKey]) -> int:
             return 3
     arena.close()
     own, registration = attach(path)
+    arena._reader = None  # as garbage collection does: the new mapping may stand where the parent's stood
     pages = check(own, registration, keys)
     own.close()
     return 0 if pages == len(keys) else 4

@@ -34,9 +34,13 @@ _Answer = TypeVar("_Answer")
 class RemoteStore:
     """One channel's view of a sidecar. Raises kv_types errors as every PageStore does."""
 
-    def __init__(self, channel: grpc.Channel, *, chunk_bytes: int = limits.GRPC_CHUNK_BYTES) -> None:
+    def __init__(
+        self, channel: grpc.Channel, *, chunk_bytes: int = limits.GRPC_CHUNK_BYTES, whole: bool = False
+    ) -> None:
+        """`whole` asks for short answers as one message, as workers do."""
         self.calls = CacheCalls(channel)
         self._chunk_bytes = chunk_bytes
+        self._whole = whole
         self._page_bytes: dict[NamespaceId, int] = {}
 
     def register(self, namespace: Namespace) -> NamespaceId:
@@ -72,14 +76,18 @@ class RemoteStore:
             chunk_bytes=self._chunk_bytes,
         )
         try:
-            return self._receive(request, destinations)
+            return self._receive(request, destinations, self._page_bytes.get(namespace, 0))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
-    def _receive(self, request: cache_pb2.GetRequest, destinations: Sequence[memoryview]) -> LookUpOutcome:
+    def _receive(
+        self, request: cache_pb2.GetRequest, destinations: Sequence[memoryview], page_bytes: int
+    ) -> LookUpOutcome:
         digests: dict[int, Checksum] = {}
         trailer = None
-        for part in self.calls.get(request, deadline_s=DEADLINE_S):
+        for part in self.calls.get(
+            request, deadline_s=DEADLINE_S, page_bytes=page_bytes if self._whole else 0
+        ):
             assert trailer is None, "nothing comes after the trailer"
             for chunk in part.chunks:
                 into = destinations[chunk.page - request.start].cast("B")

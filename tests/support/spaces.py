@@ -41,7 +41,10 @@ def space_of(page_bytes: int, *, model: str = "sized") -> Namespace:
 def fresh_chain(pages: int) -> list[PageKey]:
     """Keys that no other chain of this run has."""
     seed = os.urandom(16) + next(_numbers).to_bytes(4, "little")
-    return [PageKey(hashlib.blake2b(seed + bytes([n]), digest_size=32).digest()) for n in range(pages)]
+    return [
+        PageKey(hashlib.blake2b(seed + n.to_bytes(4, "little"), digest_size=32).digest())
+        for n in range(pages)
+    ]
 
 
 def page_of(key: PageKey, page_bytes: int) -> memoryview:

@@ -1,0 +1,70 @@
+"""Log lines: JSON for machines, text for people, levels kept, libraries' warnings among them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from sidecar.logs import configure, logger
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    handlers, level = logging.getLogger().handlers, logging.getLogger().level
+    yield
+    structlog.reset_defaults()
+    logging.getLogger().handlers = handlers
+    logging.getLogger().setLevel(level)
+
+
+def test_a_logger_made_before_the_configuration_obeys_it(capsys: pytest.CaptureFixture[str]) -> None:
+    early = logger("early")
+    configure(level="warning", log_format="json")
+    early.info("hidden")
+    early.warning("shown", number=7)
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert (entry["event"], entry["component"], entry["level"], entry["number"]) == (
+        "shown",
+        "early",
+        "warning",
+        7,
+    )
+    assert entry["timestamp"].endswith("Z")
+
+
+def test_errors_bring_their_traceback_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level="info", log_format="json")
+    try:
+        int("what happened")
+    except ValueError:
+        logger("x").exception("it failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+def test_console_lines_are_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level="info", log_format="console")
+    logger("x").info("hello", n=1)
+    text = capsys.readouterr().err
+    assert "hello" in text
+    assert not text.startswith("{")
+
+
+def test_without_a_terminal_auto_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level="info", log_format="auto")
+    logger("x").info("hello")
+    assert json.loads(capsys.readouterr().err)["event"] == "hello"
+
+
+def test_warnings_of_libraries_come_as_our_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level="info", log_format="json")
+    logging.getLogger("asyncio").info("chatter")
+    logging.getLogger("asyncio").warning("took %d s", 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert (entry["component"], entry["event"], entry["level"]) == ("asyncio", "took 3 s", "warning")
