@@ -175,6 +175,7 @@ def _plot_tokens(axes: Any, results: Sequence[Result]) -> None:
     axes.set_yticks(list(rows), [""] * len(results))
     axes.invert_yaxis()
     axes.set_xlabel("prompt tokens")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title("Where the prompt's KV came from", loc="left", fontsize=11)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     _plain(axes, "x")

@@ -156,6 +156,20 @@ def test_c28_padded_rows_have_the_keys_and_kv_of_batch_size_1(kind: str, side: s
     assert_right(model, warm, longer)
 
 
+@pytest.mark.parametrize("side", ["left", "holes"])
+def test_pages_stored_behind_reused_ones_are_those_of_a_whole_prefill(side: str) -> None:
+    model, grown, whole = shared_model("llama"), FakeSidecar(), FakeSidecar()
+    rows = [tokens(70), tokens(45, seed=2)]
+    worker = connect(model, grown)
+    for length in (20, 44, 70):  # in steps, each behind what the one before has stored
+        worker.prefill(*pad_rows([row[:length] for row in rows], side))
+    connect(model, whole).prefill(*pad_rows(rows, side))
+    assert grown.pages.keys() == whole.pages.keys()
+    for key, page in grown.pages.items():
+        ours, theirs = (np.frombuffer(data, np.float32) for data in (page, whole.pages[key]))
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
 def test_rows_reuse_up_to_the_column_that_all_have() -> None:
     model, sidecar = shared_model("llama"), FakeSidecar()
     long, short = tokens(64), tokens(32, seed=5)

@@ -191,6 +191,7 @@ with Client.connect(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 def test_another_process_computes_and_this_one_reuses(sidecar: SidecarProcess, workers: Workers) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _OTHER_PROCESS, str(sidecar.runtime)],
