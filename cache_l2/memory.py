@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kv_types.errors import ArenaTooLargeError, ConfigError
@@ -29,6 +29,8 @@ HEADROOM_SHARE = 64
 MAPPINGS_PER_PROCESS = 2
 """The sidecar maps the arena as its writer and as the reader that serves gRPC."""
 
+_ADVICE_STEP_BYTES = 1 << 19
+"""Half a MiB: what one decimal of a MiB shows exactly."""
 _UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes its 'no limit' as a number near 2^63."""
 
@@ -51,7 +53,30 @@ class ArenaSizes:
     arena_bytes: int
     segment_bytes: int
     pages_max: int
-    index_bytes: int
+    pages_max_chosen: bool
+    """Whether pages_max follows from arena_bytes; otherwise it was given and stays."""
+    index_bytes_per_page: int
+    fixed_index_bytes: int
+
+    @property
+    def index_bytes(self) -> int:
+        """Header, ring, rows, entries and buckets."""
+        return self.fixed_index_bytes + self.pages_max * self.index_bytes_per_page
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Address space that the sidecar takes."""
+        return MAPPINGS_PER_PROCESS * self.total_bytes + HEADROOM_BYTES_MIN
+
+    @property
+    def largest_file_bytes(self) -> int:
+        """The larger of the memory files."""
+        return max(self.arena_bytes, self.index_bytes)
+
+    def resized(self, arena_bytes: int) -> ArenaSizes:
+        """The same settings for an arena of another size."""
+        pages = default_pages_max(arena_bytes) if self.pages_max_chosen else self.pages_max
+        return replace(self, arena_bytes=arena_bytes, pages_max=pages)
 
     @property
     def total_bytes(self) -> int:
@@ -93,7 +118,9 @@ def arena_sizes(
         arena_bytes=arena_bytes // segment * segment,
         segment_bytes=segment,
         pages_max=pages,
-        index_bytes=fixed_index_bytes + pages * index_bytes_per_page,
+        pages_max_chosen=pages_max == 0,
+        index_bytes_per_page=index_bytes_per_page,
+        fixed_index_bytes=fixed_index_bytes,
     )
 
 
@@ -174,36 +201,37 @@ def check_arena_fits(sizes: ArenaSizes, probe: MemoryProbe | None = None) -> Non
     """Raise ArenaTooLargeError, with the numbers and a remedy, when any limit allows less than the arena needs."""
     probe = probe or MemoryProbe()
     for bound in probe.bounds():
-        _require(sizes.needed_bytes, bound, sizes)
+        _require(lambda parts: parts.needed_bytes, bound, sizes)
     address_space = probe.address_space()
     if address_space is not None:
-        mapped = MAPPINGS_PER_PROCESS * sizes.total_bytes + HEADROOM_BYTES_MIN
-        _require(mapped, address_space, sizes)
+        _require(lambda parts: parts.mapped_bytes, address_space, sizes)
     file_size = probe.file_size()
     if file_size is not None:
-        _require(max(sizes.arena_bytes, sizes.index_bytes), file_size, sizes)
+        _require(lambda parts: parts.largest_file_bytes, file_size, sizes)
 
 
-def _require(needed_bytes: int, bound: Bound, sizes: ArenaSizes) -> None:
-    if needed_bytes <= bound.available_bytes:
+def _require(need: Callable[[ArenaSizes], int], bound: Bound, sizes: ArenaSizes) -> None:
+    if need(sizes) <= bound.available_bytes:
         return
-    fitting = _fitting_bytes(needed_bytes, bound.available_bytes, sizes.arena_bytes)
-    advice = (
-        f"choose an arena of at most {mebibytes(fitting)}" if fitting >= ARENA_BYTES_MIN else "no arena fits"
-    )
+    fitting = _fitting_bytes(need, bound.available_bytes, sizes)
+    advice = f"choose an arena of at most {mebibytes(fitting)}" if fitting else "no arena fits"
     raise ArenaTooLargeError(
-        f"an arena of {mebibytes(sizes.arena_bytes)} needs {mebibytes(needed_bytes)} with its index and headroom, but "
+        f"an arena of {mebibytes(sizes.arena_bytes)} needs {mebibytes(need(sizes))} with its index and headroom, but "
         f"{bound.source} leaves {mebibytes(max(0, bound.available_bytes))}: {advice}, or {bound.remedy}"
     )
 
 
-def _fitting_bytes(needed_bytes: int, available_bytes: int, arena_bytes: int) -> int:
-    """The arena that the bound allows, were index and headroom to shrink in proportion, headroom to its least."""
-    in_proportion = available_bytes * arena_bytes // needed_bytes
-    above_headroom = (
-        (available_bytes - HEADROOM_BYTES_MIN) * arena_bytes // max(1, needed_bytes - HEADROOM_BYTES_MIN)
-    )
-    return max(0, min(in_proportion, above_headroom))
+def _fitting_bytes(need: Callable[[ArenaSizes], int], available_bytes: int, sizes: ArenaSizes) -> int:
+    """The largest arena, in steps that the message can show, whose need the bound allows; 0 when none does."""
+    low, high = ARENA_BYTES_MIN // _ADVICE_STEP_BYTES, sizes.arena_bytes // _ADVICE_STEP_BYTES
+    fitting = 0
+    while low <= high:
+        middle = (low + high) // 2
+        if need(sizes.resized(middle * _ADVICE_STEP_BYTES)) <= available_bytes:
+            fitting, low = middle * _ADVICE_STEP_BYTES, middle + 1
+        else:
+            high = middle - 1
+    return fitting
 
 
 def mebibytes(size_bytes: int) -> str:

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cache_l2.memory import (
-    HEADROOM_BYTES_MIN,
     ArenaSizes,
     MemoryProbe,
     arena_sizes,
@@ -126,6 +125,7 @@ def test_a_file_size_limit_would_be_a_signal_later(machine: Machine) -> None:
     assert "RLIMIT_FSIZE" in refusal(machine)
 
 
+@example(available_mib=34, arena_mib=2)
 @given(available_mib=st.integers(1, 4000), arena_mib=st.integers(1, 8000))
 def test_what_is_advised_would_fit(
     tmp_path_factory: pytest.TempPathFactory, available_mib: int, arena_mib: int
@@ -137,10 +137,10 @@ def test_what_is_advised_would_fit(
     except ArenaTooLargeError as error:
         text = str(error)
         if "no arena fits" in text:
-            assert available_mib * MIB < 3 * MIB + HEADROOM_BYTES_MIN
+            assert available_mib * MIB < sizes(ARENA_BYTES_MIN).needed_bytes
             return
         advised = float(text.split("at most ")[1].split(" MiB", maxsplit=1)[0].replace(",", ""))
-        check_arena_fits(sizes(max(ARENA_BYTES_MIN, int((advised * 0.98 - 2) * MIB))), machine.probe())
+        check_arena_fits(sizes(int(advised * MIB)), machine.probe())
     else:
         assert arena_mib <= available_mib
 
