@@ -10,13 +10,15 @@ from benchmarks.timing import Scenario
 from benchmarks.workload import ColdBuffers
 
 
-def plain_copies(batch_bytes: int, *, ring_bytes: int) -> list[Scenario]:
-    """np.copyto and memcpy of `batch_bytes`.
+def plain_copies(batch_bytes: int, *, ring_bytes: int, into_shared: bool = False) -> list[Scenario]:
+    """np.copyto and memcpy of `batch_bytes` between the kinds of memory that the measured call moves them between.
 
-    `…_cold` copies from cold source to cold destination, `…_warm` from a cold source into a warm destination.
+    One side is shared memory as the arena's pages are, the other a worker's own: read from the arena, or with
+    `into_shared` written to it. `…_cold` copies from cold source to cold destination, `…_warm` from a cold source
+    into a warm destination.
     """
-    sources = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes)
-    destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes)
+    sources = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes, shared=not into_shared)
+    destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes, shared=into_shared)
     warm = np.ones(batch_bytes, dtype=np.uint8)
 
     def copyto(number: int) -> None:

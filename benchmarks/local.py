@@ -126,7 +126,10 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
 
-    scenarios = [Scenario("put_cold", put), *plain_copies(page_bytes * pages, ring_bytes=RING_BYTES)]
+    scenarios = [
+        Scenario("put_cold", put),
+        *plain_copies(page_bytes * pages, ring_bytes=RING_BYTES, into_shared=True),
+    ]
     return interleave(scenarios, rounds=rounds)
 
 

@@ -20,7 +20,7 @@ ROUNDS = 3
 
 
 def _copy_loop(page_bytes: int) -> float:
-    source = ColdBuffers(batch_bytes=page_bytes, ring_bytes=RING_BYTES)
+    source = ColdBuffers(batch_bytes=page_bytes, ring_bytes=RING_BYTES, shared=True)
     destination = ColdBuffers(batch_bytes=page_bytes, ring_bytes=RING_BYTES)
     number, ends = 0, time.perf_counter() + SECONDS
     while time.perf_counter() < ends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +57,23 @@ class Chains:
 
 
 class ColdBuffers:
-    """A ring of prefaulted batches, larger than the last-level cache, so that each use finds cold memory."""
+    """A ring of prefaulted batches, larger than the last-level cache, so that each use finds cold memory.
 
-    def __init__(self, *, batch_bytes: int, ring_bytes: int) -> None:
-        count = max(2, ring_bytes // batch_bytes)
-        self._memory: Bytes = np.ones((count, batch_bytes), dtype=np.uint8)
-        self.count = count
+    `shared`: memory of the kind that the arena's pages lie in (a shared mapping, small pages unless the machine says
+    otherwise) instead of numpy's own.
+    """
+
+    def __init__(self, *, batch_bytes: int, ring_bytes: int, shared: bool = False) -> None:
+        self.count = max(2, ring_bytes // batch_bytes)
+        if shared:
+            mapping = mmap.mmap(-1, self.count * batch_bytes)
+            memory = np.frombuffer(mapping, dtype=np.uint8).reshape(self.count, batch_bytes)
+            memory[:] = 1
+        else:
+            memory = np.ones((self.count, batch_bytes), dtype=np.uint8)
+        self._memory: Bytes = memory
 
     def batch(self, number: int) -> Bytes:
         """The batch of round `number`: uint8 [batch_bytes]."""
-        row: Bytes = self._memory[number % len(self._memory)]
+        row: Bytes = self._memory[number % self.count]
         return row
