@@ -7,7 +7,7 @@ VENV ?= .venv
 PYTHON ?= python3
 # Which torch to install; on a machine without a GPU name a CPU build here.
 TORCH ?= torch==2.13.0
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 SANITIZE_SECONDS ?= 20
 
 BIN := $(VENV)/bin

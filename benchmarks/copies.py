@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from benchmarks.timing import Scenario
-from benchmarks.workload import ColdBuffers
+from benchmarks.workload import STRIDE, ColdBuffers
 
 
 def plain_copies(batch_bytes: int, *, ring_bytes: int, into_shared: bool = False) -> list[Scenario]:
@@ -21,27 +21,26 @@ def plain_copies(batch_bytes: int, *, ring_bytes: int, into_shared: bool = False
     destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes, shared=into_shared)
     warm = np.ones(batch_bytes, dtype=np.uint8)
 
+    warm_address = warm.ctypes.data
+    half, quarter = sources.count // 2, sources.count // 4
+
+    # Each of the four walks its own part of the rings in big steps, so that none finds what another has just touched.
     def copyto(number: int) -> None:
-        np.copyto(destinations.batch(number), sources.batch(number))
+        np.copyto(destinations.batch(number * STRIDE), sources.batch(number * STRIDE))
 
     def memcpy(number: int) -> None:
-        # half a ring away from what copyto reads in the same round
-        shifted = number + len_half
-        ctypes.memmove(
-            destinations.batch(shifted).ctypes.data, sources.batch(shifted).ctypes.data, batch_bytes
-        )
+        at = number * STRIDE + half
+        ctypes.memmove(destinations.address(at), sources.address(at), batch_bytes)
 
     def copyto_warm(number: int) -> None:
-        np.copyto(warm, sources.batch(number + len_quarter))
+        np.copyto(warm, sources.batch(number * STRIDE + quarter))
 
     def memcpy_warm(number: int) -> None:
-        ctypes.memmove(warm.ctypes.data, sources.batch(number + 3 * len_quarter).ctypes.data, batch_bytes)
+        ctypes.memmove(warm_address, sources.address(number * STRIDE + half + quarter), batch_bytes)
 
     def warm_up(_: int) -> None:
         warm[:] = 1
 
-    count = sources.count
-    len_half, len_quarter = max(1, count // 2), max(1, count // 4)
     return [
         Scenario("copyto_cold", copyto),
         Scenario("memcpy_cold", memcpy),

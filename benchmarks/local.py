@@ -22,7 +22,7 @@ from benchmarks.copies import plain_copies
 from benchmarks.daemon import own_sidecar
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from benchmarks.two_clients import measure_two_clients
-from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of
+from benchmarks.workload import STRIDE, Bytes, Chains, ColdBuffers, namespace_of
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_types.outcomes import Hit, Stored
 from kv_types.page_keys import page_keys
@@ -66,7 +66,7 @@ class Filled:
 
     def chain(self, number: int) -> bytes:
         """Chain of a round: neighbours in time are far apart in the arena."""
-        return self.chains[(number * 7) % len(self.chains)]
+        return self.chains[number * STRIDE % len(self.chains)]
 
 
 def fill(client: Client, draw: Chains, *, page_bytes: int, pages: int, total_bytes: int) -> Filled:
@@ -107,7 +107,7 @@ def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
         warm[:] = 1
 
     scenarios = [
-        Scenario("get_cold", get(destinations.batch)),
+        Scenario("get_cold", get(lambda number: destinations.batch(number * STRIDE))),
         Scenario("get_warm", get(lambda _: warm), prepare=warm_up),
         *plain_copies(batch_bytes, ring_bytes=RING_BYTES),
     ]
@@ -122,7 +122,7 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     chains = [draw.draw(pages) for _ in range(rounds + 2)]
 
     def put(number: int) -> None:
-        outcomes = client.put(namespace, chains[number], _pages(sources.batch(number), page_bytes))
+        outcomes = client.put(namespace, chains[number], _pages(sources.batch(number * STRIDE), page_bytes))
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
 

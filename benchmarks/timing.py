@@ -39,6 +39,8 @@ class Scenario:
 
 def interleave(scenarios: list[Scenario], *, rounds: int, warm_up: int = 2) -> dict[str, Samples]:
     """Run each scenario once a round, in an order that rotates, and return the samples by name."""
+    if len({scenario.name for scenario in scenarios}) < len(scenarios):
+        raise ValueError("scenarios of one run need different names")
     samples = {scenario.name: Samples(inner=scenario.inner) for scenario in scenarios}
     for number in range(warm_up + rounds):
         shift = number % len(scenarios)

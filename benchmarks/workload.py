@@ -16,6 +16,9 @@ PAGE_TOKENS = 64
 LAYER_BYTES = 2 * PAGE_TOKENS * 64 * 2
 """Key and value of one layer: one head of 64 fp16 numbers a token."""
 
+STRIDE = 7
+"""Batches between two that are used one after the other."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -72,8 +75,14 @@ class ColdBuffers:
         else:
             memory = np.ones((self.count, batch_bytes), dtype=np.uint8)
         self._memory: Bytes = memory
+        self._address = memory.ctypes.data
+        self._batch_bytes = batch_bytes
 
     def batch(self, number: int) -> Bytes:
         """The batch of round `number`: uint8 [batch_bytes]."""
         row: Bytes = self._memory[number % self.count]
         return row
+
+    def address(self, number: int) -> int:
+        """Where that batch begins."""
+        return self._address + number % self.count * self._batch_bytes

@@ -13,7 +13,7 @@ from cache_l2.store import ArenaConfig, ArenaStore
 from kv_types.clock import BoottimeClock, Clock
 from kv_wire.allocator import keep_freed_memory
 from sidecar.config import Settings
-from sidecar.copy_kernel import choose_copy_kernel
+from sidecar.copy_kernel import choose_copy_kernels
 from sidecar.endpoint import RuntimeDirectory
 from sidecar.logs import logger
 from sidecar.metrics import Metrics
@@ -28,6 +28,7 @@ _log = logger("runtime")
 
 def arena_config(settings: Settings) -> ArenaConfig:
     """Return the arena's part of the settings; measures the copy kernels on the way."""
+    large, small = choose_copy_kernels(settings.copy_kernel)
     return ArenaConfig(
         arena_bytes=settings.arena_size,
         segment_bytes=settings.segment_size or 0,
@@ -37,7 +38,8 @@ def arena_config(settings: Settings) -> ArenaConfig:
         freshness_lease_s=settings.freshness_lease,
         reservation_s=settings.reservation_time,
         default_ttl_s=math.ceil(settings.default_ttl),
-        copy_kernel=choose_copy_kernel(settings.copy_kernel),
+        copy_kernel=large,
+        small_copy_kernel=small,
         prefault=settings.prefault,
     )
 

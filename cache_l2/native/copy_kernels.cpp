@@ -140,7 +140,11 @@ std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_libc}}; }
 #endif
 #endif
 
-std::atomic<std::uint32_t> default_kernel{0};
+std::atomic<std::uint32_t> default_kernel{0}, default_small_kernel{0};
+
+std::atomic<std::uint32_t>& default_for(std::size_t call_bytes) {
+  return call_bytes < kLargeCopyBytes ? default_small_kernel : default_kernel;
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -172,9 +176,13 @@ const CopyKernel& copy_kernel(std::uint32_t number) {
   return kernels[number < kernels.size() ? number : 0];
 }
 
-std::uint32_t default_copy_kernel() noexcept { return default_kernel.load(std::memory_order_relaxed); }
+std::uint32_t default_copy_kernel(std::size_t call_bytes) noexcept {
+  return default_for(call_bytes).load(std::memory_order_relaxed);
+}
 
-void set_default_copy_kernel(std::uint32_t number) noexcept { default_kernel.store(number, std::memory_order_relaxed); }
+void set_default_copy_kernel(std::size_t call_bytes, std::uint32_t number) noexcept {
+  default_for(call_bytes).store(number, std::memory_order_relaxed);
+}
 
 Calibration calibrate_copy(std::size_t bytes) {
   const std::size_t places = std::max<std::size_t>(2, kColdBytes / bytes);

@@ -19,9 +19,13 @@ const std::vector<CopyKernel>& copy_kernels();
 // The kernel of that number, or memcpy when this processor has no such kernel.
 const CopyKernel& copy_kernel(std::uint32_t number);
 
-// The kernel of this process where nobody names one: what was measured last, here or by the sidecar; memcpy before that.
-std::uint32_t default_copy_kernel() noexcept;
-void set_default_copy_kernel(std::uint32_t number) noexcept;
+// Calls that move fewer bytes than this fit the inner caches, where streaming stores lose: they have a kernel of their own.
+constexpr std::size_t kLargeCopyBytes = 512 * 1024;
+
+// The kernel of this process where nobody names one: what was measured last for calls of that size, here or by the
+// sidecar; memcpy before that.
+std::uint32_t default_copy_kernel(std::size_t call_bytes) noexcept;
+void set_default_copy_kernel(std::size_t call_bytes, std::uint32_t number) noexcept;
 
 struct KernelTimes {
   const char* name;
