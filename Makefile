@@ -11,6 +11,8 @@ PYTEST_FLAGS ?= -n 2 --dist loadfile
 SANITIZE_SECONDS ?= 20
 
 BIN := $(VENV)/bin
+# Compiling every module of torch and transformers would take longer than compiling those that are used, when they are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
 NATIVE := CMakeLists.txt $(wildcard cache_l2/native/*.cpp cache_l2/native/*.hpp)
 
@@ -25,16 +27,16 @@ $(BIN)/python:
 # One stamp an extra: the set-up runs again when its inputs change, and not otherwise.
 $(VENV)/.demo: pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo "Setting up $(VENV): torch, transformers and the native core (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]"
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[demo]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(PIP) -e ".[test]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	@touch $@
 
 demo: $(VENV)/.demo ## See a real model skip most of a prefill
