@@ -24,20 +24,24 @@ help: ## List the commands
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp an extra: the set-up runs again when its inputs change, and not otherwise.
-$(VENV)/.demo: pyproject.toml $(NATIVE) | $(BIN)/python
-	@echo "Setting up $(VENV): torch, transformers and the native core (a few minutes the first time)"
+# One stamp an extra, each extra holding those before it: the set-up runs again when its inputs change, and not otherwise.
+define install
+	@echo "Setting up $(VENV) with [$(1)]: torch, transformers and the native core (a few minutes the first time)"
 	$(PIP) "$(TORCH)"
-	$(PIP) -e ".[demo]"
+	$(PIP) -e ".[$(1)]"
+endef
+
+$(VENV)/.demo: pyproject.toml $(NATIVE) | $(BIN)/python
+	$(call install,demo)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	$(PIP) -e ".[test]"
-	@touch $@
+$(VENV)/.test: pyproject.toml $(NATIVE) | $(BIN)/python
+	$(call install,test)
+	@touch $(VENV)/.demo $@
 
-$(VENV)/.dev: $(VENV)/.test
-	$(PIP) -e ".[dev]"
-	@touch $@
+$(VENV)/.dev: pyproject.toml $(NATIVE) | $(BIN)/python
+	$(call install,dev)
+	@touch $(VENV)/.demo $(VENV)/.test $@
 
 demo: $(VENV)/.demo ## See a real model skip most of a prefill
 	$(BIN)/python examples/first_light.py $(DEMO_FLAGS)
