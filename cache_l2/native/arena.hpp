@@ -130,6 +130,7 @@ class Arena {
   };
   struct ClientRow {
     std::uint32_t state = kRowFree;
+    std::uint64_t pid = 0;
     std::uint32_t first_reservation = kNoEntry;
     std::uint32_t reservations = 0;
   };
@@ -204,6 +205,7 @@ class Arena {
   Tally tallies_[kPageStates];           // of all states but free
   std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan
   std::uint32_t epoch_ = 0;
+  std::uint64_t round_began_ns_ = 0;     // when room was last looked for
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };
 
