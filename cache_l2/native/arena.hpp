@@ -164,6 +164,9 @@ class Arena {
   void unlink_reservation(std::uint32_t entry);
   // arena_hide.cpp
   std::uint64_t hide_subtree(std::uint32_t entry, HideCause cause);
+  std::uint64_t hide_from_leaves(std::uint32_t top, std::uint64_t pages);
+  bool hide_expired(std::uint32_t entry);
+  void schedule_expiry(const TimedItem& item);
   void hide_one(std::uint32_t entry, HideCause cause);
   void count_hidden(HideCause cause);
   void free_entry(std::uint32_t entry);
