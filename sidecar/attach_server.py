@@ -234,7 +234,7 @@ class AttachServer:
             return
         connection.close()
         self._connections.discard(connection)
-        process = connection.process
+        process, connection.process = connection.process, None  # no cycle that only the collector ends
         if process is not None and self._processes.get(process.row) is process:
             process.connection = None
             self._counts["orphaned"] += 1
