@@ -191,8 +191,8 @@ class Reader:
     def held(self) -> int:
         """Leases held now."""
     def close(self) -> bool:
-        """Unmap when the last lease is released; further calls raise ValueError. True when that was now: no lease or view
-        is left and no other thread is inside a call, so that the row can be given back."""
+        """Unmap when the last lease is released; further calls raise ValueError. True once that has happened: no lease or
+        view is left and no other thread is inside a call, so that the row can be given back. Closing again asks again."""
 
 @final
 class Lease:

@@ -13,6 +13,11 @@ from kv_types.ids import NamespaceId
 from kv_types.limits import NAMESPACES_PER_CLIENT_MAX
 from kv_types.outcomes import MissReason
 
+_CREDIBLE_MAX = 1 << 56
+"""More pages or bytes than one client can have counted: clients write their counters, so anything may stand there."""
+_SUM_MAX = (1 << 64) - 1
+"""What a message can tell."""
+
 
 class RowCounts(Protocol):
     """What the accounts need of the arena."""
@@ -41,10 +46,10 @@ class NamespaceCounts:
     look_ups: int = 0
 
     def __add__(self, other: NamespaceCounts) -> NamespaceCounts:
-        missed = tuple(a + b for a, b in zip(self.missed, other.missed, strict=True))
+        missed = tuple(_sum(a, b) for a, b in zip(self.missed, other.missed, strict=True))
         plain = (field.name for field in fields(self) if field.name != "missed")
         return NamespaceCounts(
-            missed=missed, **{name: getattr(self, name) + getattr(other, name) for name in plain}
+            missed=missed, **{name: _sum(getattr(self, name), getattr(other, name)) for name in plain}
         )
 
     def missed_by_reason(self) -> dict[MissReason, int]:
@@ -87,14 +92,14 @@ class Accounts:
     def end_row(self, row: int) -> None:
         """Fold a row whose process has ended: what it began and did not finish counts as missed(aborted) (rule R20)."""
         for namespace, counter in self._bound.pop(row).items():
-            self._fold(namespace, self._arena.row_counts(row, counter))
+            self._fold(namespace, *self._read(row, counter))
 
     def totals(self) -> Mapping[NamespaceId, NamespaceCounts]:
         """Sums a namespace over rows that live and rows that have ended."""
         totals = dict(self._ended)
         for row, bound in self._bound.items():
             for namespace, counter in bound.items():
-                _, living = _read(self._arena.row_counts(row, counter))
+                _, living = self._read(row, counter)
                 totals[namespace] = totals.get(namespace, NamespaceCounts()) + living
         return totals
 
@@ -104,9 +109,9 @@ class Accounts:
             return len(bound)
         if recycle:
             for namespace, counter in bound.items():
-                raw = self._arena.row_counts(row, counter)
-                if raw["begun"] == raw["requested"]:
-                    self._fold(namespace, raw)
+                unfinished, counts = self._read(row, counter)
+                if not unfinished:
+                    self._fold(namespace, unfinished, counts)
                     self._arena.reset_counts(row, counter)
                     del bound[namespace]
                     return counter
@@ -114,16 +119,25 @@ class Accounts:
             f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or attach again"
         )
 
-    def _fold(self, namespace: NamespaceId, raw: dict[str, int]) -> None:
-        unfinished, counts = _read(raw)
+    def _fold(self, namespace: NamespaceId, unfinished: int, counts: NamespaceCounts) -> None:
         if unfinished > 0:
             aborted = tuple(unfinished if reason is MissReason.ABORTED else 0 for reason in MissReason)
             counts += NamespaceCounts(requested=unfinished, missed=aborted)
         self._ended[namespace] = self._ended.get(namespace, NamespaceCounts()) + counts
 
+    def _read(self, row: int, counter: int) -> tuple[int, NamespaceCounts]:
+        """(pages begun and not finished, what is finished); nothing when the row's client wrote garbage there."""
+        try:
+            raw = self._arena.row_counts(row, counter)
+        except RuntimeError:  # rewritten at every attempt to read it: no look-up counts so fast
+            return 0, NamespaceCounts()
+        missed = tuple(raw[f"miss_{int(reason)}"] for reason in MissReason)
+        plain = {field.name: raw[field.name] for field in fields(NamespaceCounts) if field.name != "missed"}
+        counts = NamespaceCounts(missed=missed, **plain)
+        if max(raw.values()) > _CREDIBLE_MAX or not counts.is_balanced:
+            return 0, NamespaceCounts()
+        return raw["begun"] - raw["requested"], counts
 
-def _read(raw: dict[str, int]) -> tuple[int, NamespaceCounts]:
-    """(pages begun and not finished, what is finished)."""
-    missed = tuple(raw[f"miss_{int(reason)}"] for reason in MissReason)
-    plain = {field.name: raw[field.name] for field in fields(NamespaceCounts) if field.name != "missed"}
-    return raw["begun"] - raw["requested"], NamespaceCounts(missed=missed, **plain)
+
+def _sum(a: int, b: int) -> int:
+    return min(a + b, _SUM_MAX)

@@ -35,10 +35,11 @@ _ADVICE = {
 
 
 def shake_hands(
-    path: str, *, name: str, writable: bool, deadline_s: float
+    path: str, *, name: str, writable: bool, gone: tuple[int, ...] = (), deadline_s: float
 ) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
     """Return the connected non-blocking socket, the sidecar's welcome, and its three descriptors, all the caller's.
 
+    `gone` names earlier attachments of this process that it has unmapped: their rows end before the new one is given.
     Raises SidecarUnreachableError, HandshakeError, LimitExceededError, InvalidArgumentError. Leaves nothing open then.
     """
     deadline = time.monotonic() + deadline_s
@@ -47,7 +48,7 @@ def shake_hands(
         Hello(
             version_min=PROTOCOL_VERSION_MIN, version_max=PROTOCOL_VERSION, layout_version=LAYOUT_VERSION,
             role=Role.WRITER if writable else Role.READER, time_namespace=time_namespace(),
-            boot_now_ns=before_ns, name=name,
+            boot_now_ns=before_ns, name=name, gone=gone,
         ),
         _HELLO_REQUEST,
     )  # fmt: skip

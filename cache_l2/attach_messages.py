@@ -52,7 +52,8 @@ class Refusal(IntEnum):
 class Hello:
     """The client introduces itself: what it speaks, and the clock that it lives by.
 
-    `boot_now_ns` is CLOCK_BOOTTIME; `time_namespace` the inode of its time namespace, 0 when unknown.
+    `boot_now_ns` is CLOCK_BOOTTIME; `time_namespace` the inode of its time namespace, 0 when unknown. `gone` names
+    attachments of the same process that it has unmapped: no thread of it can touch their rows or places any more.
     """
 
     version_min: int
@@ -62,11 +63,15 @@ class Hello:
     time_namespace: int
     boot_now_ns: int
     name: str
+    gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The sidecar accepts: the row to use, the sizes of the three files in bytes, and its own clock."""
+    """The sidecar accepts: the row to use, the sizes of the three files in bytes, and its own clock.
+
+    `attachment` is a random name of this attachment, by which the client says in a later Hello that it is gone.
+    """
 
     version: int
     layout_version: int
@@ -79,6 +84,7 @@ class Welcome:
     reservation_ms: int
     time_namespace: int
     boot_now_ns: int
+    attachment: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from kv_types.ids import (
 )
 from kv_types.limits import (
     ATTACH_MESSAGE_BYTES_MAX,
+    ATTACHMENTS_GONE_MAX,
     BATCH_PAGES_MAX,
     NAMESPACE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
@@ -67,7 +68,7 @@ FAILURE_TEXT_BYTES_MAX = 2048
 
 _HEADER = struct.Struct("<4sHHII")
 _HELLO = struct.Struct("<HHIBQQ")
-_WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQ")
+_WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQQ")
 _REGISTERED = struct.Struct(f"<{KEY_BYTES}sIII")
 _RESERVE = struct.Struct(f"<IBqB{KEY_BYTES}sH")
 _COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQH")
@@ -185,14 +186,15 @@ def _write_hello(message: Hello) -> bytes:
         message.version_min, message.version_max, message.layout_version, message.role,
         message.time_namespace, message.boot_now_ns,
     )  # fmt: skip
-    return head + _text(message.name, CLIENT_NAME_BYTES_MAX, "the client's name")
+    gone = _numbers(message.gone, ATTACHMENTS_GONE_MAX)
+    return head + _text(message.name, CLIENT_NAME_BYTES_MAX, "the client's name") + gone
 
 
 def _write_welcome(message: Welcome) -> bytes:
     return _WELCOME.pack(
         message.version, message.layout_version, message.row, message.life, message.control_bytes,
         message.clients_bytes, message.data_bytes, message.batch_pages_max, message.reservation_ms,
-        message.time_namespace, message.boot_now_ns,
+        message.time_namespace, message.boot_now_ns, message.attachment,
     )  # fmt: skip
 
 
@@ -260,8 +262,10 @@ def _batch(count: int) -> int:
     return count
 
 
-def _numbers(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<H{len(values)}Q", _batch(len(values)), *values)
+def _numbers(values: Sequence[int], limit: int = BATCH_PAGES_MAX) -> bytes:
+    if len(values) > limit:
+        raise LimitExceededError(f"{len(values)} numbers of one message exceed {limit}: split it")
+    return struct.pack(f"<H{len(values)}Q", len(values), *values)
 
 
 def _short(value: bytes, limit: int, what: str) -> bytes:
@@ -288,17 +292,29 @@ def _read_hello(body: _Body) -> Hello:
         version_min=version_min, version_max=version_max, layout_version=layout_version, role=Role(role),
         time_namespace=time_namespace, boot_now_ns=boot_now_ns,
         name=body.text(CLIENT_NAME_BYTES_MAX, "the client's name"),
+        gone=body.numbers(body.counted(_COUNT, ATTACHMENTS_GONE_MAX, "attachments that are gone")),
     )  # fmt: skip
 
 
 def _read_welcome(body: _Body) -> Welcome:
-    version, layout, row, life, control, clients, data, batch, reservation_ms, time_namespace, now = (
-        _WELCOME.unpack(body.take(_WELCOME.size))
-    )
+    (
+        version,
+        layout,
+        row,
+        life,
+        control,
+        clients,
+        data,
+        batch,
+        reservation_ms,
+        time_namespace,
+        now,
+        attachment,
+    ) = _WELCOME.unpack(body.take(_WELCOME.size))
     return Welcome(
         version=version, layout_version=layout, row=row, life=LifeId(life), control_bytes=control,
         clients_bytes=clients, data_bytes=data, batch_pages_max=batch, reservation_ms=reservation_ms,
-        time_namespace=time_namespace, boot_now_ns=now,
+        time_namespace=time_namespace, boot_now_ns=now, attachment=attachment,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ what only the sidecar may do. Nothing here raises because a sidecar is slow, gon
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from kv_types.errors import (
     UnknownNamespaceError,
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
-from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
+from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
 from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
 
 _DETACH_DEADLINE_S = 0.2
@@ -81,8 +82,11 @@ Reservation = Reserved | Known | Refused
 class AttachedArena:
     """One attachment in one sidecar's life. Thread-safe; not usable in a forked child, which must attach itself."""
 
-    def __init__(self, channel: AttachChannel, welcome: Welcome, reader: Reader, *, writable: bool) -> None:
+    def __init__(
+        self, path: str, channel: AttachChannel, welcome: Welcome, reader: Reader, *, writable: bool
+    ) -> None:
         """Use `connect`."""
+        self._path = path
         self._channel = channel
         self._reader: Reader | None = reader
         self._welcome = welcome
@@ -107,9 +111,11 @@ class AttachedArena:
         reserved. Raises SidecarUnreachableError (nobody answers within `deadline_s`), HandshakeError (another version,
         layout, user, pid or time namespace; no free row), LimitExceededError (`name`).
         """
+        gone = _departures.gone(path)
         connection, welcome, descriptors = shake_hands(
-            path, name=name, writable=writable, deadline_s=deadline_s
+            path, name=name, writable=writable, gone=gone, deadline_s=deadline_s
         )
+        _departures.forget(gone)
         control, clients, data = descriptors
         try:
             reader = Reader(
@@ -119,7 +125,7 @@ class AttachedArena:
         except (ValueError, OSError, MemoryError) as error:
             decline(connection)
             raise HandshakeError(f"the sidecar's arena can't be mapped here: {error}") from error
-        return cls(AttachChannel(connection), welcome, reader, writable=writable)
+        return cls(path, AttachChannel(connection), welcome, reader, writable=writable)
 
     @property
     def reader(self) -> Reader:
@@ -137,6 +143,11 @@ class AttachedArena:
     def row(self) -> int:
         """This client's row, as the sidecar's status shows it."""
         return self._welcome.row
+
+    @property
+    def attachment(self) -> int:
+        """What the sidecar calls this attachment."""
+        return self._welcome.attachment
 
     @property
     def reservation_s(self) -> float:
@@ -248,7 +259,8 @@ class AttachedArena:
     def close(self) -> None:
         """Detach. Leases still held stay readable until they are released. Idempotent, and safe in a forked child.
 
-        With leases held, or calls under way in other threads, the row stays this process's until it ends.
+        With leases held, calls under way in other threads, or a broken connection, the row stays this process's until it
+        ends, or attaches again after the last of them.
         """
         if self._closed:
             return
@@ -257,16 +269,20 @@ class AttachedArena:
         if self._forked:
             return
         reader, self._reader = self._reader, None
-        # a row is given back only when no thread can touch it any more; else it lasts as long as this process
-        is_unmapped = reader is not None and reader.close()
+        if reader is None:
+            return  # another thread closes
+        # a row is given back only when no thread can touch it any more
+        is_given_back = False
         try:
-            if is_unmapped:
+            if reader.close():
                 self._channel.call(Detach(), deadline_s=_DETACH_DEADLINE_S)
+                is_given_back = True
         except (DeadlinePassed, ConnectionBroken):
-            # the sidecar learns of our end from the pidfd
-            pass
+            pass  # said at the next handshake
         finally:
             self._channel.close()
+            if not is_given_back:
+                _departures.add(self._path, self.attachment, reader)
 
     def __enter__(self) -> AttachedArena:
         return self
@@ -328,10 +344,43 @@ def _outcome(status: int, reason: int) -> PutOutcome:
         raise ProtocolError(f"the sidecar answered status {status}, reason {reason}: {error}") from error
 
 
+class _Departure(NamedTuple):
+    path: str
+    attachment: int
+    reader: Reader
+
+
+class _Departures:
+    """Closed attachments of this process whose sidecars may still keep a row for them. Thread-safe; bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[_Departure] = []
+
+    def add(self, path: str, attachment: int, reader: Reader) -> None:
+        """Remember one; the oldest makes room, its row then lasts as long as this process."""
+        with self._lock:
+            self._waiting.append(_Departure(path, attachment, reader))
+            del self._waiting[:-ATTACHMENTS_GONE_MAX]
+
+    def gone(self, path: str) -> tuple[int, ...]:
+        """Those of one socket path that are unmapped by now."""
+        with self._lock:
+            return tuple(one.attachment for one in self._waiting if one.path == path and one.reader.close())
+
+    def forget(self, attachments: tuple[int, ...]) -> None:
+        """Their sidecar was told, or is no more."""
+        with self._lock:
+            self._waiting = [one for one in self._waiting if one.attachment not in attachments]
+
+
+_departures = _Departures()
 _attachments: weakref.WeakSet[AttachedArena] = weakref.WeakSet()
 
 
 def _abandon_all_in_child() -> None:
+    global _departures  # noqa: PLW0603  (they are the parent's to tell)
+    _departures = _Departures()
     for attachment in list(_attachments):
         attachment._abandon_in_child()
 

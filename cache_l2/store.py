@@ -202,16 +202,15 @@ class ArenaStore:
         self._book.end_row(row)
 
     def end_client(self, row: int) -> None:
-        """The process is gone, or detached with nothing held: its leases and reservations end, its counts are kept."""
+        """The process is gone, or has unmapped the arena: its leases and reservations end, its counts are kept."""
         self._accounts.end_row(row)
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
 
-    def client_holds(self, row: int) -> bool:
-        """Whether a row still has leases, or reservations that its process may yet write to, run out or not."""
-        state = self._arena.row_statistics(row)
-        return bool(state["leases"] or state["reservations"])
+    def client_leases(self, row: int) -> int:
+        """Leases that a row still holds."""
+        return self._arena.row_statistics(row)["leases"]
 
     def descriptors(self, *, writable: bool) -> tuple[int, int, int]:
         """Return new (control, clients, data) descriptors that the caller closes."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cache_l2.attach_messages import SidecarMessage
@@ -21,7 +20,10 @@ class ReceiverTooSlowError(Exception):
 
 @dataclass(slots=True, eq=False)
 class AttachedProcess:
-    """A client's life: it lasts until `pidfd` says that the process ended, whatever its connection does (rule R17)."""
+    """A client's life: it lasts until `pidfd` says that the process ended, whatever its connection does (rule R17).
+
+    Its process may end it earlier, by detaching or by naming `attachment` as gone when it attaches again.
+    """
 
     row: int
     pid: int
@@ -29,6 +31,7 @@ class AttachedProcess:
     name: str
     writable: bool
     connection: Connection | None
+    attachment: int
     registered: set[int] = field(default_factory=set)
 
 
@@ -40,14 +43,14 @@ class Connection:
         accepted: socket.socket,
         peer: Peer,
         loop: asyncio.AbstractEventLoop,
-        on_broken: Callable[[Connection], None],
     ) -> None:
         self.socket = accepted
         self.peer = peer
         self.process: AttachedProcess | None = None
         self.is_closed = False
+        self.is_deaf = False
+        self.was_reset = False
         self._loop = loop
-        self._on_broken = on_broken
         self._waiting: deque[bytes] = deque()
 
     @property
@@ -63,7 +66,13 @@ class Connection:
     def send(
         self, message: SidecarMessage, request: int, *, descriptors: tuple[int, ...] = (), version: int
     ) -> None:
-        """Send or queue a reply. Raises ReceiverTooSlowError, OSError when the connection broke."""
+        """Send or queue a reply. Raises ReceiverTooSlowError, and OSError when descriptors can't be handed over.
+
+        A reply that can't be delivered any more is dropped: its client has left, but what it had sent before it did,
+        a Detach above all, is still to be read.
+        """
+        if self.is_deaf:
+            return
         data = encode_message(message, request, version=version)
         if not self._waiting:
             try:
@@ -72,6 +81,11 @@ class Connection:
                 if descriptors:
                     raise ReceiverTooSlowError from None
                 self._loop.add_writer(self.socket, self._flush)
+            except OSError:
+                if descriptors:
+                    raise
+                self.is_deaf = True
+                return
             else:
                 return
         if len(self._waiting) >= ATTACH_QUEUE_MESSAGES_MAX:
@@ -95,8 +109,9 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError:
-                self._on_broken(self)
-                return
+                self.is_deaf = True
+                self._waiting.clear()
+                break
             self._waiting.popleft()
         self._loop.remove_writer(self.socket)
 

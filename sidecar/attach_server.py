@@ -7,6 +7,7 @@ process (pidfd); with its connection alone it becomes an orphan (rule R17).
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import time
 from collections import Counter
@@ -143,7 +144,7 @@ class AttachServer:
             accepted.close()
             return
         accepted.setblocking(False)
-        connection = Connection(accepted, peer_of(accepted), loop, self._close)
+        connection = Connection(accepted, peer_of(accepted), loop)
         self._connections.add(connection)
         loop.add_reader(accepted, self._on_readable, connection)
         loop.call_later(ATTACH_DEADLINE_S_DEFAULT, self._expect_attached, connection)
@@ -173,8 +174,11 @@ class AttachServer:
         except BlockingIOError:
             return False
         except OSError:
-            self._close(connection)
-            return False
+            # said once, when a client left replies unread; what it had sent before it left comes after it
+            if connection.was_reset:
+                self._close(connection)
+            connection.was_reset = True
+            return not connection.is_closed
         if datagram is None:
             self._close(connection)
             return False
@@ -230,7 +234,7 @@ class AttachServer:
             return
         connection.close()
         self._connections.discard(connection)
-        process = connection.process
+        process, connection.process = connection.process, None  # no cycle that only the collector ends
         if process is not None and self._processes.get(process.row) is process:
             process.connection = None
             self._counts["orphaned"] += 1
@@ -249,6 +253,7 @@ class AttachServer:
         if refusal is not None:
             self._refuse(connection, request, refusal)
             return
+        self._end_gone(connection, hello)
         try:
             row = self._store.open_client(connection.pid)
         except LimitExceededError as error:
@@ -256,7 +261,7 @@ class AttachServer:
             return
         process = AttachedProcess(
             row=row, pid=connection.pid, pidfd=descriptors[0], name=hello.name, writable=bool(hello.role),
-            connection=connection,
+            connection=connection, attachment=secrets.randbits(64),
         )  # fmt: skip
         try:
             self._running_loop().add_reader(process.pidfd, self._on_exit, process)
@@ -267,8 +272,19 @@ class AttachServer:
         connection.process = process
         self._processes[row] = process
         self._counts["attached"] += 1
-        welcome(self._store, self._clock, connection, request, process)
+        try:
+            welcome(self._store, self._clock, connection, request, process)
+        except BaseException:
+            self._end(process)  # nobody has heard of this row: a client that gave up must not leave an orphan
+            raise
         _log.info("client attached", pid=process.pid, row=row, name=process.name, writable=process.writable)
+
+    def _end_gone(self, connection: Connection, hello: Hello) -> None:
+        """End what this process says it has unmapped; its connections may not be seen broken yet."""
+        gone = set(hello.gone)
+        for process in [one for one in self._processes.values() if one.attachment in gone]:
+            if process.pid == connection.pid:
+                self._on_exit(process)
 
     def _refuse(self, connection: Connection, request: int, refusal: Refusing) -> None:
         self._counts["refused"] += 1
@@ -284,8 +300,8 @@ class AttachServer:
 
     def _detach(self, connection: Connection, request: int, process: AttachedProcess) -> None:
         self._counts["detached"] += 1
-        if not self._store.client_holds(process.row):
-            self._end(process)
+        if not self._store.client_leases(process.row):
+            self._end(process)  # with whatever it had reserved: who detaches has finished writing
         # ended before it is told: a client that does not wait for the answer must not leave an orphan
         connection.send(Done(), request, version=PROTOCOL_VERSION)
         self._close(connection)

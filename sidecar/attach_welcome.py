@@ -44,7 +44,7 @@ def welcome(
         control_bytes=geometry["control_bytes"], clients_bytes=geometry["clients_bytes"],
         data_bytes=geometry["data_bytes"], batch_pages_max=BATCH_PAGES_MAX,
         reservation_ms=int(store.config.reservation_s * 1000), time_namespace=time_namespace(),
-        boot_now_ns=clock.now_ns(),
+        boot_now_ns=clock.now_ns(), attachment=process.attachment,
     )  # fmt: skip
     descriptors = store.descriptors(writable=process.writable)
     try:

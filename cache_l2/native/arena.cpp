@@ -107,6 +107,7 @@ std::optional<std::uint32_t> Arena::open_row(std::uint64_t pid) {
     if (rows_[row].state != kRowFree) continue;
     clear_row(view_, row);
     rows_[row].state = kRowAttached;
+    rows_[row].pid = pid;
     view_.row(row).pid.store(pid, std::memory_order_relaxed);
     view_.row(row).state.store(kRowAttached, std::memory_order_release);
     return row;
@@ -143,7 +144,7 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
   Row& row = view_.row(number);
   RowStatistics out;
   out.state = rows_[number].state;
-  out.pid = row.pid.load(std::memory_order_relaxed);
+  out.pid = rows_[number].pid;  // not the row's copy, which its client may overwrite
   out.applied_view = row.applied_view.load(std::memory_order_acquire);
   out.reservations = rows_[number].reservations;
   for (const Word& request : row.request_view) {

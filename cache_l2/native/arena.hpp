@@ -130,6 +130,7 @@ class Arena {
   };
   struct ClientRow {
     std::uint32_t state = kRowFree;
+    std::uint64_t pid = 0;
     std::uint32_t first_reservation = kNoEntry;
     std::uint32_t reservations = 0;
   };
@@ -163,6 +164,9 @@ class Arena {
   void unlink_reservation(std::uint32_t entry);
   // arena_hide.cpp
   std::uint64_t hide_subtree(std::uint32_t entry, HideCause cause);
+  std::uint64_t hide_from_leaves(std::uint32_t top, std::uint64_t pages);
+  bool hide_expired(std::uint32_t entry);
+  void schedule_expiry(const TimedItem& item);
   void hide_one(std::uint32_t entry, HideCause cause);
   void count_hidden(HideCause cause);
   void free_entry(std::uint32_t entry);
@@ -204,6 +208,7 @@ class Arena {
   Tally tallies_[kPageStates];           // of all states but free
   std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan
   std::uint32_t epoch_ = 0;
+  std::uint64_t round_began_ns_ = 0;     // when room was last looked for
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };
 

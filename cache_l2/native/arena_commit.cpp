@@ -88,11 +88,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t
   auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
   ++of_namespace.pages;
   of_namespace.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
-  if (expiry_s != 0) {
-    page_expiries_.push({expiry_s, entry, generation}, [&](const TimedItem& item) {
-      return view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-    });
-  }
+  if (expiry_s != 0) schedule_expiry({expiry_s, entry, generation});
   refresh_leaf(entry);
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
 constexpr std::uint64_t kExpiriesPerCall = 1024;
+constexpr std::uint64_t kExpiredPagesPerCall = 16'384;  // some 2 ms; whoever looks a page up sees by itself that its time is over
 
 }  // namespace
 
@@ -52,7 +53,11 @@ std::uint64_t Arena::expire(std::uint64_t now_ns) {
   for (std::uint64_t i = 0; i < kExpiriesPerCall && page_expiries_.due(now_ns / kNsPerSecond); ++i) {
     const TimedItem item = page_expiries_.pop();
     const bool same = view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-    if (same && pages_[item.entry].state == PageState::kVisible) hidden += hide_subtree(item.entry, HideCause::kTtl);
+    if (!same || pages_[item.entry].state != PageState::kVisible) continue;
+    if (hidden < kExpiredPagesPerCall) hidden += hide_from_leaves(item.entry, kExpiredPagesPerCall - hidden);
+    if (pages_[item.entry].state != PageState::kVisible) continue;
+    schedule_expiry(item);  // more stands on it than one call may hide
+    break;
   }
   for (std::uint64_t i = 0; i < kExpiriesPerCall && now_ns != 0 && reservation_deadlines_.due(now_ns - 1); ++i) {
     const TimedItem item = reservation_deadlines_.pop();
@@ -61,6 +66,34 @@ std::uint64_t Arena::expire(std::uint64_t now_ns) {
   }
   reclaim();
   return hidden;
+}
+
+// Hides a subtree from its leaves on, about `pages` of it at most: what is left is prefix-closed, with `top` the last to go.
+std::uint64_t Arena::hide_from_leaves(std::uint32_t top, std::uint64_t pages) {
+  std::uint64_t hidden = 0;
+  std::uint32_t at = top;
+  for (std::uint64_t i = 0; i < pages; ++i) {
+    while (pages_[at].first_child != kNoEntry) at = pages_[at].first_child;
+    const std::uint32_t parent = pages_[at].parent;
+    hidden += hide_subtree(at, HideCause::kTtl);
+    if (at == top) break;
+    at = parent;
+  }
+  return hidden;
+}
+
+// Hides a page whose time is over with what stands on it; false when that is more than one call may hide.
+bool Arena::hide_expired(std::uint32_t entry) {
+  hide_from_leaves(entry, kExpiredPagesPerCall);
+  const bool is_hidden = pages_[entry].state != PageState::kVisible;
+  reclaim();
+  return is_hidden;
+}
+
+void Arena::schedule_expiry(const TimedItem& item) {
+  page_expiries_.push(item, [&](const TimedItem& other) {
+    return view_.entries[other.entry].generation.load(std::memory_order_relaxed) == other.generation;
+  });
 }
 
 // Hides a page and its descendants; reservations among them are cut off. Returns visible pages hidden.

@@ -58,8 +58,7 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
   if (page.state == PageState::kReserved) {
     absent = page.row != request.row || request.now_ns > page.deadline_ns;
   } else if (expired(entry, request.now_ns)) {
-    hide_subtree(entry, HideCause::kTtl);
-    reclaim();
+    hide_expired(entry);
   } else {
     absent = false;
   }
@@ -69,9 +68,8 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
 Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
   Reserved result;
   std::uint32_t entry = walk.stopped_by == kRefuseNone ? index_.find(key) : kNoEntry;
-  if (entry != kNoEntry && pages_[entry].state == PageState::kVisible && expired(entry, request.now_ns)) {
-    hide_subtree(entry, HideCause::kTtl);  // an invalid page counts as absent (rule R4)
-    reclaim();
+  const bool is_over = entry != kNoEntry && pages_[entry].state == PageState::kVisible && expired(entry, request.now_ns);
+  if (is_over && hide_expired(entry)) {  // an invalid page counts as absent (rule R4)
     ++walk.missing;
     entry = kNoEntry;
   }
@@ -82,7 +80,7 @@ Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, co
   }
   if (walk.stopped_by == kRefuseNone && entry == kNoEntry) {
     result = take_reservation(request, walk, key);
-  } else if (entry != kNoEntry && pages_[entry].state == PageState::kReserved) {
+  } else if (entry != kNoEntry && (is_over || pages_[entry].state == PageState::kReserved)) {
     result.reason = kRefuseBusy;
   } else if (entry != kNoEntry && tree_matches(entry, walk.parent)) {
     AccessTimes& access = view_.access[entry];

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "arena.hpp"
+#include "clock.hpp"
 
 namespace stratakv {
 namespace {
@@ -34,6 +35,8 @@ bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages) {
 // Looks at all leases once; leaves parked for a lease that has ended are victims again.
 void Arena::survey_leases() {
   scan_leases();
+  round_began_ns_ = boottime_ns();
+  policy_->begin_round(round_began_ns_);
   for (std::size_t i = parked_.size(); i-- > 0;) {
     const std::uint32_t entry = parked_[i];
     if (leased(entry)) continue;
@@ -121,7 +124,7 @@ std::optional<std::uint64_t> Arena::segment_heat(std::uint32_t segment) const {
   for (const std::uint32_t entry : segments_.owners(segment)) {
     if (entry == kNoOwner) continue;
     if (pages_[entry].state != PageState::kVisible || leased(entry)) return std::nullopt;
-    heat = std::max(heat, accessed_ns(view_, entry));
+    heat = std::max(heat, accessed_ns(view_, entry, round_began_ns_));
   }
   return heat;
 }

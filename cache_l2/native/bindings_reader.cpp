@@ -153,11 +153,11 @@ class PyReader {
 
   std::shared_ptr<Reader> core() const { return checked(reader_); }
   nb::bytes life() const { return give_bytes(life_, sizeof(life_)); }
-  // Every call takes its reference under the GIL, as this does: one reference means that no call, lease or view is left.
+  // Every call takes its reference and lets go of it under the GIL, as this does: no reference, no call, lease or view.
   bool close() {
-    const bool is_last = reader_.use_count() <= 1;
+    if (reader_ != nullptr) closed_ = reader_;
     reader_.reset();
-    return is_last;
+    return closed_.expired();
   }
 
   nb::tuple stamp() const {
@@ -316,6 +316,7 @@ class PyReader {
   }
 
   std::shared_ptr<Reader> reader_;
+  std::weak_ptr<Reader> closed_;  // tells when the last of those that outlive the close is gone
   std::uint8_t life_[16];
 };
 

@@ -22,14 +22,19 @@ class EvictionPolicy {
   virtual void add(std::uint32_t entry, std::uint32_t size_class) = 0;
   virtual void remove(std::uint32_t entry) = 0;
   virtual bool contains(std::uint32_t entry) const = 0;
+  // Victims are about to be asked for: access times are looked at once until the next round, whatever clients write.
+  virtual void begin_round(std::uint64_t now_ns) = 0;
   // The next victim of a size class; it stays until removed.
   virtual std::optional<Victim> coldest(std::uint32_t size_class) = 0;
 };
 
-// Last access of a page; a page that nobody has read yet counts from its commit.
-inline std::uint64_t accessed_ns(const ArenaView& arena, std::uint32_t entry) {
+// Last access of a page; a page that nobody has read yet counts from its commit, and so does one whose time lies ahead of
+// `now_ns`: clients write it, and garbage must not keep a page for ever. The margin is for reads since `now_ns`.
+inline std::uint64_t accessed_ns(const ArenaView& arena, std::uint32_t entry, std::uint64_t now_ns) {
+  constexpr std::uint64_t kMarginNs = 1'000'000'000;
   const std::uint64_t last = arena.access[entry].last.load(std::memory_order_relaxed);
-  return last != 0 ? last : arena.entries[entry].committed_ns.load(std::memory_order_relaxed);
+  if (last != 0 && last <= now_ns + kMarginNs) return last;
+  return arena.entries[entry].committed_ns.load(std::memory_order_relaxed);
 }
 
 // One heap a size class over the access times that readers write. A reader's access moves a page only away from the
@@ -43,8 +48,8 @@ class TailFirstLru final : public EvictionPolicy {
     if (contains(entry)) return;
     if (heaps_.size() <= size_class) heaps_.resize(size_class + 1);
     Heap& heap = heaps_[size_class];
-    places_[entry] = {size_class, static_cast<std::uint32_t>(heap.size()), true};
-    heap.push_back({accessed_ns(arena_, entry), entry});
+    places_[entry] = {size_class, static_cast<std::uint32_t>(heap.size()), 0, true};
+    heap.push_back({accessed_ns(arena_, entry, now_ns_), entry});
     rise(heap, heap.size() - 1);
   }
 
@@ -63,13 +68,20 @@ class TailFirstLru final : public EvictionPolicy {
 
   bool contains(std::uint32_t entry) const override { return places_[entry].present; }
 
+  void begin_round(std::uint64_t now_ns) override {
+    now_ns_ = now_ns;
+    ++round_;
+  }
+
   std::optional<Victim> coldest(std::uint32_t size_class) override {
     if (heaps_.size() <= size_class) return std::nullopt;
     Heap& heap = heaps_[size_class];
     while (!heap.empty()) {
-      const std::uint64_t now = accessed_ns(arena_, heap[0].entry);
-      if (now <= heap[0].accessed_ns) return Victim{heap[0].entry, heap[0].accessed_ns};
-      heap[0].accessed_ns = now;
+      Place& top = places_[heap[0].entry];
+      const std::uint64_t accessed = accessed_ns(arena_, heap[0].entry, now_ns_);
+      if (top.round == round_ || accessed <= heap[0].accessed_ns) return Victim{heap[0].entry, heap[0].accessed_ns};
+      top.round = round_;
+      heap[0].accessed_ns = accessed;
       sink(heap, 0);
     }
     return std::nullopt;
@@ -86,6 +98,7 @@ class TailFirstLru final : public EvictionPolicy {
   struct Place {
     std::uint32_t size_class = 0;
     std::uint32_t at = 0;
+    std::uint32_t round = 0;  // in which its access time was last looked at
     bool present = false;
   };
   using Heap = std::vector<Node>;
@@ -120,6 +133,8 @@ class TailFirstLru final : public EvictionPolicy {
   ArenaView arena_;
   std::vector<Place> places_;
   std::vector<Heap> heaps_;
+  std::uint64_t now_ns_ = 0;
+  std::uint32_t round_ = 0;
 };
 
 }  // namespace stratakv

@@ -40,6 +40,7 @@ class HeldPages {
     released_ = true;
     if (viewed_ == 0) {
       unpin(0, count_);
+      reader_.reset();  // a lease object that is kept around must not keep the mapping, nor the client's row
       return;
     }
     for (std::size_t i = 0; i < count_; ++i) {
@@ -53,6 +54,7 @@ class HeldPages {
   void drop_view(std::size_t page) noexcept {
     --viewed_;
     if (--views()[page] == 0 && released_) unpin(page, 1);
+    if (viewed_ == 0 && released_) reader_.reset();
   }
 
  private:

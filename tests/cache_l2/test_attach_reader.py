@@ -129,6 +129,24 @@ def test_a_row_with_leases_is_not_given_back_when_its_attachment_closes(site: At
     filler.close()
 
 
+def test_a_released_lease_that_is_kept_around_does_not_keep_the_row(site: AttachSite) -> None:
+    arena = site.attach()
+    registration = register(arena, namespace_of())
+    keys = chain(2)
+    put(arena, registration, keys)
+    leases = [arena.reader.lease(registration.counter, packed(keys)) for _ in range(2)]
+    looked_at = bytes(leases[1][0])
+    for lease in leases:
+        lease.release()
+    arena.close()
+    wait_until(lambda: site.statistic("server.processes") == 0, what="the row to be freed")
+    assert site.statistic("server.orphaned") == 0
+    assert len(leases[0]) == 2
+    assert looked_at
+    with pytest.raises(ValueError, match="released"):
+        leases[1][0]
+
+
 def test_a_row_is_not_given_back_while_another_thread_is_inside_a_call(site: AttachSite) -> None:
     keys = chain(64)
     for _ in range(10):

@@ -36,6 +36,7 @@ from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolEr
 from kv_types.ids import LifeId, LogIncarnation, NamespaceId, PageKey, Stamp
 from kv_types.limits import (
     ATTACH_MESSAGE_BYTES_MAX,
+    ATTACHMENTS_GONE_MAX,
     BATCH_PAGES_MAX,
     NAMESPACE_BYTES_MAX,
     TAG_BYTES_MAX,
@@ -71,6 +72,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
         time_namespace=U64, boot_now_ns=U64, name=NAMES,
+        gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple),
     ),
     st.builds(Register, st.binary(max_size=200), U32),
     st.builds(
@@ -90,7 +92,7 @@ SIDECAR_MESSAGES: st.SearchStrategy[SidecarMessage] = st.one_of(
     st.builds(
         Welcome, version=U16, layout_version=U32, row=U32, life=st.binary(min_size=16, max_size=16).map(LifeId),
         control_bytes=U64, clients_bytes=U64, data_bytes=U64, batch_pages_max=U32, reservation_ms=U32,
-        time_namespace=U64, boot_now_ns=U64,
+        time_namespace=U64, boot_now_ns=U64, attachment=U64,
     ),
     st.builds(Refused, U16, st.text(max_size=100)),
     st.builds(Registered, namespace=KEY.map(NamespaceId), number=U32, counter=U32, page_bytes=U32),

@@ -192,6 +192,30 @@ def test_time_to_live_ends_a_page_with_what_stands_on_it() -> None:
     assert world.arena.statistics()["evictions_ttl"] == 2
 
 
+def test_much_that_stands_on_an_expired_page_goes_in_bounded_steps_and_never_with_a_hole() -> None:
+    step, chains = 16_384, 40
+    world = NativeArena(slots=chains * 1024, entries=chains * 1024, segment_bytes=1 << 20)
+    (root,) = chain("root", 1)
+    second = now_ns() // 10**9 + 1000
+    world.put([root], expiry_s=second)
+    branches = [chain(f"branch{number}", 1000) for number in range(chains)]
+    for branch in branches:
+        assert world.put(branch, parent=root) == [STORED] * 1000
+    resident = chains * 1000 + 1
+    late = (second + 1) * 10**9
+    assert world.reserve([root], now=late)[0][:2] == (PutStatus.REFUSED, RefuseReason.BUSY)
+    resident -= step
+    while resident:
+        hidden = world.arena.expire(late)
+        assert hidden == min(resident, step)
+        resident -= hidden
+        assert world.arena.statistics()["entries_visible"] == resident
+        if resident:
+            assert sum(world.resident([root, *branch]) for branch in branches) == resident - 1 + chains
+    world.arena.check_invariants()
+    assert world.put([root]) == [STORED]
+
+
 def test_readers_do_not_serve_a_page_past_its_time_even_before_it_is_hidden() -> None:
     world = NativeArena()
     keys = chain("a", 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import socket
@@ -19,11 +20,13 @@ from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
     Commit,
+    Detach,
     Ping,
     Register,
     Reserve,
 )
-from cache_l2.attach_socket import send_datagram
+from cache_l2.attach_socket import close_all, send_datagram
+from kv_types.clock import BoottimeClock
 from kv_types.errors import (
     InvalidArgumentError,
     LayoutConflictError,
@@ -34,6 +37,8 @@ from kv_types.ids import Stamp, new_log_incarnation
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.outcomes import Refused as PutRefused
 from kv_types.outcomes import RefuseReason
+from sidecar.arena_service import ArenaService
+from sidecar.status_report import Addresses, StatusReport
 from tests.support.attach_raw import (
     attach_raw,
     dial,
@@ -264,3 +269,39 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split("survived ")[1]) > 0
+
+
+def test_garbage_in_clients_counters_keeps_nobody_from_reading_the_figures(site: AttachSite) -> None:
+    report = StatusReport(
+        site.store, ArenaService(site.store), version="1", clock=BoottimeClock(), addresses=Addresses()
+    )
+    namespace = namespace_of()
+    liars = [attach_raw(site) for _ in range(2)]
+    with site.attach() as honest:
+        registration = register(honest, namespace)
+        keys = chain(3)
+        put(honest, registration, keys)
+        assert check(honest, registration, keys) == 3
+        for liar in liars:
+            send_datagram(liar, wire.encode_message(Register(namespace.canonical, 4096), 1))
+            assert hear(liar) is not None
+        geometry = site.call(lambda store: dict(store.geometry))
+        size = geometry["clients_bytes"]
+        stride = (size - -(-geometry["entries"] * 16 // 4096) * 4096) // geometry["rows"]
+        descriptors = site.call(lambda store: store.descriptors(writable=False))
+        with mmap.mmap(descriptors[1], size) as clients:
+            for row in (1, 2):
+                clients[row * stride : (row + 1) * stride] = b"\xff" * stride
+        close_all(descriptors)
+
+        def figures_are_right() -> None:
+            answer = site.call(lambda _: report.message(attach={}, names={}))
+            assert answer.namespaces[0].requested_pages == answer.namespaces[0].l2_pages == 3
+            assert all(client.pid == os.getpid() for client in answer.clients)
+
+        figures_are_right()
+        for liar in liars:
+            send_datagram(liar, wire.encode_message(Detach(), 2))
+            liar.close()
+        wait_until(lambda: site.statistic("server.processes") == 1, what="the liars' rows to be folded in")
+        figures_are_right()
