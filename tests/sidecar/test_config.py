@@ -122,7 +122,10 @@ def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("metrics_port = false", "a number or off, not"),  # 0 would be any free port, the opposite of what was meant
+        (
+            "metrics_port = false",
+            "a number or off, not",
+        ),  # 0 would be any free port, the opposite of what was meant
         ("metrics_port = true", "not true or false"),
         ("pages_max = true", "a number or auto, not"),
         ("client_rows = true", "not true or false"),
