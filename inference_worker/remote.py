@@ -75,6 +75,10 @@ class RemoteSidecar:
             meant = from_rpc_error(error)
             self.last_error = str(meant)
             raise meant from error
+        except ValueError as error:  # what gRPC raises when another thread closed the channel
+            if not self._closed:
+                raise
+            raise SidecarUnreachableError(f"the client's channel was closed: {error}") from error
         finally:
             GATE.leave()
 
