@@ -13,12 +13,19 @@ def packed_chain(keys: Keys, start: int) -> tuple[bytes, int]:
 
     Raises InvalidArgumentError when keys are not whole or `start` lies outside, LimitExceededError on too many.
     """
-    packed = pack_keys(keys)
+    try:
+        packed = pack_keys(keys)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"keys are packed bytes or a list of PageKey; got {type(keys).__name__}"
+        ) from error
     pages = len(packed) // KEY_BYTES
     if len(packed) % KEY_BYTES:
         raise InvalidArgumentError(f"packed keys are {KEY_BYTES} bytes each; got {len(packed)} bytes")
     if pages > CHAIN_PAGES_MAX:
         raise LimitExceededError(f"a chain of {pages} pages; at most {CHAIN_PAGES_MAX} are allowed")
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise InvalidArgumentError(f"start is a number of pages; got {start!r}")
     if not 0 <= start <= pages:
         raise InvalidArgumentError(f"start is {start}; a chain of {pages} pages takes 0 to {pages}")
     return packed, pages - start

@@ -24,7 +24,7 @@ from inference_worker.request import Request
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
-from kv_types.ids import Stamp
+from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
@@ -164,8 +164,8 @@ class Client:
             PutTerms(
                 deadline=self._deadline(deadline_s),
                 start=start,
-                stamp=stamp,
-                ttl_s=ttl_s,
+                stamp=_checked_stamp(stamp),
+                ttl_s=_checked_ttl(ttl_s),
                 tags=_checked_tags(tags),
                 producer=self._producer,
                 computed_until_ms=time.time_ns() // 1_000_000,
@@ -194,8 +194,8 @@ class Client:
         terms = PutTerms(
             deadline=self._deadline(deadline_s),
             start=start,
-            stamp=stamp,
-            ttl_s=ttl_s,
+            stamp=_checked_stamp(stamp),
+            ttl_s=_checked_ttl(ttl_s),
             tags=_checked_tags(tags),
             producer=self._producer,
             computed_from_ms=computed_from_ms,
@@ -298,7 +298,28 @@ class Client:
         )
 
 
+def _checked_stamp(stamp: Stamp | None) -> Stamp | None:
+    if stamp is None:
+        return None
+    if not isinstance(stamp, Stamp):
+        raise InvalidArgumentError(f"stamp is a Stamp or None; got {type(stamp).__name__}")
+    log_incarnation(stamp.incarnation)
+    if not isinstance(stamp.revision, int) or not 0 <= stamp.revision < 2**64:
+        raise InvalidArgumentError(f"a stamp's revision is 0 to 2**64 - 1; got {stamp.revision!r}")
+    return stamp
+
+
+def _checked_ttl(ttl_s: int | None) -> int | None:
+    if ttl_s is None:
+        return None
+    if not isinstance(ttl_s, int) or ttl_s < 0:
+        raise InvalidArgumentError(f"ttl_s is a whole number of seconds, 0 for never; got {ttl_s!r}")
+    return ttl_s
+
+
 def _checked_tags(tags: Sequence[bytes]) -> tuple[bytes, ...]:
+    if not isinstance(tags, Sequence):
+        raise InvalidArgumentError(f"tags are a sequence of bytes; got {type(tags).__name__}")
     if len(tags) > TAGS_PER_RECORD_MAX:
         raise LimitExceededError(f"{len(tags)} tags; at most {TAGS_PER_RECORD_MAX} are allowed")
     for tag in tags:

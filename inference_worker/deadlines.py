@@ -16,6 +16,8 @@ class Deadline:
     __slots__ = ("_at_s",)
 
     def __init__(self, within_s: float) -> None:
+        if not isinstance(within_s, int | float):
+            raise InvalidArgumentError(f"deadline_s is a number of seconds; got {within_s!r}")
         if not (math.isfinite(within_s) and 0.0 <= within_s <= CALL_S_MAX):
             raise InvalidArgumentError(
                 f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds"

@@ -61,7 +61,10 @@ def default_runtime_dir(environment: Mapping[str, str]) -> Path:
 def _directory(text: str) -> Endpoint:
     if not text or "\0" in text or "://" in text:
         raise ConfigError(f"{text!r} is no runtime directory; {_EXAMPLES}")
-    path = Path(text).expanduser().absolute()
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError as error:  # ~user of somebody who is not there
+        raise ConfigError(f"{text!r} is no runtime directory: {error}; {_EXAMPLES}") from error
     longest = path / ATTACH_SOCKET
     if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES_MAX:
         raise ConfigError(

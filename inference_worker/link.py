@@ -72,6 +72,10 @@ class Link:
 
     def register(self, identity: Namespace | Uncacheable, page_bytes: int | None) -> RegisteredNamespace:
         """Return the one object of this identity; nothing is sent. See Client.register."""
+        if not isinstance(identity, Namespace | Uncacheable):
+            raise InvalidArgumentError(
+                f"what is registered is a Namespace or an Uncacheable; got {type(identity).__name__}"
+            )
         key = identity if isinstance(identity, Namespace) else (identity.reason.value, identity.detail)
         size = page_bytes_of(identity, page_bytes)
         with self._state:

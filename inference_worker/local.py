@@ -298,7 +298,7 @@ class LocalPages:
         terms: PutTerms,
     ) -> list[PutOutcome]:
         ids = [place.id for _, place in reserved]
-        committing = False
+        settled = False
         try:
             self._reader.fill(
                 [place.offset for _, place in reserved],
@@ -308,8 +308,7 @@ class LocalPages:
             )
             if terms.deadline.passed:
                 return [Refused(RefuseReason.DEADLINE)] * len(ids)
-            committing = True
-            return attached.commit(
+            outcomes = attached.commit(
                 ids,
                 stamp=stamp,
                 producer=terms.producer,
@@ -320,8 +319,12 @@ class LocalPages:
             )
         except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
             return [Refused(RefuseReason.UNREACHABLE)] * len(ids)
+        else:
+            settled = True
+            return outcomes
         finally:
-            if not committing:
+            # Nothing was published: kept, the places would make these pages BUSY for everybody until they run out.
+            if not settled:
                 with contextlib.suppress(ClosedError):
                     attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
 

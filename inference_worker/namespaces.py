@@ -127,6 +127,8 @@ def page_bytes_of(identity: Namespace | Uncacheable, page_bytes: int | None) -> 
         return 0
     if page_bytes is None:
         return PageLayout.of(identity).page_bytes
+    if not isinstance(page_bytes, int) or isinstance(page_bytes, bool):
+        raise InvalidArgumentError(f"page_bytes is a number of bytes; got {page_bytes!r}")
     check_page_bytes(identity, page_bytes)
     return page_bytes
 

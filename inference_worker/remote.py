@@ -75,6 +75,10 @@ class RemoteSidecar:
             meant = from_rpc_error(error)
             self.last_error = str(meant)
             raise meant from error
+        except ValueError as error:  # what gRPC raises when another thread closed the channel
+            if not self._closed:
+                raise
+            raise SidecarUnreachableError(f"the client's channel was closed: {error}") from error
         finally:
             GATE.leave()
 
@@ -164,6 +168,7 @@ class RemotePages:
         """Fetch the longest servable prefix of keys[start:] into memory of our own."""
         packed, wanted = packed_chain(keys, start)
         if not wanted:
+            self._count(wanted, start, 0, MissReason.NONE)
             return empty_lease(MissReason.NONE)
         page_bytes = self._namespace.page_bytes
         affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
@@ -185,6 +190,7 @@ class RemotePages:
             destinations, pages=wanted, page_bytes=page_bytes, writable=True, what="destination"
         )
         if not wanted:
+            self._count(wanted, start, 0, MissReason.NONE)
             return Hit(0, Tier.L2)
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=wanted, destinations=views)
         outcome = self._receive(packed, start, receiver, deadline)

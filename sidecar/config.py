@@ -31,10 +31,36 @@ def _word(word: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read
 
 
+def _number(value: Any) -> Any:
+    """Refuse what TOML has words for: false would count as 0, which means something else."""
+    if isinstance(value, bool):
+        raise ValueError("it takes a number, not true or false")  # noqa: TRY004 - pydantic reports ValueErrors
+    return value
+
+
+def _number_or(word: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"it takes a number or {word}, not true or false")  # noqa: TRY004
+        return value
+
+    return _word(word, read)
+
+
+def _path(value: Any) -> Any:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("it names no directory")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a path holds no zero byte")
+    return value
+
+
+Directory = Annotated[Path, BeforeValidator(_path)]
+Number = Annotated[int, BeforeValidator(_number)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | None, BeforeValidator(_word(AUTO, parse_size))]
-CountOrAuto = Annotated[int | None, BeforeValidator(_word(AUTO, lambda value: value))]
-PortOrOff = Annotated[int | None, BeforeValidator(_word(OFF, lambda value: value))]
+CountOrAuto = Annotated[int | None, BeforeValidator(_number_or(AUTO))]
+PortOrOff = Annotated[int | None, BeforeValidator(_number_or(OFF))]
 TextOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, lambda value: value))]
 TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value))]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
@@ -56,7 +82,7 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    runtime_dir: Path = Field(default_factory=default_runtime_dir)
+    runtime_dir: Directory = Field(default_factory=default_runtime_dir)
     """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
 
     arena_size: Size = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
@@ -68,10 +94,10 @@ class Settings(BaseSettings):
     pages_max: CountOrAuto = Field(default=None, ge=1, le=limits.ARENA_PAGES_MAX)
     """Pages that the index can hold; auto: by the arena's size."""
 
-    client_rows: int = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
+    client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
 
-    leases_per_client: int = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
+    leases_per_client: Number = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
     """Pages that one worker can hold leased at once; also the longest chain that one look-up can pin."""
 
     freshness_lease: Duration = Field(default=limits.FRESHNESS_LEASE_S_DEFAULT, ge=0.1, le=60.0)
@@ -124,7 +150,10 @@ class Settings(BaseSettings):
     @field_validator("runtime_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError as error:  # ~user of somebody who is not there
+            raise ValueError(f"its home directory cannot be found: {error}") from error
 
     @field_validator("grpc_tcp")
     @classmethod

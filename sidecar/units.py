@@ -20,15 +20,19 @@ SIZE_UNITS: dict[str, int] = {
 }
 DURATION_UNITS: dict[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
+_SIZE_EXAMPLES = "4GiB, 512MiB or a number of bytes"
+
 
 def parse_size(text: str | float) -> int:
     """Bytes of "4GiB", "512 MB" or a bare number of bytes; raises ValueError saying what to write."""
-    number, unit = _split(text, "size", "4GiB, 512MiB or a number of bytes")
+    number, unit = _split(text, "size", _SIZE_EXAMPLES)
     if unit.lower() not in SIZE_UNITS:
         raise ValueError(
             f"{text!r} has the unknown unit {unit!r}; sizes take B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
         )
     size = number * SIZE_UNITS[unit.lower()]
+    if not math.isfinite(size):
+        raise ValueError(f"{text!r} is not a size that a machine could have; write {_SIZE_EXAMPLES}")
     if size != int(size):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(size)
@@ -63,11 +67,16 @@ def format_duration(duration_s: float) -> str:
 def _split(text: str | float, what: str, examples: str) -> tuple[float, str]:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"a {what} is text or a number, not {type(text).__name__}; write {examples}")  # noqa: TRY004
+    unit = ""
     if isinstance(text, str):
         match = _NUMBER_UNIT.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a {what}; write {examples}")
-        return float(match["number"]), match["unit"]
-    if not math.isfinite(text) or text < 0:
+        text, unit = match["number"], match["unit"]
+    try:
+        number = float(text)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0:
         raise ValueError(f"{text!r} is not a {what}; write {examples}")
-    return float(text), ""
+    return number, unit

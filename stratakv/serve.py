@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kv_types.errors import ConfigError, StrataError
 from sidecar.config import Settings, accepted, default_shown
@@ -59,7 +60,8 @@ def _show(loaded: LoadedSettings) -> None:
     for heading in ("setting", "value", "from"):
         table.add_column(heading)
     for name, value, source in loaded.rows():
-        table.add_row(name, value, source, style="dim" if source == "default" else None)
+        # Text: a path is not markup
+        table.add_row(name, Text(value), Text(source), style="dim" if source == "default" else None)
     Console(stderr=True).print(table)
 
 

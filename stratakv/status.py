@@ -157,7 +157,7 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
     for space in answer.namespaces:
         missed = ", ".join(f"{reason} {pages:,}" for reason, pages in sorted(space.missed_pages.items()))
         table.add_row(
-            space.model,
+            _plain(space.model),
             space.namespace_id.hex()[:12],
             f"{space.page_tokens} tokens, {format_size(space.page_bytes)}",
             f"{space.resident_pages:,} ({format_size(space.resident_bytes)})",
@@ -176,7 +176,7 @@ def _clients(answer: cache_pb2.StatusResponse) -> Table:
         table.add_row(
             str(client.row),
             str(client.pid),
-            client.name,
+            _plain(client.name),
             client.state,
             f"{client.leases:,}",
             format_size(client.leased_bytes),
@@ -190,6 +190,11 @@ def _table(title: str, *headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
+
+
+def _plain(name: str) -> Text:
+    """Return what somebody chose as a name: no markup, and nothing that a terminal would obey."""
+    return Text("".join(character if character.isprintable() else "\ufffd" for character in name))
 
 
 def _since(uptime_s: float) -> str:

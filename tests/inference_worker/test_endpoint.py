@@ -59,6 +59,7 @@ def test_relative_directories_become_absolute() -> None:
         "http://h:1",
         "unix:",
         "h:1:2",
+        "~no-such-user/run",
     ],
 )
 def test_bad_text_shows_examples(text: str) -> None:

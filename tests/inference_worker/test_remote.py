@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from inference_worker.client import Client
+from inference_worker.remote import RemoteSidecar
 from kv_types.outcomes import Hit, Miss, MissReason, Refused, RefuseReason, Tier
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
@@ -104,6 +105,38 @@ def test_a_service_of_another_kind_is_unreachable_and_the_statistics_say_why(con
         assert "not found" in str(client.statistics()["grpc_error"]).lower()
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize("call", ["match", "lease", "get", "put", "begin", "stamp"])
+def test_a_channel_closed_by_another_thread_is_unreachable(
+    roomy_sidecar: SidecarProcess, connect: MakeClient, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """gRPC raises ValueError then, which nobody promised."""
+    client = connect(roomy_sidecar.runtime, shared_memory=False, deadline_s=10.0)
+    ns = client.register(namespace(f"closed-{call}"))
+    keys = chain(ns.identified, 2)
+    pages = pages_under(keys, ns.page_bytes)
+    assert all_stored(client.put(ns, keys, pages))
+    plain = RemoteSidecar._open
+
+    def closed_meanwhile(self: RemoteSidecar) -> CacheCalls:
+        calls = plain(self)
+        self.close()
+        return calls
+
+    monkeypatch.setattr(RemoteSidecar, "_open", closed_meanwhile)
+    room = room_for(keys, ns.page_bytes)
+    missed, refused = Miss(MissReason.UNREACHABLE), Refused(RefuseReason.UNREACHABLE)
+    answers: dict[str, tuple[Callable[[], object], object]] = {
+        "match": (lambda: client.match(ns, keys), missed),
+        "lease": (lambda: Miss(client.lease(ns, keys).reason), missed),
+        "get": (lambda: client.get(ns, keys, room), missed),
+        "put": (lambda: client.put(ns, keys, pages), [refused] * 2),
+        "begin": (lambda: client.begin(ns).put(keys, pages), [refused] * 2),
+        "stamp": (client.stamp, None),
+    }
+    ask, expected = answers[call]
+    assert ask() == expected
 
 
 # --- streams that lie -----------------------------------------------------------------------------------------------

@@ -103,6 +103,11 @@ def test_a_missing_file_is_named(file: Path) -> None:
         ("grpc_tcp", "localhost:99999", "host:port"),
         ("log_level", "loud", "'debug'"),
         ("prefault", "perhaps", "boolean"),
+        ("arena_size", "9" * 400, "not a size"),
+        ("arena_size", "9" * 300 + "TiB", "not a size"),
+        ("freshness_lease", "9" * 400, "not a duration"),
+        ("runtime_dir", "~no-such-user/run", "home directory"),
+        ("runtime_dir", "", "no directory"),
     ],
 )
 def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str) -> None:
@@ -112,6 +117,28 @@ def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str
     assert reason in text
     assert f"(from --{name.replace('_', '-')})" in text
     assert value in text
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "metrics_port = false",
+            "a number or off, not",
+        ),  # 0 would be any free port, the opposite of what was meant
+        ("metrics_port = true", "not true or false"),
+        ("pages_max = true", "a number or auto, not"),
+        ("client_rows = true", "not true or false"),
+        (f"arena_size = {'9' * 400}", "not a size"),
+        (f"drain_time = {'9' * 400}", "not a duration"),
+        ('runtime_dir = "a\\u0000b"', "zero byte"),
+    ],
+)
+def test_a_value_of_the_wrong_type_in_the_file_is_named(file: Path, line: str, reason: str) -> None:
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_settings({}, config_file=file)
+    assert str(file) in str(caught.value)
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -99,7 +99,7 @@ def test_settings_are_logged_with_their_sources(daemon: Daemon) -> None:
 def test_on_a_terminal_settings_are_a_table(tmp_path: Path) -> None:
     """serve on a pseudo-terminal: the table, then console log lines; no JSON."""
     with tempfile.TemporaryDirectory(prefix="skv-") as scratch:
-        directory = Path(scratch) / "run"
+        directory = Path(scratch) / "run[/red]"
         ours, theirs = pty.openpty()
         environment = clean_environment({"STRATAKV_DRAIN_TIME": "1s", "COLUMNS": "160", "TERM": "xterm"})
         process = subprocess.Popen(
@@ -163,6 +163,18 @@ def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None
     (row,) = (row for row in as_json["namespaces"] if row["namespace_id"] == space.id.hex())
     assert (row["requested_pages"], row["l2_pages"], row["missed_pages"]) == (3, 2, {"absent": 1})
     assert row["resident_bytes"] == 2000
+
+
+@pytest.mark.parametrize("name", ["[/bold] m", "[red]m", "a\x1b[31mb\nc", "\u202em"])
+def test_status_shows_names_as_they_are_and_no_control_characters(daemon: Daemon, name: str) -> None:
+    """Models and clients are called what their owners like: no markup, and nothing that a terminal would obey."""
+    with open_channel(daemon.grpc_address) as channel:
+        RemoteStore(channel).register(space_of(1000, model=name))
+    result = run_command("status", "--runtime-dir", str(daemon.runtime_dir), environment={"COLUMNS": "180"})
+    assert result.returncode == 0, result.stderr
+    shown = "".join(character if character.isprintable() else "\ufffd" for character in name)
+    assert shown in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_status_without_a_sidecar_exits_1_and_says_what_to_do() -> None:
