@@ -25,7 +25,7 @@ from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import Stamp
-from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
+from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
@@ -153,7 +153,7 @@ class Client:
 
         Pages that are known already are not sent. `stamp` is the position that the computation started from; None
         takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
-        default, 0 is never. After the first refused page all later ones are refused, since they stand on it. What was
+        default, 0 is never, a year the most. After the first refused page all later ones are refused, since they stand on it. What was
         not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises BufferMismatchError,
         InvalidArgumentError, LimitExceededError, ClosedError.
         """
@@ -165,7 +165,7 @@ class Client:
                 deadline=self._deadline(deadline_s),
                 start=start,
                 stamp=stamp,
-                ttl_s=ttl_s,
+                ttl_s=_checked_ttl(ttl_s),
                 tags=_checked_tags(tags),
                 producer=self._producer,
                 computed_until_ms=time.time_ns() // 1_000_000,
@@ -195,7 +195,7 @@ class Client:
             deadline=self._deadline(deadline_s),
             start=start,
             stamp=stamp,
-            ttl_s=ttl_s,
+            ttl_s=_checked_ttl(ttl_s),
             tags=_checked_tags(tags),
             producer=self._producer,
             computed_from_ms=computed_from_ms,
@@ -296,6 +296,16 @@ class Client:
         return InvalidArgumentError(
             f"a namespace is what Client.register returned; got {type(namespace).__name__}"
         )
+
+
+def _checked_ttl(ttl_s: int | None) -> int | None:
+    if ttl_s is None:
+        return None
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 0:
+        raise InvalidArgumentError(f"a time to live is whole seconds, 0 for never; got {ttl_s!r}")
+    if ttl_s > TTL_S_MAX:
+        raise LimitExceededError(f"a time to live is at most {TTL_S_MAX} s (a year); got {ttl_s}")
+    return ttl_s
 
 
 def _checked_tags(tags: Sequence[bytes]) -> tuple[bytes, ...]:
