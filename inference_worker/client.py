@@ -153,9 +153,9 @@ class Client:
 
         Pages that are known already are not sent. `stamp` is the position that the computation started from; None
         takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
-        default, 0 is never, a year the most. After the first refused page all later ones are refused, since they stand on it. What was
-        not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises BufferMismatchError,
-        InvalidArgumentError, LimitExceededError, ClosedError.
+        default, 0 is never, a year the most. After the first refused page all later ones are refused, since they
+        stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
+        BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
         """
         return self._put(
             namespace,
