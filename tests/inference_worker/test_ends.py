@@ -16,8 +16,9 @@ from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
+from tests.support.daemon import ROOT
 from tests.support.polling import wait_until
-from tests.support.sidecar_process import ROOT, SidecarProcess
+from tests.support.sidecar_process import SidecarProcess
 from tests.support.timing import timed
 
 
