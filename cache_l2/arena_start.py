@@ -17,6 +17,7 @@ from kv_types.limits import (
     LEASES_PER_CLIENT_MAX,
     RESERVATION_S_DEFAULT,
     RING_RECORDS_MAX,
+    TTL_S_MAX,
 )
 
 # Upper bounds of the layout's sizes, for the estimate before the arena is there; the arena itself knows exactly.
@@ -24,9 +25,6 @@ _INDEX_BYTES_PER_PAGE = 128 + 16 + 64
 _ROW_BYTES = 32 * 1024
 _LEASE_BYTES = 16
 _RING_RECORD_BYTES = 512
-
-TTL_S_MAX = 10 * 365 * 24 * 3600
-"""Longer than any page is worth, and still a boot-time second that fits the entry's 32 bits."""
 
 _log = structlog.get_logger("stratakv.arena")
 

@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from kv_types.ids import KEY_BYTES, NamespaceId
-from kv_types.limits import CHAIN_PAGES_MAX, NAMESPACES_MAX
+from kv_types.limits import NAMESPACES_MAX, TOMBSTONES_MAX
 
 _Key = TypeVar("_Key", bound=bytes)
-
-TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 
 
 class Floors:

@@ -13,10 +13,8 @@ from cache_l2.floors import Floors
 from cache_l2.reservations import PendingPage
 from kv_types.events import Event, EverythingHidden, LogStarted, NamespaceHidden, encode_event, pages_hidden
 from kv_types.ids import NamespaceId, Stamp, new_log_incarnation
+from kv_types.limits import ANCESTORS_WALKED_MAX
 from kv_types.outcomes import RefuseReason
-
-_ANCESTORS_WALKED_MAX = 4096
-"""Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused (I6)."""
 
 
 class HidingArena(Protocol):
@@ -111,7 +109,7 @@ class LocalLog:
         keys = [page.key]
         parent = page.parent
         while parent is not None:
-            if len(keys) > _ANCESTORS_WALKED_MAX:
+            if len(keys) > ANCESTORS_WALKED_MAX:
                 return None
             keys.append(parent)
             entry = self._arena.find(parent)

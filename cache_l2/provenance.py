@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import PRODUCER_BYTES_MAX, TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
-
-PROVENANCES_MAX = 65_536
+from kv_types.limits import PRODUCER_BYTES_MAX, PROVENANCES_MAX, TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
 
 
 @dataclass(frozen=True, slots=True)

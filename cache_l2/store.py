@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
-from cache_l2.arena_start import TTL_S_MAX, ArenaConfig, create_arena, map_own
+from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.local_log import LocalLog
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
@@ -17,7 +17,7 @@ from cache_l2.reservations import ReservationBook
 from kv_types.clock import Clock
 from kv_types.errors import BufferMismatchError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp, new_life_id
-from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
+from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT, TTL_S_MAX
 from kv_types.outcomes import (
     Hit,
     LookUpOutcome,

@@ -1,1 +1,1 @@
-"""L3: page records in Redis, shared by the fleet.."""
+"""L3: page records in Redis, shared by the fleet."""

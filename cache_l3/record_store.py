@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import MissReason, PutOutcome
+from kv_types.record import RecordHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class LoadedRecord:
     """One page as it came from L3: verified against its checksum, key and namespace, not yet against the log."""
 
     key: PageKey
-    header: bytes
-    """The encoded record header; its stamp and lineage decide validity at publish (rule R2)."""
+    header: RecordHeader
+    """Its stamp, lineage and tags decide validity at publish (rule R2)."""
     payload: memoryview
     """page_bytes of payload, decoded, in the place that the caller had reserved for it."""
 
@@ -38,20 +39,24 @@ class RecordStore(Protocol):
     ) -> list[LoadedRecord | MissReason]:
         """Read records into `places` (writable, page_bytes each, one a key); one result a key, in order.
 
-        `deadline_ns` is CLOCK_BOOTTIME. A late, short, foreign or damaged
-        record is a miss with its reason, never bytes.
+        `keys` are consecutive pages of one chain; what is behind a miss is the caller's not to serve (I4).
+        `deadline_ns` is CLOCK_BOOTTIME. A late, short, foreign or damaged record is a miss with its reason, never
+        bytes.
         """
         ...
 
     async def store(
         self,
-        namespace: NamespaceId,
-        records: Sequence[tuple[PageKey, bytes, memoryview]],
+        records: Sequence[tuple[RecordHeader, memoryview]],
         *,
         ttl_s: int,
         deadline_ns: int,
     ) -> list[PutOutcome]:
-        """Write (key, encoded header, payload) records, each as a whole; one outcome a record, in order."""
+        """Write records of (header, stored payload), each under its namespace and key and as a whole.
+
+        One outcome a record, in order. A valid record of the same key is Known; an invalid one is overwritten
+        (rule R4).
+        """
         ...
 
     async def remove(self, namespace: NamespaceId, keys: Sequence[PageKey], *, deadline_ns: int) -> int:

@@ -25,7 +25,7 @@ from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import Stamp, log_incarnation
-from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
+from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
@@ -153,9 +153,9 @@ class Client:
 
         Pages that are known already are not sent. `stamp` is the position that the computation started from; None
         takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
-        default, 0 is never. After the first refused page all later ones are refused, since they stand on it. What was
-        not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises BufferMismatchError,
-        InvalidArgumentError, LimitExceededError, ClosedError.
+        default, 0 is never, a year the most. After the first refused page all later ones are refused, since they
+        stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
+        BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
         """
         return self._put(
             namespace,
@@ -312,8 +312,10 @@ def _checked_stamp(stamp: Stamp | None) -> Stamp | None:
 def _checked_ttl(ttl_s: int | None) -> int | None:
     if ttl_s is None:
         return None
-    if not isinstance(ttl_s, int) or ttl_s < 0:
-        raise InvalidArgumentError(f"ttl_s is a whole number of seconds, 0 for never; got {ttl_s!r}")
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 0:
+        raise InvalidArgumentError(f"a time to live is whole seconds, 0 for never; got {ttl_s!r}")
+    if ttl_s > TTL_S_MAX:
+        raise LimitExceededError(f"a time to live is at most {TTL_S_MAX} s (a year); got {ttl_s}")
     return ttl_s
 
 

@@ -6,8 +6,7 @@ import math
 import time
 
 from kv_types.errors import InvalidArgumentError
-
-CALL_S_MAX = 3600.0
+from kv_types.limits import CALL_S_MAX
 
 
 class Deadline:

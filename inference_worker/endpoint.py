@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kv_types.errors import ConfigError
+from kv_types.limits import SOCKET_PATH_BYTES_MAX
 
 ENDPOINT_VARIABLE = "STRATAKV_ENDPOINT"
 ATTACH_SOCKET = "attach.sock"
 GRPC_SOCKET = "grpc.sock"
 
-_SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108 bytes, the last a zero
 _HOST_PORT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})$")
 _EXAMPLES = (
     "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
@@ -66,10 +66,10 @@ def _directory(text: str) -> Endpoint:
     except RuntimeError as error:  # ~user of somebody who is not there
         raise ConfigError(f"{text!r} is no runtime directory: {error}; {_EXAMPLES}") from error
     longest = path / ATTACH_SOCKET
-    if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES_MAX:
+    if len(os.fsencode(longest)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             f"{str(longest)!r} has {len(os.fsencode(longest))} bytes, and a socket's path may have at most "
-            f"{_SOCKET_PATH_BYTES_MAX}; choose a runtime directory with a shorter path"
+            f"{SOCKET_PATH_BYTES_MAX}; choose a runtime directory with a shorter path"
         )
     return Endpoint(runtime_dir=path, grpc_target=f"unix:{path / GRPC_SOCKET}")
 

@@ -46,7 +46,6 @@ class Link:
         self.closed = False
         self.forks = 0
         self._namespaces: dict[Namespace | tuple[str, str], RegisteredNamespace] = {}
-        self._past = {"attaches": 0, "losses": 0}
         self._make_anew()
         reset_after_fork(self)
 

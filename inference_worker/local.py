@@ -15,7 +15,7 @@ from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamesp
 from inference_worker.settings import ClientSettings
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
-from kv_types.limits import BATCH_PAGES_MAX
+from kv_types.limits import BATCH_PAGES_MAX, OUTCOMES_SHARED_MAX
 from kv_types.outcomes import (
     KNOWN,
     Hit,
@@ -31,7 +31,6 @@ from kv_types.page_keys import Keys
 
 _REASONS = tuple(MissReason)
 _OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
-_OUTCOMES_MAX = 4096
 _ABORT_DEADLINE_S = 0.01
 """An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
 
@@ -45,7 +44,7 @@ def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
     outcome: LookUpOutcome = (
         Hit(pages, Tier.L2, _REASONS[reason]) if pages or not reason else Miss(_REASONS[reason])
     )
-    if len(_OUTCOMES) < _OUTCOMES_MAX:
+    if len(_OUTCOMES) < OUTCOMES_SHARED_MAX:
         _OUTCOMES[found] = outcome
     return outcome
 

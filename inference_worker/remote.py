@@ -41,7 +41,7 @@ from kv_types.outcomes import (
 )
 from kv_types.page_keys import Keys
 from kv_wire.channel import CacheCalls, open_channel
-from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire
+from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire, stamp_to_wire, ttl_to_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error, miss_reason, refuse_reason
 
@@ -271,8 +271,8 @@ class RemotePages:
             namespace_id=self._namespace.id,
             chain=cache_pb2.Chain(keys=packed),
             start=first,
-            stamp=_wire_stamp(terms.stamp),
-            ttl_s=_wire_ttl(terms.ttl_s),
+            stamp=stamp_to_wire(terms.stamp),
+            ttl_s=ttl_to_wire(terms.ttl_s),
             producer=terms.producer,
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
@@ -348,17 +348,3 @@ def _reason(outcome: LookUpOutcome) -> MissReason:
     if isinstance(outcome, Hit):
         return outcome.ended_by
     return outcome.reason if isinstance(outcome, Miss) else MissReason.ABSENT
-
-
-def _wire_stamp(stamp: Stamp | None) -> cache_pb2.Stamp | None:
-    return None if stamp is None else cache_pb2.Stamp(incarnation=stamp.incarnation, revision=stamp.revision)
-
-
-_TTL_NEVER_S = 2**31 - 1
-"""On the wire 0 takes the sidecar's default; 68 years are never."""
-
-
-def _wire_ttl(ttl_s: int | None) -> int:
-    if ttl_s is None:
-        return 0
-    return _TTL_NEVER_S if ttl_s == 0 else min(ttl_s, _TTL_NEVER_S)

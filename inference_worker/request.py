@@ -12,7 +12,7 @@ from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, RegisteredNamespace
 from kv_types.errors import ClosedError
 from kv_types.ids import Stamp
-from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
+from kv_types.outcomes import LookUpOutcome, PutOutcome, RefuseReason
 from kv_types.page_keys import Keys
 
 
@@ -162,8 +162,3 @@ class Request:
             raise ClosedError("this request has ended; begin another one")
         if self._home.inherited:
             raise ClosedError("this request belongs to the process that forked; begin one of your own")
-
-
-def refuse_all(pages: int, reason: RefuseReason) -> list[PutOutcome]:
-    """Refuse each of `pages` pages."""
-    return [Refused(reason)] * pages

@@ -9,13 +9,12 @@ from kv_types.errors import ConfigError
 from kv_types.limits import (
     ATTACH_DEADLINE_S_DEFAULT,
     CALL_DEADLINE_S_DEFAULT,
+    CALL_S_MAX,
+    CLIENT_NAME_BYTES_MAX,
     COPY_LEASE_S_DEFAULT,
     PREFETCHES_IN_FLIGHT_MAX,
-    PRODUCER_BYTES_MAX,
     REATTACH_S_DEFAULT,
 )
-
-_DEADLINE_S_MAX = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +43,15 @@ class ClientSettings:
     prefetches_in_flight_max: int = 8
 
     def __post_init__(self) -> None:
-        if len(self.name.encode()) > PRODUCER_BYTES_MAX:
+        if len(self.name.encode()) > CLIENT_NAME_BYTES_MAX:
             raise ConfigError(
-                f"name has {len(self.name.encode())} bytes; at most {PRODUCER_BYTES_MAX} are allowed"
+                f"name has {len(self.name.encode())} bytes; at most {CLIENT_NAME_BYTES_MAX} are allowed"
             )
         for setting in ("deadline_s", "attach_deadline_s", "reattach_s", "copy_lease_s"):
             value = getattr(self, setting)
-            if not (math.isfinite(value) and 0.0 < value <= _DEADLINE_S_MAX):
+            if not (math.isfinite(value) and 0.0 < value <= CALL_S_MAX):
                 raise ConfigError(
-                    f"{setting} is {value}; it must be above 0 and at most {_DEADLINE_S_MAX:g} seconds"
+                    f"{setting} is {value}; it must be above 0 and at most {CALL_S_MAX:g} seconds"
                 )
         if not 0 <= self.prefetches_in_flight_max <= PREFETCHES_IN_FLIGHT_MAX:
             raise ConfigError(

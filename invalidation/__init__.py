@@ -1,1 +1,1 @@
-"""Validity: the invalidation log, its rules and its follower.."""
+"""Validity: the invalidation log, its rules and its follower."""

@@ -19,8 +19,12 @@ class Selector:
     """What a record selects: every field that is set must match (fields combine by "and"); none set selects
     everything.
 
-    `key` selects the page and everything computed on top of it (rule R3). `since_ms` and `until_ms` bound the
-    producer's wall clock in Unix milliseconds and are widened by the skew bound when they are evaluated.
+    `model`, `tenant`, `weights_version` (kv_types' Weights.version) and `adapter` (Adapter.name) are fields of a
+    Namespace. `key` selects the page and everything computed on top of it (rule R3). `producer` and `tag` are those of
+    a RecordHeader, its lineage included, and match a record whose lineage or tags overflowed. `since_ms` and `until_ms`
+    (Unix ms) select what was computed in an interval that overlaps theirs, widened by the skew bound;
+    `since_revision` and `until_revision` bound the stamp. Sidecars tell their workers as `kv_types.events` what they
+    hid for it: everything, a namespace, or pages.
     """
 
     namespace: NamespaceId | None = None
@@ -33,6 +37,8 @@ class Selector:
     tag: bytes | None = None
     since_ms: int | None = None
     until_ms: int | None = None
+    since_revision: int | None = None
+    until_revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,10 @@ class Boot:
 
     tip: Stamp
     digest: bytes
-    floors: Mapping[bytes, int]
-    tombstones: Mapping[bytes, int]
+    floors: Mapping[NamespaceId | None, int]
+    """Revision below which no stamp of a namespace is valid; under None that of everything."""
+    tombstones: Mapping[Selector, int]
+    """Revision of the newest record of each selector that the floors do not cover yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_types.errors import InvalidArgumentError
+from kv_types.limits import EVICTION_DEAD_PLACES_MAX
 
 _NEVER_NS = 2**63 - 1
-_DEAD_PLACES_MAX = 64
 
 
 class EvictionPolicy(Protocol):
@@ -82,7 +82,7 @@ class _TailQueue:
         self._serial += 1
         self._place[page] = self._serial
         heapq.heappush(self._heap, (rank, page, self._serial))
-        if len(self._heap) > 2 * len(self._place) + _DEAD_PLACES_MAX:
+        if len(self._heap) > 2 * len(self._place) + EVICTION_DEAD_PLACES_MAX:
             self._heap = [place for place in self._heap if self._place.get(place[1]) == place[2]]
             heapq.heapify(self._heap)
 

@@ -11,9 +11,7 @@ from enum import IntEnum
 
 from kv_types.errors import InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, NamespaceId, PageKey, namespace_id, page_key
-
-EVENT_PAYLOAD_BYTES_MAX = 432
-"""Payload bytes of one ring record; part of the shared-memory contract."""
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX
 
 EVENT_PAGES_MAX = EVENT_PAYLOAD_BYTES_MAX // KEY_BYTES
 """Page keys that one event can name."""

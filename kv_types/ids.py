@@ -49,11 +49,6 @@ def page_key(value: bytes) -> PageKey:
     return PageKey(_exact(value, KEY_BYTES, "page key"))
 
 
-def life_id(value: bytes) -> LifeId:
-    """Check and type 16 bytes as a life id; raises InvalidIdentifierError."""
-    return LifeId(_exact(value, LIFE_BYTES, "life id"))
-
-
 def log_incarnation(value: bytes) -> LogIncarnation:
     """Check and type 16 bytes as a log incarnation; raises InvalidIdentifierError."""
     return LogIncarnation(_exact(value, INCARNATION_BYTES, "log incarnation"))

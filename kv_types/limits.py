@@ -29,6 +29,10 @@ PRODUCER_BYTES_MAX = 64
 RECORD_VARIABLE_BYTES_MAX = 4096
 
 # One client
+CLIENT_NAME_BYTES_MAX = PRODUCER_BYTES_MAX
+"""A client's name is the producer of its pages."""
+OUTCOMES_SHARED_MAX = 4096
+"""Different outcomes of look-ups that a worker keeps instead of making them anew."""
 PREFETCHES_IN_FLIGHT_MAX = 64
 """Prefetches that one client may have under way; more are dropped and counted."""
 REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
@@ -51,6 +55,19 @@ RESERVATIONS_PER_CLIENT_MAX = 4096
 NAMESPACES_PER_CLIENT_MAX = 32
 REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
 RING_RECORDS_MAX = 65_536
+EVENT_PAYLOAD_BYTES_MAX = 432
+"""Payload of one ring record; part of the shared-memory contract."""
+TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
+"""Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
+ANCESTORS_WALKED_MAX = 4096
+"""Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
+PROVENANCES_MAX = 65_536
+"""Different (producer, tags) that a sidecar tells apart; more are anything to a selector."""
+TTL_S_MAX = 365 * 86_400
+"""Longest time to live of a page, one year; 0 stands for no end."""
+
+EVICTION_DEAD_PLACES_MAX = 64
+"""Left-over places in a queue of victims, beyond as many as there are pages, before it is rebuilt."""
 
 # L1
 L1_MATCH_ATTEMPTS_MAX = 3
@@ -68,9 +85,17 @@ ATTACH_MESSAGE_BYTES_MAX = 128 * 1024
 ATTACH_QUEUE_MESSAGES_MAX = 64
 ATTACHMENTS_GONE_MAX = 64
 """Broken attachments that a process names as gone when it attaches again."""
+ATTACH_HANDSHAKES_MAX = 64
+"""Connections that have not said hello yet; more are closed."""
+FAILURE_CODE_BYTES_MAX = 64
+FAILURE_TEXT_BYTES_MAX = 2048
+SOCKET_PATH_BYTES_MAX = 107
+"""sun_path holds 108 bytes, the last of them a zero."""
 GRPC_CHUNK_BYTES = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 GRPC_CHUNK_BYTES_MIN = 4 * 1024
+GRPC_MESSAGE_CHUNKS_MAX = 256
+"""Chunks of one message, and so pages of one GetWhole: bounds the work that a message of tiny pages makes."""
 GRPC_CONCURRENT_CALLS_MAX = 256
 GRPC_COMPRESSION_BYTES_MIN = 1024
 """Answers up to this size are never compressed: it costs more than it saves."""
@@ -83,6 +108,8 @@ METRIC_NAMESPACES_MAX = 64
 
 # Times, in seconds
 CALL_DEADLINE_S_DEFAULT = 1.0
+CALL_S_MAX = 3600.0
+"""The longest deadline that a call may have."""
 ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
 RESERVATION_S_DEFAULT = 30.0

@@ -96,8 +96,6 @@ class RefuseReason(IntEnum):
     """The sidecar does not know the namespace (for example after its restart)."""
     OVERLOADED = 15
     """The sidecar sheds load."""
-    PAGE_SIZE = 16
-    """The payload's size differs from the namespace's page size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ Options: TypeAlias = list[tuple[str, int | str]]
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 _READ_AHEAD_BYTES = 8 * limits.GRPC_CHUNK_BYTES
-_SOCKET_PATH_BYTES_MAX = 107
 
 
 def channel_options() -> Options:
@@ -66,10 +65,10 @@ def check_address(address: str) -> str:
         path = address.removeprefix("unix:")
         if not path:
             raise InvalidArgumentError('the address "unix:" lacks a path; write unix:/path/to/grpc.sock')
-        if len(path.encode()) > _SOCKET_PATH_BYTES_MAX:
+        if len(path.encode()) > limits.SOCKET_PATH_BYTES_MAX:
             raise InvalidArgumentError(
                 f"the socket path {path!r} has {len(path.encode())} bytes; Unix sockets take at most "
-                f"{_SOCKET_PATH_BYTES_MAX}; choose a shorter runtime directory"
+                f"{limits.SOCKET_PATH_BYTES_MAX}; choose a shorter runtime directory"
             )
         return address
     match = _HOST_PORT.fullmatch(address)

@@ -56,6 +56,25 @@ def chain_keys(keys: bytes, *, start: int = 0) -> bytes:
     return keys
 
 
+TTL_WIRE_NEVER = 0xFFFF_FFFF
+
+
+def ttl_to_wire(ttl_s: int | None) -> int:
+    """Return the number of a time to live: None is the sidecar's default, 0 never."""
+    if ttl_s is None:
+        return 0
+    return TTL_WIRE_NEVER if ttl_s == 0 else ttl_s
+
+
+def ttl_from_wire(number: int) -> int | None:
+    """Return the time to live of a number, as `ttl_to_wire` takes it. Raises LimitExceededError."""
+    if number == TTL_WIRE_NEVER:
+        return 0
+    if number > limits.TTL_S_MAX:
+        raise LimitExceededError(f"ttl_s is at most {limits.TTL_S_MAX} (a year); got {number}")
+    return number or None
+
+
 def row_to_wire(outcome: LookUpOutcome, *, pages_asked: int) -> cache_pb2.RowOutcome:
     """Return the message of one row's outcome; `pages_asked` tells a whole hit from one that ended early."""
     if isinstance(outcome, Hit):

@@ -31,8 +31,6 @@ _UINT64_MAX = 0xFFFF_FFFF_FFFF_FFFF
 
 CHUNK_OVERHEAD_BYTES = 64
 """More than the protobuf envelope of one chunk ever takes."""
-CHUNKS_PER_MESSAGE_MAX = 256
-"""Bounds the work that one message of tiny pages makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def plan_chunks(
     if page_bytes >= chunk_bytes:
         return chunk_bytes, 1
     together = message_bytes // (page_bytes + CHUNK_OVERHEAD_BYTES)
-    return page_bytes, max(1, min(together, CHUNKS_PER_MESSAGE_MAX))
+    return page_bytes, max(1, min(together, limits.GRPC_MESSAGE_CHUNKS_MAX))
 
 
 def _encode(header: _Serializable | None, chunks: Sequence[Chunk], trailer: _Serializable | None) -> bytes:
@@ -150,7 +148,7 @@ def _varint(value: int) -> bytes:
 
 def fits_one_message(pages: int, page_bytes: int) -> bool:
     """Whether this many pages may be asked for as one message (GetWhole)."""
-    return pages <= CHUNKS_PER_MESSAGE_MAX and pages * page_bytes <= limits.GRPC_CHUNK_BYTES
+    return pages <= limits.GRPC_MESSAGE_CHUNKS_MAX and pages * page_bytes <= limits.GRPC_CHUNK_BYTES
 
 
 class _Cursor:

@@ -58,11 +58,6 @@ class Connection:
         """Process behind the connection as the kernel told at connect, 0 when it can't be seen from here."""
         return self.peer.pid
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether replies wait for the client to read."""
-        return bool(self._waiting)
-
     def send(
         self, message: SidecarMessage, request: int, *, descriptors: tuple[int, ...] = (), version: int
     ) -> None:

@@ -23,7 +23,7 @@ from cache_l2.attach_wire import HELLO_DESCRIPTORS, PROTOCOL_VERSION, decode_cli
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import LimitExceededError, ProtocolError, StrataError
-from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT
+from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACH_HANDSHAKES_MAX
 from sidecar.attach_connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
 from sidecar.attach_endpoint import listen_on, unlink_own
 from sidecar.attach_requests import carry_out
@@ -32,7 +32,6 @@ from sidecar.attach_welcome import Refusing, judge_hello, welcome
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16
 _MESSAGES_PER_WAKE = 8
-_HANDSHAKES_MAX = 64
 _ACCEPT_PAUSE_S = 0.2
 
 Observer: TypeAlias = Callable[[str, float], None]
@@ -139,7 +138,7 @@ class AttachServer:
         loop = self._running_loop()
         self._counts["accepted"] += 1
         strangers = sum(connection.process is None for connection in self._connections)
-        if strangers >= _HANDSHAKES_MAX:
+        if strangers >= ATTACH_HANDSHAKES_MAX:
             self._counts["shed"] += 1
             accepted.close()
             return

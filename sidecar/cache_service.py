@@ -15,7 +15,7 @@ from kv_types.ids import KEY_BYTES, namespace_id
 from kv_wire.channel import SERVICE
 from kv_wire.conversions import chain_keys, put_to_wire, row_to_wire, stamp_to_wire
 from kv_wire.gen import cache_pb2
-from kv_wire.transfer import CHUNKS_PER_MESSAGE_MAX, decode_put_request, fits_one_message
+from kv_wire.transfer import decode_put_request, fits_one_message
 from sidecar.calls import Calls, Context, parse, wants_compression, within_idle_limit
 from sidecar.get_messages import get_messages, whole_message
 from sidecar.put_stream import PutStream
@@ -118,7 +118,7 @@ class CacheService:
         if not fits_one_message(pages, namespace.page_bytes):
             raise LimitExceededError(
                 f"{pages} pages of {namespace.page_bytes} bytes do not fit one message: at most "
-                f"{CHUNKS_PER_MESSAGE_MAX} pages and {limits.GRPC_CHUNK_BYTES} bytes do; call Get"
+                f"{limits.GRPC_MESSAGE_CHUNKS_MAX} pages and {limits.GRPC_CHUNK_BYTES} bytes do; call Get"
             )
         with self._leased(request, namespace) as (leased, header):
             body = whole_message(leased.views, start=request.start, header=header)

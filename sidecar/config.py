@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     reservation_time: Duration = Field(default=limits.RESERVATION_S_DEFAULT, ge=1.0, le=3600.0)
     """How long a worker may take from reserving places to committing the pages it filled."""
 
-    default_ttl: Duration = Field(default=0.0, ge=0.0, le=365 * 86_400.0)
+    default_ttl: Duration = Field(default=0.0, ge=0.0, le=float(limits.TTL_S_MAX))
     """Time after which a page is dropped even if there is room, unless its put says otherwise; whole
     seconds, 0: never."""
 

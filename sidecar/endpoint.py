@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kv_types.errors import ConfigError, EndpointInUseError
+from kv_types.limits import SOCKET_PATH_BYTES_MAX
 
 LOCK_NAME = "sidecar.lock"
 ATTACH_NAME = "attach.sock"
 GRPC_NAME = "grpc.sock"
-SOCKET_PATH_BYTES_MAX = 107
-"""sun_path holds 108 bytes, the last of them a zero."""
 
 
 class RuntimeDirectory:

@@ -7,12 +7,10 @@ from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES, PageKey, namespace_id
 from kv_types.outcomes import KNOWN, Known, PutOutcome, Refused, RefuseReason
 from kv_wire.checksum import Checksum
-from kv_wire.conversions import chain_keys, stamp_from_wire
+from kv_wire.conversions import chain_keys, stamp_from_wire, ttl_from_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk
 from sidecar.served_store import Place, PutTerms, ServedStore
-
-_TTL_S_MAX = 365 * 86_400
 
 
 class PutStream:
@@ -149,8 +147,6 @@ class PutStream:
 
 
 def _terms(header: cache_pb2.PutHeader, store: ServedStore) -> PutTerms:
-    if header.ttl_s > _TTL_S_MAX:
-        raise LimitExceededError(f"ttl_s is at most {_TTL_S_MAX} (a year); got {header.ttl_s}")
     if len(header.producer) > limits.PRODUCER_BYTES_MAX:
         raise LimitExceededError(
             f"producer has at most {limits.PRODUCER_BYTES_MAX} bytes; got {len(header.producer)}"
@@ -168,7 +164,7 @@ def _terms(header: cache_pb2.PutHeader, store: ServedStore) -> PutTerms:
         )
     return PutTerms(
         stamp=stamp_from_wire(header.stamp) if header.HasField("stamp") else store.stamp(),
-        ttl_s=header.ttl_s or None,
+        ttl_s=ttl_from_wire(header.ttl_s),
         producer=header.producer,
         tags=tuple(header.tags),
         computed_from_ms=header.computed_from_ms,

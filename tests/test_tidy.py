@@ -128,8 +128,49 @@ def test_no_unfinished_marks(path: Path) -> None:
     )
 
 
-def test_the_limits_hold_together() -> None:
-    """The relations are asserted where the limits are; importing them checks them."""
-    from kv_types import limits
+LIMITS = ROOT / "kv_types" / "limits.py"
 
-    assert limits.BATCH_PAGES_MAX > 0
+
+def _assigned(path: Path) -> list[tuple[str, ast.expr]]:
+    """Names that a module gives at its top, and their values."""
+    return [
+        (target.id, statement.value)
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+
+
+def _may_have_limits(path: Path) -> bool:
+    return path == LIMITS or path.relative_to(ROOT).parts[0] in {"benchmarks", "examples"}
+
+
+@pytest.mark.parametrize("path", [p for p in PYTHON if _is_product(p) and not _may_have_limits(p)], ids=_name)
+def test_limits_stand_in_one_place(path: Path) -> None:
+    """A number named `…_MAX` is a limit; what is made of limits or of sizes may stand elsewhere."""
+    own = [
+        name
+        for name, value in _assigned(path)
+        if name.endswith("_MAX")
+        and "UINT" not in name
+        and not any(isinstance(part, ast.Name | ast.Attribute) for part in ast.walk(value))
+    ]
+    assert not own, f"{_name(path)} has limits of its own: {own}; they belong to kv_types/limits.py"
+
+
+def test_every_limit_is_enforced_somewhere() -> None:
+    """The native core's own limits are compared with these by tests/cache_l2/test_native_pages.py."""
+    limits = {name for name, _ in _assigned(LIMITS)}
+    native = "\n".join(path.read_text() for path in (ROOT / "tests/cache_l2").glob("test_native_pages.py"))
+    used: set[str] = {name for name in limits if f"limits.{name}," in native}
+    for path in PYTHON:
+        if not _is_product(path):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if path == LIMITS and not isinstance(node, ast.Assign):
+                continue  # a relation enforces nothing
+            parts = ast.walk(node.value) if path == LIMITS and isinstance(node, ast.Assign) else [node]
+            used |= {part.id for part in parts if isinstance(part, ast.Name)}
+            used |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
+    assert limits - used == set(), "nothing enforces these"

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from kv_types.namespace import AttentionKind, KvDtype, Namespace
+from kv_types.namespace import KvDtype, Namespace
 from kv_types.page_layout import PageLayout
 
 _TORCH_DTYPES = {
@@ -55,7 +55,6 @@ class PageCodec:
         parts = [self._part(part.offset, part.shape) for part in layout.parts()]
         roles = 2  # key and value, or latent and rope: each layer has two parts, in this order
         self.layers = [(parts[at], parts[at + 1]) for at in range(0, len(parts), roles)]
-        self._mla = namespace.geometry.attention is AttentionKind.MLA
 
     def _part(self, offset: int, shape: tuple[int, ...]) -> _Part:
         heads, tokens, width = shape if len(shape) == 3 else (1, *shape)

@@ -57,7 +57,6 @@ class RefuseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSE_REASON_CORRUPT: _ClassVar[RefuseReason]
     REFUSE_REASON_UNKNOWN_NAMESPACE: _ClassVar[RefuseReason]
     REFUSE_REASON_OVERLOADED: _ClassVar[RefuseReason]
-    REFUSE_REASON_PAGE_SIZE: _ClassVar[RefuseReason]
 TIER_UNSPECIFIED: Tier
 TIER_L1: Tier
 TIER_L2: Tier
@@ -97,7 +96,6 @@ REFUSE_REASON_EXPIRED: RefuseReason
 REFUSE_REASON_CORRUPT: RefuseReason
 REFUSE_REASON_UNKNOWN_NAMESPACE: RefuseReason
 REFUSE_REASON_OVERLOADED: RefuseReason
-REFUSE_REASON_PAGE_SIZE: RefuseReason
 
 class Stamp(_message.Message):
     __slots__ = ("incarnation", "revision")

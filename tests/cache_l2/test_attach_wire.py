@@ -38,6 +38,7 @@ from kv_types.limits import (
     ATTACH_MESSAGE_BYTES_MAX,
     ATTACHMENTS_GONE_MAX,
     BATCH_PAGES_MAX,
+    FAILURE_TEXT_BYTES_MAX,
     NAMESPACE_BYTES_MAX,
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
@@ -207,7 +208,7 @@ def test_hello_of_a_future_version_can_still_be_read() -> None:
 
 
 def test_a_long_text_is_cut_rather_than_lost() -> None:
-    text = "é" * wire.FAILURE_TEXT_BYTES_MAX
+    text = "é" * FAILURE_TEXT_BYTES_MAX
     _, message = wire.decode_sidecar_message(wire.encode_message(Failed("internal", text), 1))
     assert isinstance(message, Failed)
     assert message.text

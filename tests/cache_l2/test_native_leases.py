@@ -172,6 +172,27 @@ def test_a_client_leases_at_most_its_limit() -> None:
     assert world.counts()["miss_6"] == 3 + 8 + 8 + 3
 
 
+def test_c11_a_release_after_expiry_frees_once_and_only_what_is_its_own() -> None:
+    world = NativeArena(slots=256)
+    keys, second = chain("a", 2), now_ns() // 10**9 + 1000
+    world.put(keys, expiry_s=second)
+    other = world.attach(world.arena.open_row(2))
+    mine, theirs = world.reader.lease(0, b"".join(keys)), other.lease(0, b"".join(keys))
+    assert world.arena.expire(second * 10**9) == 2
+    mine.release()
+    mine.release()
+    world.arena.expire(second * 10**9)
+    assert world.arena.statistics()["entries_hidden_leased"] == 2, "the other client still reads them"
+    assert [bytes(view) for view in theirs] == [payload(key) for key in keys]
+    theirs.release()
+    theirs.release()
+    world.arena.expire(second * 10**9)
+    statistics = world.arena.statistics()
+    assert (statistics["entries_hidden_leased"], statistics["leased_bytes"]) == (0, 0)
+    assert (world.reader.held(), other.held()) == (0, 0)
+    world.arena.check_invariants()
+
+
 def test_c30_a_copy_that_outlasts_its_lease_serves_nothing() -> None:
     world = NativeArena(slots=512)
     keys = chain("a", 200)

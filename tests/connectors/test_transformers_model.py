@@ -12,7 +12,8 @@ import torch
 from inference_worker.client import Client
 from inference_worker.connectors.transformers import TransformersConnector
 from tests.connectors.models import largest_difference
-from tests.support.sidecar_process import ROOT, SidecarProcess
+from tests.support.daemon import ROOT
+from tests.support.sidecar_process import SidecarProcess
 
 EXAMPLES = ROOT / "examples"
 

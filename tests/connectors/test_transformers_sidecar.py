@@ -17,8 +17,9 @@ from inference_worker.connectors.transformers import TransformersConnector
 from kv_types.outcomes import MissReason
 from tests.connectors.models import PAGE_TOKENS, shared_model, tiny_model, tokens
 from tests.connectors.test_transformers_prefill import assert_right, cache_bytes
+from tests.support.daemon import ROOT
 from tests.support.polling import wait_until
-from tests.support.sidecar_process import ROOT, SidecarProcess
+from tests.support.sidecar_process import SidecarProcess
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
 

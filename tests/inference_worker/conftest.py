@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from inference_worker.client import Client, ClientSettings
-from tests.support.sidecar_process import SidecarProcess
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
+FLAGS = ("--freshness-lease", "1s")
 MakeClient = Callable[..., Client]
 
 
 @pytest.fixture(scope="module")
 def shared_sidecar() -> Iterator[SidecarProcess]:
     """One daemon for the tests of a module that do it no harm."""
-    yield from _daemon()
+    with sidecar_process(flags=FLAGS) as started:
+        yield started
 
 
 @pytest.fixture
 def sidecar() -> Iterator[SidecarProcess]:
     """A daemon of one test's own, not started."""
-    yield from _daemon(start=False)
-
-
-def _daemon(*, start: bool = True) -> Iterator[SidecarProcess]:
-    with tempfile.TemporaryDirectory(prefix="skv-") as directory:
-        daemon = SidecarProcess(Path(directory) / "run", flags=("--freshness-lease", "1s"))
-        try:
-            if start:
-                daemon.start()
-            yield daemon
-        finally:
-            daemon.end()
+    with sidecar_process(start=False, flags=FLAGS) as made:
+        yield made
 
 
 @pytest.fixture

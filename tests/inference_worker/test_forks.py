@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.sidecar_process import ROOT, SidecarProcess
+from tests.support.daemon import ROOT
+from tests.support.sidecar_process import SidecarProcess
 
 ANSWER_S_MAX = 5.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ import pytest
 from cache_l1.cache import L1Cache
 from inference_worker.client import Client, RegisteredNamespace
 from kv_types.ids import NO_LIFE
+from kv_types.outcomes import STORED, Hit, Miss, MissReason, Refused, RefuseReason
 from kv_types.validity import ValiditySource
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
+from tests.support.attach_site import AttachSite
 from tests.support.polling import wait_until
 from tests.support.sidecar_process import SidecarProcess
 
@@ -83,3 +87,57 @@ def test_l1_pages_are_counted_once_with_the_look_up_that_they_begin(
     l1.release(found)
     counts = client.namespace_counts()[ns.label]
     assert (counts.requested, counts.l1, counts.l2, sum(counts.missed.values())) == (5, 2, 2, 1)
+
+
+def test_c15_no_look_up_after_the_acknowledgement_finds_what_was_hidden(
+    tmp_path: Path, connect: MakeClient
+) -> None:
+    """One node: workers that look up all the time, in both tiers, while everything is hidden again and again."""
+    with AttachSite(tmp_path) as site:
+        client = connect(tmp_path)
+        ns = client.register(namespace("weights"))
+        enough, acknowledged, wrong = threading.Event(), [0], []
+        looked, hits = [0], [0, 0]
+
+        def look(other: Client, cache: L1Cache) -> None:
+            handle = other.register(namespace("weights"))
+            while not enough.is_set():
+                hidden = acknowledged[0]
+                for seed in (hidden, hidden + 1):
+                    keys = chain(handle.identified, 4, seed=seed)
+                    view, outcome = cache.observe(), other.match(handle, keys)
+                    found = cache.match(keys)
+                    cache.release(found)
+                    hits[0] += len(found)
+                    hits[1] += outcome.pages if isinstance(outcome, Hit) else 0
+                    if seed == hidden and seed and (found or outcome != Miss(MissReason.ABSENT)):
+                        wrong.append((seed, outcome, len(found)))
+                    if isinstance(outcome, Hit) and not found:
+                        cache.insert(keys, 0, tensors(pages_under(keys, handle.page_bytes)), view=view)
+                looked[0] += 1
+
+        threads = []
+        for _ in range(2):
+            other = connect(tmp_path)
+            cache = L1Cache(capacity_pages=16, page_bytes=ns.page_bytes)
+            cache.synchronise(other.validity)
+            threads.append(threading.Thread(target=look, args=(other, cache)))
+            threads[-1].start()
+        try:
+            for seed in range(1, 41):
+                keys = chain(ns.identified, 4, seed=seed)
+                with client.begin(ns) as old:
+                    assert client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [STORED] * 4
+                    before = looked[0]
+                    wait_until(lambda before=before: looked[0] > before + 2, what="look-ups that find it")  # type: ignore[misc]
+                    assert site.call(lambda store: store.hide_all()) == 4
+                    acknowledged[0] = seed
+                    assert client.match(ns, keys) == Miss(MissReason.ABSENT)
+                    late = old.put(keys, pages_under(keys, ns.page_bytes))
+                    assert late[0] == Refused(RefuseReason.INVALIDATED), "computed under the old weights"
+        finally:
+            enough.set()
+            for thread in threads:
+                thread.join()
+        assert wrong == []
+        assert min(hits) > 0, "both tiers served while nothing was hidden"

@@ -19,7 +19,7 @@ from kv_types.errors import (
     LimitExceededError,
 )
 from kv_types.ids import LogIncarnation, PageKey, Stamp
-from kv_types.limits import BATCH_PAGES_MAX, CHAIN_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX
+from kv_types.limits import BATCH_PAGES_MAX, CHAIN_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX, TTL_S_MAX
 from kv_types.namespace import KvDtype, Uncacheable, UncacheableReason
 from kv_types.outcomes import KNOWN, STORED, Hit, Miss, MissReason, Refused, RefuseReason, Tier
 from tests.inference_worker.conftest import MakeClient
@@ -480,3 +480,25 @@ def test_an_uncacheable_computation_is_answered_and_counted_with_its_reason(clie
     assert (counts.look_ups, counts.requested, counts.missed) == (2, 6, {MissReason.UNCACHEABLE: 6})
     with pytest.raises(InvalidArgumentError, match="no namespace"):
         _ = ns.id
+
+
+@pytest.mark.parametrize("ttl_s", [None, 0, 1, TTL_S_MAX])
+def test_every_time_to_live_is_taken(client: Client, model: str, ttl_s: int | None) -> None:
+    ns = client.register(namespace(model))
+    keys = chain(ns.identified, 2)
+    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes), ttl_s=ttl_s))
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "error"),
+    [(-1, InvalidArgumentError), (1.5, InvalidArgumentError), (True, InvalidArgumentError),
+     (TTL_S_MAX + 1, LimitExceededError), (2**64, LimitExceededError)],
+)  # fmt: skip
+def test_a_time_to_live_out_of_range_is_refused_alike(
+    client: Client, model: str, ttl_s: Any, error: type[Exception]
+) -> None:
+    ns = client.register(namespace(model))
+    keys = chain(ns.identified, 1)
+    with pytest.raises(error, match="time to live"):
+        client.put(ns, keys, pages_under(keys, ns.page_bytes), ttl_s=ttl_s)
+    assert client.match(ns, keys) == Miss(MissReason.ABSENT)

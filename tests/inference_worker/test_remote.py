@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import pytest
@@ -28,7 +26,7 @@ from tests.inference_worker.worlds import (
     room_for,
 )
 from tests.support.polling import wait_until
-from tests.support.sidecar_process import SidecarProcess
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 MIB = 2**20
 
@@ -36,17 +34,9 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def roomy_sidecar() -> Iterator[SidecarProcess]:
     """A daemon with room for pages of 64 MiB, and a TCP port."""
-    with tempfile.TemporaryDirectory(prefix="skv-") as directory:
-        daemon = SidecarProcess(
-            Path(directory) / "run",
-            arena_bytes=256 * MIB,
-            flags=("--segment-size", str(64 * MIB), "--grpc-tcp", "127.0.0.1:0"),
-        )
-        try:
-            daemon.start()
-            yield daemon
-        finally:
-            daemon.end()
+    flags = ("--segment-size", str(64 * MIB), "--grpc-tcp", "127.0.0.1:0")
+    with sidecar_process(arena_bytes=256 * MIB, flags=flags) as started:
+        yield started
 
 
 @pytest.mark.parametrize("page_bytes", [4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 64 * MIB])
@@ -277,7 +267,7 @@ def test_a_client_in_a_foreign_time_namespace_uses_grpc_and_says_why(shared_side
     import subprocess
     import sys
 
-    from tests.support.sidecar_process import ROOT
+    from tests.support.daemon import ROOT
 
     unshare = shutil.which("unshare")
     if (

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +22,9 @@ from tests.inference_worker.worlds import (
     pages_under,
     room_for,
 )
+from tests.support.daemon import ROOT
 from tests.support.polling import wait_until
-from tests.support.sidecar_process import ROOT, SidecarProcess
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 MIB = 2**20
 
@@ -33,15 +32,8 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def tight_sidecar() -> Iterator[SidecarProcess]:
     """A daemon with room for a dozen pages of 1 MiB."""
-    with tempfile.TemporaryDirectory(prefix="skv-") as directory:
-        daemon = SidecarProcess(
-            Path(directory) / "run", arena_bytes=16 * MIB, flags=("--segment-size", str(MIB))
-        )
-        try:
-            daemon.start()
-            yield daemon
-        finally:
-            daemon.end()
+    with sidecar_process(arena_bytes=16 * MIB, flags=("--segment-size", str(MIB))) as started:
+        yield started
 
 
 @pytest.fixture(params=["shared_memory", "grpc"])

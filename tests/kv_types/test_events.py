@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from kv_types.errors import InvalidArgumentError, ProtocolError
 from kv_types.events import (
     EVENT_PAGES_MAX,
-    EVENT_PAYLOAD_BYTES_MAX,
     Event,
     EventKind,
     EverythingHidden,
@@ -23,6 +22,7 @@ from kv_types.events import (
     pages_hidden,
 )
 from kv_types.ids import NamespaceId, PageKey
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX
 
 KEYS = st.binary(min_size=32, max_size=32)
 EVENTS = st.one_of(

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from kv_wire.channel import open_channel
+from tests.support.attach_site import AttachSite
 from tests.support.daemon import Daemon
 from tests.support.remote_store import RemoteStore
 
@@ -28,6 +29,12 @@ def daemon() -> Iterator[Daemon]:
         Daemon(Path(scratch) / "run", arena="384MiB") as running,
     ):
         yield running.wait_ready()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[AttachSite]:
+    with AttachSite(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

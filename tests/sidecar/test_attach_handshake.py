@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,6 @@ from tests.support.attach_raw import (
 )
 from tests.support.attach_site import AttachSite
 from tests.support.polling import wait_until
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[AttachSite]:
-    with AttachSite(tmp_path) as started:
-        yield started
 
 
 @pytest.mark.parametrize(

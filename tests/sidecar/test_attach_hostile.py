@@ -9,7 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,12 +51,6 @@ from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[AttachSite]:
-    with AttachSite(tmp_path) as started:
-        yield started
 
 
 def _garbage(draw: random.Random) -> bytes:

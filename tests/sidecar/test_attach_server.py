@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.attach_worker import Worker, check, put, stamp_of
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[AttachSite]:
-    with AttachSite(tmp_path) as started:
-        yield started
 
 
 def root() -> str:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -138,6 +140,19 @@ def slow_put(space: Namespace, keys: list[PageKey], go_on: threading.Event) -> I
     yield encode_put_request(chunks=[Chunk(0, 500, page[500:], checksum(page))])
 
 
+@contextmanager
+def running_put(daemon: Daemon) -> Iterator[tuple[Any, threading.Event]]:
+    """A put of which half has arrived, and what lets the rest follow."""
+    go_on = threading.Event()
+    with open_channel(daemon.grpc_address) as channel:
+        store = RemoteStore(channel)
+        space = space_of(1000)
+        store.register(space)
+        call = store.calls.put_raw.future(slow_put(space, fresh_chain(1), go_on), timeout=30)
+        wait_until(lambda: store.status().arena["reservations"] == 1, what="the running put")
+        yield call, go_on
+
+
 def test_draining_finishes_what_runs_and_refuses_what_is_new(runtime_dir: Path) -> None:
     daemon = Daemon(runtime_dir, "--drain-time", "20s", arena="128MiB").wait_ready()
     with open_channel(daemon.grpc_address) as channel:
@@ -175,13 +190,7 @@ def _is_serving(channel: grpc.Channel) -> bool:
 
 def test_draining_gives_up_after_its_time(runtime_dir: Path) -> None:
     daemon = Daemon(runtime_dir, "--drain-time", "300ms").wait_ready()
-    go_on = threading.Event()
-    with open_channel(daemon.grpc_address) as channel:
-        store = RemoteStore(channel)
-        space = space_of(1000)
-        store.register(space)
-        call = store.calls.put_raw.future(slow_put(space, fresh_chain(1), go_on), timeout=30)
-        wait_until(lambda: store.status().arena["reservations"] == 1, what="the running put")
+    with running_put(daemon) as (call, go_on):
         daemon.send(signal.SIGTERM)
         assert daemon.wait_end() == 0
         go_on.set()
@@ -192,19 +201,13 @@ def test_draining_gives_up_after_its_time(runtime_dir: Path) -> None:
 
 def test_a_second_signal_ends_at_once(runtime_dir: Path) -> None:
     daemon = Daemon(runtime_dir, "--drain-time", "10m").wait_ready()
-    go_on = threading.Event()
-    with open_channel(daemon.grpc_address) as channel:
-        store = RemoteStore(channel)
-        space = space_of(1000)
-        store.register(space)
-        call = store.calls.put_raw.future(slow_put(space, fresh_chain(1), go_on), timeout=30)
-        wait_until(lambda: store.status().arena["reservations"] == 1, what="the running put")
+    with running_put(daemon) as (call, go_on):
         daemon.send(signal.SIGTERM)
         wait_until(lambda: '"event": "draining"' in daemon.output, what="draining")
         daemon.send(signal.SIGTERM)
         assert daemon.wait_end() == 128 + signal.SIGTERM
         go_on.set()
-        call.cancel()  # type: ignore[no-untyped-call]
+        call.cancel()
     assert left_over(runtime_dir) == ["sidecar.lock"]
 
 

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.daemon import ROOT, START_S_MAX, clean_environment
 from tests.support.polling import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
-START_S_MAX = 30.0
+from tests.support.processes import wait_until_stopped
 
 
 class SidecarProcess:
@@ -36,10 +38,9 @@ class SidecarProcess:
             sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(self.runtime),
             "--arena-size", str(self._arena_bytes), "--log-level", "warning", *self.flags,
         ]  # fmt: skip
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATAKV_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
             )
         if wait:
             wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
@@ -51,7 +52,7 @@ class SidecarProcess:
     def pause(self) -> None:
         """SIGSTOP, and wait until the kernel says that it stands still."""
         self.signal(signal.SIGSTOP)
-        wait_until(lambda: self._state() == "T", what="the sidecar's stop")
+        wait_until_stopped(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
@@ -84,8 +85,20 @@ class SidecarProcess:
             raise AssertionError(f"the sidecar ended at its start:\n{self.output()[-4000:]}")
         return _listens(self.runtime / "attach.sock") and _listens(self.runtime / "grpc.sock")
 
-    def _state(self) -> str:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+@contextmanager
+def sidecar_process(
+    *, start: bool = True, arena_bytes: int = 64 * 2**20, flags: tuple[str, ...] = ()
+) -> Iterator[SidecarProcess]:
+    """A daemon on a runtime directory of its own, whose path is short enough for sockets; ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="skv-") as directory:
+        daemon = SidecarProcess(Path(directory) / "run", arena_bytes=arena_bytes, flags=flags)
+        try:
+            if start:
+                daemon.start()
+            yield daemon
+        finally:
+            daemon.end()
 
 
 def _listens(path: Path) -> bool:
