@@ -348,15 +348,17 @@ def _generated_chains(
     chains = []
     for chain in _chains(rows, found):
         for index in range(chain.row * plan.expand, (chain.row + 1) * plan.expand):
-            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan.stop_ids)))
+            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan)))
             chains.append(replace(chain, row=index, tokens=tokens))
     return chains
 
 
-def _until_stop(decoded: NDArray[np.int64], stop_ids: frozenset[int]) -> NDArray[np.uint32]:
+def _until_stop(decoded: NDArray[np.int64], plan: GenerationPlan) -> NDArray[np.uint32]:
     """Drop what `generate` appends to rows that ended before others did; their KV is right, but nobody asks
-    for it.
+    for it. A row that a stop string or another criterion ended shows no stop token, only the filling.
     """
-    stops = np.flatnonzero(np.isin(decoded, list(stop_ids)))
-    end = int(stops[0]) + 1 if len(stops) else len(decoded)
-    return decoded[:end].astype(np.uint32)
+    stops = np.flatnonzero(np.isin(decoded, list(plan.stop_ids)))
+    if len(stops):
+        return decoded[: int(stops[0]) + 1].astype(np.uint32)
+    own = np.flatnonzero(decoded != plan.fill_id) if plan.fill_id is not None else np.arange(len(decoded))
+    return decoded[: int(own[-1]) + 1 if len(own) else 0].astype(np.uint32)
