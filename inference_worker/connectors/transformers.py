@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +22,14 @@ from inference_worker.connectors.transformers_identity import (
     UnsupportedModelError,
     active_adapters,
     base_model,
-    content_mark,
-    forget_digest,
     identify_model,
+    numerics,
 )
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, ReuseCall, TokenIds
 from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
 from inference_worker.connectors.transformers_store import PageClient
+from inference_worker.connectors.transformers_weights import content_mark, forget_digest
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import CALL_DEADLINE_S_DEFAULT
 from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
@@ -114,6 +115,7 @@ class TransformersConnector:
         self.namespace: Namespace | None = None
         self._reuse: PageReuse | None = None
         self._mark: object = None
+        self._naming = threading.Lock()
         self._name_model()
         if require_cacheable and self.uncacheable is not None:
             raise UnsupportedModelError(self.uncacheable)
@@ -122,8 +124,9 @@ class TransformersConnector:
         """Name the model again: needed after edits of weights that PyTorch does not count (through
         `tensor.data`).
         """
-        forget_digest(self.model)
-        self._name_model()
+        with self._naming:
+            forget_digest(self.model)
+            self._name_model()
 
     def _name_model(self) -> None:
         self._mark = self._model_mark()
@@ -146,11 +149,11 @@ class TransformersConnector:
         `input_ids` and `attention_mask`: integers [B, S], pads anywhere. Raises InvalidArgumentError.
         """
         rows = self._pack(input_ids, attention_mask)
-        reuse, report = self._start(rows)
+        reuse, mark, report = self._start(rows)
         with torch.no_grad():
             if reuse is None:
                 return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
-            with reuse.begin(report, mark=self._mark) as call:
+            with reuse.begin(report, mark=mark) as call:
                 found = self._look_up(call, rows)
                 cache, first = self._assemble(call, rows, found)
                 done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
@@ -171,11 +174,11 @@ class TransformersConnector:
             if name in settings:
                 raise InvalidArgumentError(f"generate makes {name} itself; leave it out")
         plan = plan_generation(self.model, settings)
-        reuse, report = self._start(rows, off=plan.off)
+        reuse, mark, report = self._start(rows, off=plan.off)
         with torch.no_grad():
             if reuse is None:
                 return self._generate(rows, input_ids, {}, settings, report)
-            with reuse.begin(report, mark=self._mark) as call:
+            with reuse.begin(report, mark=mark) as call:
                 found = self._look_up(call, rows)
                 cache, _ = self._assemble(call, rows, found)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
@@ -190,16 +193,25 @@ class TransformersConnector:
         pad_id = getattr(self.model.config.get_text_config(decoder=True), "pad_token_id", None)
         return pack_rows(input_ids, attention_mask, device=self.model.device, pad_id=pad_id or 0)
 
-    def _start(self, rows: PackedRows, *, off: str = "") -> tuple[PageReuse | None, ReuseReport]:
-        """Decide whether this call reuses anything, and begin its report."""
-        if self._model_mark() != self._mark:
-            self._name_model()
-        if not off and self.model.training:
-            off = "the model is in training mode, where dropout shapes the KV: call model.eval()"
-        if self.uncacheable is not None:
-            off = f"{self.uncacheable.reason}: {self.uncacheable.detail}"
-        report = ReuseReport.of([len(row) for row in rows.rows], off=off, uncacheable=self.uncacheable)
-        return (None if off else self._reuse), report
+    def _start(self, rows: PackedRows, *, off: str = "") -> tuple[PageReuse | None, object, ReuseReport]:
+        """Decide whether this call reuses anything; the mark is that of the model its pages are named by."""
+        with self._naming:
+            if self._model_mark() != self._mark:
+                self._name_model()
+            reuse, mark, uncacheable = self._reuse, self._mark, self.uncacheable
+        off = off or self._unsteady()
+        if uncacheable is not None:
+            off = f"{uncacheable.reason}: {uncacheable.detail}"
+        report = ReuseReport.of([len(row) for row in rows.rows], off=off, uncacheable=uncacheable)
+        return (None if off else reuse), mark, report
+
+    def _unsteady(self) -> str:
+        """Say why KV of this very call has other bytes than the model's name promises, or nothing."""
+        if any(module.training for module in self.model.modules()):
+            return "the model is in training mode, where dropout shapes the KV: call model.eval()"
+        if torch.is_autocast_enabled(self.model.device.type):
+            return "autocast is on, so the KV is computed in another type than the model's"
+        return ""
 
     def _look_up(self, call: ReuseCall, rows: PackedRows) -> list[FoundRow]:
         return call.look_up([row.token_ids for row in rows.rows], deadline_s=self._look_up_deadline_s)
@@ -288,12 +300,13 @@ class TransformersConnector:
 
     def _model_mark(self) -> object:
         """Change whenever the model may have become another: adapters switched, weights edited, moved or
-        recast.
+        recast, settings changed.
         """
-        content = content_mark(self.model) if self._declared.weights is None else 0
         model = self.model
-        attention = self._text_config._attn_implementation
-        return content, active_adapters(model), model.dtype, model.device, attention
+        modules = list(model.modules())
+        content = content_mark(modules) if self._declared.weights is None else None
+        causal = all(getattr(module, "is_causal", True) for module in modules)
+        return content, active_adapters(modules), model.device, numerics(model, modules), causal
 
     def _turn_off(self, uncacheable: Uncacheable) -> None:
         if self.uncacheable != uncacheable:
@@ -335,15 +348,17 @@ def _generated_chains(
     chains = []
     for chain in _chains(rows, found):
         for index in range(chain.row * plan.expand, (chain.row + 1) * plan.expand):
-            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan.stop_ids)))
+            tokens = np.concatenate((chain.tokens, _until_stop(decoded[index], plan)))
             chains.append(replace(chain, row=index, tokens=tokens))
     return chains
 
 
-def _until_stop(decoded: NDArray[np.int64], stop_ids: frozenset[int]) -> NDArray[np.uint32]:
+def _until_stop(decoded: NDArray[np.int64], plan: GenerationPlan) -> NDArray[np.uint32]:
     """Drop what `generate` appends to rows that ended before others did; their KV is right, but nobody asks
-    for it.
+    for it. A row that a stop string or another criterion ended shows no stop token, only the filling.
     """
-    stops = np.flatnonzero(np.isin(decoded, list(stop_ids)))
-    end = int(stops[0]) + 1 if len(stops) else len(decoded)
-    return decoded[:end].astype(np.uint32)
+    stops = np.flatnonzero(np.isin(decoded, list(plan.stop_ids)))
+    if len(stops):
+        return decoded[: int(stops[0]) + 1].astype(np.uint32)
+    own = np.flatnonzero(decoded != plan.fill_id) if plan.fill_id is not None else np.arange(len(decoded))
+    return decoded[: int(own[-1]) + 1 if len(own) else 0].astype(np.uint32)

@@ -30,13 +30,15 @@ class GenerationPlan:
     """`off`: why nothing may be reused, or empty. `expand`: cache rows a prompt row.
 
     `decoded`: whether the cache rows hold the sequences' own tokens at the end. Beam search reorders the
-    cache, and only the prompt's columns, equal in all beams of a row, can still be told.
+    cache, and only the prompt's columns, equal in all beams of a row, can still be told. `stop_ids` end a row,
+    which `generate` then fills with `fill_id` until the others have ended.
     """
 
     off: str
     expand: int = 1
     decoded: bool = True
     stop_ids: frozenset[int] = frozenset()
+    fill_id: int | None = None
 
 
 def plan_generation(model: Any, settings: Mapping[str, Any]) -> GenerationPlan:
@@ -56,7 +58,8 @@ def plan_generation(model: Any, settings: Mapping[str, Any]) -> GenerationPlan:
     if problem:
         return GenerationPlan(problem)
     expand = max(config.num_beams or 1, config.num_return_sequences or 1)
-    return GenerationPlan("", expand, mode in _PLAIN, _stop_ids(config))
+    stops = _stop_ids(config)
+    return GenerationPlan("", expand, mode in _PLAIN, frozenset(stops), _fill_id(config, stops))
 
 
 def _problem(config: Any, mode: GenerationMode) -> str:
@@ -74,8 +77,13 @@ def _problem(config: Any, mode: GenerationMode) -> str:
     return ""
 
 
-def _stop_ids(config: Any) -> frozenset[int]:
+def _stop_ids(config: Any) -> list[int]:
     ids = config.eos_token_id
     if ids is None:
-        return frozenset()
-    return frozenset(ids if isinstance(ids, list | tuple) else (int(ids),))
+        return []
+    return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+
+
+def _fill_id(config: Any, stops: list[int]) -> int | None:
+    pad = config.pad_token_id
+    return int(pad) if pad is not None else next(iter(stops), None)

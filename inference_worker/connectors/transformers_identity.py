@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from inference_worker.connectors.transformers_weights import (
+    adapter_layers,
+    merged_adapters,
+    opaque_module,
+    opaque_tensor,
+    tensors_of,
+    weights_digest,
+)
 from kv_types.errors import StrataError
 from kv_types.namespace import (
     Adapter,
@@ -94,7 +99,6 @@ _CONFIG_IGNORED = frozenset(
     }
 )
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_CHUNK_BYTES = 64 * 1024 * 1024
 
 
 class UnsupportedModelError(StrataError):
@@ -130,6 +134,7 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
     config = model.config.get_text_config(decoder=True)
     problem = (
         _unsupported_kind(config)
+        or _unsupported_frame(model, config)
         or _unsupported_placement(model)
         or _unsupported_adapter(model, declared.adapter)
     )
@@ -152,7 +157,7 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
         page_tokens=declared.page_tokens,
         rope=_rope(model, config),
         layer_kinds=layer_kinds(config),
-        numerics=_numerics(model, config),
+        numerics=numerics(model, list(model.modules())),
         tenant=declared.tenant,
     )
 
@@ -169,27 +174,25 @@ def base_model(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def active_adapters(model: Any) -> tuple[str, ...]:
+def active_adapters(modules: Sequence[Any]) -> tuple[str, ...]:
     """Adapters that take part in the forward pass now, told by the layers that apply them.
 
     What PEFT's wrapper says of itself does not change inside its `disable_adapter()`.
     """
     names: set[str] = set()
-    for layer in _adapter_layers(model):
+    for layer in adapter_layers(modules):
         if not layer._disable_adapters:
             names.update(layer.active_adapters)
     return tuple(sorted(names))
 
 
-def _merged_adapters(model: Any) -> tuple[str, ...]:
-    """Adapters whose weights are added to those of the layers below them now."""
-    layers = _adapter_layers(model)
-    return tuple(sorted({name for layer in layers for name in getattr(layer, "merged_adapters", ())}))
-
-
-def _adapter_layers(model: Any) -> list[Any]:
-    marker = "_disable_adapters"
-    return [m for m in model.modules() if hasattr(type(m), marker) or marker in vars(m)]
+def _adapter_scales(modules: Sequence[Any]) -> list[dict[str, str]]:
+    """What each layer multiplies the active adapters by: no tensor, so that no digest of tensors sees it."""
+    return [
+        {name: str(scales[name]) for name in layer.active_adapters if name in scales}
+        for layer in adapter_layers(modules)
+        if not layer._disable_adapters and isinstance(scales := getattr(layer, "scaling", None), Mapping)
+    ]
 
 
 def _unsupported_kind(config: Any) -> Uncacheable | None:
@@ -224,6 +227,24 @@ def _unsupported_kind(config: Any) -> Uncacheable | None:
     return None
 
 
+def _unsupported_frame(model: Any, config: Any) -> Uncacheable | None:
+    """Refuse what stands around a supported decoder or was switched in it, and lets tokens see later ones."""
+    around = model.config.model_type
+    if around != config.model_type:
+        return Uncacheable(
+            UncacheableReason.MODEL_UNSUPPORTED,
+            f"model type {around!r} is built around a {config.model_type!r} decoder, and nobody has shown here "
+            "that its KV depends on earlier tokens alone",
+        )
+    causal = getattr(config, "is_causal", True)
+    if not causal or any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        return Uncacheable(
+            UncacheableReason.MODEL_UNSUPPORTED,
+            "is_causal is off, so KV of a prefix depends on the tokens after it",
+        )
+    return None
+
+
 def _unsupported_placement(model: Any) -> Uncacheable | None:
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) <= 1:
@@ -241,7 +262,7 @@ def _unsupported_adapter(model: Any, adapter: Adapter | None) -> Uncacheable | N
                 UncacheableReason.POSITION_UNNAMED,
                 "a learned prompt stands before the tokens, so their KV and positions depend on it",
             )
-    active = active_adapters(model)
+    active = active_adapters(list(model.modules()))
     if adapter is None and active:
         return Uncacheable(
             UncacheableReason.ADAPTER_WITHOUT_DIGEST,
@@ -303,79 +324,49 @@ def _parameter(value: Any) -> ParameterValue:
     return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
-def _numerics(model: Any, config: Any) -> Parameters:
-    """Name what else shapes the bytes: the model's settings, kernel of attention, arithmetic, device kind."""
+def numerics(model: Any, modules: Sequence[Any]) -> Parameters:
+    """Name what else shapes the bytes: the model's settings, kernels, arithmetic, kinds of numbers and device."""
+    config = model.config.get_text_config(decoder=True)
     told = {k: v for k, v in model.config.to_dict().items() if k not in _CONFIG_IGNORED}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), default=str)
     return parameters(
         {
+            "adapter_scales": _digest_text(_adapter_scales(modules)),
             "attention": str(config._attn_implementation),
-            "compiled": hasattr(model, "_orig_mod"),
+            "compiled": hasattr(model, "_orig_mod")
+            or getattr(model, "_compiled_call_impl", None) is not None,
             "compute": str(model.dtype).removeprefix("torch."),
-            "config": hashlib.blake2b(text.encode(), digest_size=32).hexdigest(),
+            "config": _digest_text(told),
             "device": model.device.type,
-            "matmul": torch.get_float32_matmul_precision(),
-            "merged_adapters": ",".join(_merged_adapters(model)),
+            "experts": str(getattr(config, "_experts_implementation", None)),
+            "matmul": _matmul_precision(model.device.type),
+            "merged_adapters": ",".join(merged_adapters(modules)),
+            "numbers": _digest_text(_kinds_of_numbers(modules)),
         }
     )
 
 
-# Weights
+def _digest_text(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def content_mark(model: Any) -> int:
-    """Return a number that changes when a parameter or buffer is replaced or edited in place.
-
-    Edits through `tensor.data` leave no trace in PyTorch and are not seen; of those, merging an adapter is.
-    """
-    marks = tuple((tensor.data_ptr(), _version(tensor)) for _, tensor in _tensors(model))
-    return hash((marks, _merged_adapters(model)))
-
-
-def weights_digest(model: Any) -> bytes | Uncacheable:
-    """BLAKE2b-256 over names, dtypes, shapes and bytes of all parameters and buffers, whole, in name order.
-
-    Remembered per model object for as long as `content_mark` stays. About 1 GB/s; give an explicit version
-    where that is too slow. Uncacheable when a tensor's bytes are not at hand (meta device, sparse).
-    """
-    mark = content_mark(model)
-    known = _digests.get(model)
-    if known is not None and known[0] == mark:
-        return known[1]
-    state = hashlib.blake2b(digest_size=32)
-    for name, tensor in sorted(_tensors(model), key=lambda item: item[0]):
-        if tensor.is_meta or tensor.layout is not torch.strided:
-            return Uncacheable(
-                UncacheableReason.WEIGHTS_UNNAMED,
-                f"the bytes of {name} are not in memory, so the weights have no digest: "
-                "give weights=Weights(version=…)",
-            )
-        _absorb(state.update, name, tensor)
-    digest = state.digest()
-    _digests[model] = (mark, digest)
-    return digest
+def _matmul_precision(device: str) -> str:
+    """How float32 products are rounded on a kind of device, whichever of PyTorch's two ways it was set by."""
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    told = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if told is None:  # a PyTorch that knows only one setting for all; newer ones refuse to tell it at times
+        return str(torch.get_float32_matmul_precision())
+    given = (
+        told,
+        getattr(backend, "fp32_precision", "none"),
+        getattr(torch.backends, "fp32_precision", "none"),
+    )
+    return str(next((value for value in given if value != "none"), "ieee"))
 
 
-def forget_digest(model: Any) -> None:
-    """Take the digest anew at its next use, though the content mark stays."""
-    _digests.pop(model, None)
-
-
-_digests: weakref.WeakKeyDictionary[Any, tuple[int, bytes]] = weakref.WeakKeyDictionary()
-
-
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    return chain(model.named_parameters(), model.named_buffers())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _absorb(update: Callable[[Any], None], name: str, tensor: torch.Tensor) -> None:
-    head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
-    update(struct.pack("<IQ", len(head), tensor.numel() * tensor.element_size()))
-    update(head)
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for piece in torch.split(flat, _CHUNK_BYTES) if flat.numel() else ():
-        update(piece.cpu().numpy())
+def _kinds_of_numbers(modules: Sequence[Any]) -> list[str]:
+    """Types of the model's tensors, and what keeps weights in another way (quantised layers)."""
+    tensors = tensors_of(modules)
+    kinds = {str(dtype) for dtype in {tensor.dtype for tensor in tensors}}
+    kinds |= {type(tensor).__name__ for tensor in tensors if opaque_tensor(tensor)}
+    return sorted(kinds | {kind.__name__ for kind in set(map(type, modules)) if opaque_module(kind)})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from kv_types.errors import InvalidArgumentError
 from kv_types.page_keys import page_keys
@@ -50,6 +50,34 @@ def test_c14_decoded_tokens_are_reusable() -> None:
     )
     assert second.report.rows[0].reused >= 140
     assert torch.equal(second.sequences, plain(model, second_prompt, max_new_tokens=5, do_sample=False))
+
+
+class StopFirstRow(StoppingCriteria):  # type: ignore[misc]
+    """What a stop string does to one row of a batch."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+
+    def __call__(self, input_ids: Any, scores: Any, **rest: Any) -> Any:
+        ended = torch.zeros(len(input_ids), dtype=torch.bool)
+        ended[0] = input_ids.shape[1] >= self.columns
+        return ended
+
+
+def test_filling_behind_a_row_that_a_criterion_ended_is_not_stored() -> None:
+    model, sidecar = shared_model("llama"), FakeSidecar()
+    rows = torch.stack([tokens(20), tokens(20, seed=1)])
+    done = connect(model, sidecar).generate(
+        rows,
+        max_new_tokens=29,
+        do_sample=False,
+        eos_token_id=2,  # without one, generate lets ended rows decode on
+        suppress_tokens=[2],
+        pad_token_id=0,
+        stopping_criteria=StoppingCriteriaList([StopFirstRow(26)]),
+    )
+    assert not done.sequences[0, 26:].any(), "filled with pads"
+    assert len(sidecar.pages) == 26 // PAGE_TOKENS + 48 // PAGE_TOKENS
 
 
 def test_decoded_pages_hold_the_kv_of_a_prefill_of_the_same_tokens() -> None:

@@ -16,8 +16,8 @@ from inference_worker.connectors.transformers_identity import (
     Declared,
     base_model,
     identify_model,
-    weights_digest,
 )
+from inference_worker.connectors.transformers_weights import weights_digest
 from kv_types.namespace import (
     Adapter,
     AttentionKind,
@@ -266,7 +266,7 @@ def with_adapter(*names: str) -> Any:
     """A model with adapters in one layer, which change nothing."""
     model = tiny_model("llama")
     attention = model.model.layers[1].self_attn
-    layer = AdapterLayer(attention.q_proj.in_features, attention.q_proj.out_features, bias=False)
+    layer = AdapterLayer(attention.q_proj.in_features, attention.q_proj.out_features, bias=False).eval()
     layer.load_state_dict(attention.q_proj.state_dict())
     layer.active_adapters = names
     attention.q_proj = layer
