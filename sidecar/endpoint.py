@@ -86,15 +86,24 @@ class RuntimeDirectory:
                 path.unlink()
 
     def release(self) -> None:
-        """Remove the sockets and the lock file, then let go of the lock. May be called twice."""
+        """Remove the sockets and empty the lock file, then let go of the lock. May be called twice."""
         if self._lock_fd is None:
             return
-        self.remove_sockets()
+        if self._is_still_ours():
+            self.remove_sockets()
         # Emptied, not unlinked: a second daemon may have opened the file already, and two locks on two files
         # of one name would let both in.
         os.ftruncate(self._lock_fd, 0)
         os.close(self._lock_fd)
         self._lock_fd = None
+
+    def _is_still_ours(self) -> bool:
+        """Whether the lock that we hold is the one at the path: else the sockets there are another daemon's."""
+        assert self._lock_fd is not None, "asked for while the lock is held"
+        try:
+            return os.path.samestat(os.fstat(self._lock_fd), self.lock_path.lstat())
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager

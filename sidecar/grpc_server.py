@@ -38,8 +38,11 @@ class GrpcServer:
         """Bind and serve; raises EndpointInUseError or ConfigError naming the address."""
         if tcp is not None:
             self.addresses.append(self._listen_tcp(tcp))
+        # gRPC unlinks at its end the name that it bound, whoever's socket that is by then: it gets one that is gone.
+        bound = unix_path.with_suffix(".new")
         with private_files():
-            self._bind(f"unix:{unix_path}")
+            self._bind(f"unix:{bound}")
+        bound.replace(unix_path)
         self.addresses.insert(0, f"unix:{unix_path}")
         await self._server.start()
         for service in ("", SERVICE):

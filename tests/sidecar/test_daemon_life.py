@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, Hit, Miss, MissReason, Tier
 from kv_types.page_keys import pack_keys
-from kv_wire.channel import SERVICE, open_channel
+from kv_wire.channel import SERVICE, CacheCalls, open_channel
 from kv_wire.checksum import checksum
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
@@ -118,6 +119,18 @@ def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir:
     assert left_over(runtime_dir) == ["sidecar.lock"]
     assert shared_memory() <= shm
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_c23_a_daemon_whose_directory_was_removed_leaves_its_successor_alone(runtime_dir: Path) -> None:
+    with Daemon(runtime_dir) as first:
+        first.wait_ready()
+        shutil.rmtree(runtime_dir)
+        with Daemon(runtime_dir) as second:
+            second.wait_ready()
+            assert first.stop() == 0
+            with open_channel(second.grpc_address) as channel:
+                CacheCalls(channel).status(cache_pb2.StatusRequest(), timeout=10)
+            assert {"attach.sock", "grpc.sock"} <= set(left_over(runtime_dir))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

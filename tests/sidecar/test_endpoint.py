@@ -47,6 +47,21 @@ def test_a_holder_that_wrote_nothing_yet_is_still_a_holder(runtime_dir: Path) ->
     first.release()
 
 
+def test_the_sockets_of_a_successor_are_left_alone(runtime_dir: Path) -> None:
+    """Somebody removed the directory of a living daemon and started another one there."""
+    first = RuntimeDirectory(runtime_dir)
+    first.acquire()
+    first.lock_path.unlink()
+    second = RuntimeDirectory(runtime_dir)
+    second.acquire()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(second.grpc_path))
+        first.release()
+        assert second.grpc_path.exists()
+        second.release()
+    assert not second.grpc_path.exists()
+
+
 def test_stale_sockets_are_removed_and_nothing_else(runtime_dir: Path) -> None:
     directory = RuntimeDirectory(runtime_dir)
     stale = socket.socket(socket.AF_UNIX)
