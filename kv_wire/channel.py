@@ -26,7 +26,8 @@ def channel_options() -> Options:
 
     No retries (a deadline is the caller's, and half a put cannot be sent again), no HTTP proxy from the
     environment (it would catch loopback calls), a connection of its own (a new channel after a fork or a
-    restart never inherits a broken one), reconnects within RECONNECT_BACKOFF_S_MAX.
+    restart never inherits a broken one), reconnects within RECONNECT_BACKOFF_S_MAX. gRPC's "minimal backoff" is the
+    time that one attempt to connect may take, greeting included: on a loaded machine that is more than a moment.
     """
     backoff_ms_max = int(limits.RECONNECT_BACKOFF_S_MAX * 1000)
     return [
@@ -38,7 +39,7 @@ def channel_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", backoff_ms_max),
         ("grpc.max_reconnect_backoff_ms", backoff_ms_max),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
