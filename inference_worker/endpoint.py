@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kv_types.errors import ConfigError
-from kv_types.limits import SOCKET_PATH_BYTES_MAX
+from kv_types.limits import PORT_MAX, SOCKET_PATH_BYTES_MAX
+from kv_wire.addresses import ATTACH_SOCKET, GRPC_SOCKET, default_runtime_dir, host_and_port
 
 ENDPOINT_VARIABLE = "STRATAKV_ENDPOINT"
-ATTACH_SOCKET = "attach.sock"
-GRPC_SOCKET = "grpc.sock"
-
-_HOST_PORT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})$")
 _EXAMPLES = (
     "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
 )
@@ -52,12 +48,6 @@ def parse_endpoint(text: str | os.PathLike[str] | None, environment: Mapping[str
     return _remote(text)
 
 
-def default_runtime_dir(environment: Mapping[str, str]) -> Path:
-    """Where a sidecar of this user puts its sockets unless told otherwise."""
-    runtime = environment.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "stratakv" if runtime else Path(f"/tmp/stratakv-{os.getuid()}")  # noqa: S108 (0700, per user)
-
-
 def _directory(text: str) -> Endpoint:
     if not text or "\0" in text or "://" in text:
         raise ConfigError(f"{text!r} is no runtime directory; {_EXAMPLES}")
@@ -75,10 +65,9 @@ def _directory(text: str) -> Endpoint:
 
 
 def _remote(text: str) -> Endpoint:
-    parts = _HOST_PORT.match(text)
+    parts = host_and_port(text)
     if parts is None:
         raise ConfigError(f"{text!r} is no endpoint; {_EXAMPLES}")
-    port = int(parts["port"])
-    if not 1 <= port <= 65_535:
-        raise ConfigError(f"port {port} in {text!r} is outside 1 to 65535; {_EXAMPLES}")
+    if not 1 <= parts[1] <= PORT_MAX:
+        raise ConfigError(f"port {parts[1]} in {text!r} is outside 1 to {PORT_MAX}; {_EXAMPLES}")
     return Endpoint(runtime_dir=None, grpc_target=text)

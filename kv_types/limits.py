@@ -89,6 +89,7 @@ ATTACH_HANDSHAKES_MAX = 64
 """Connections that have not said hello yet; more are closed."""
 FAILURE_CODE_BYTES_MAX = 64
 FAILURE_TEXT_BYTES_MAX = 2048
+PORT_MAX = 65_535
 SOCKET_PATH_BYTES_MAX = 107
 """sun_path holds 108 bytes, the last of them a zero."""
 GRPC_CHUNK_BYTES = 1024 * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -11,6 +10,7 @@ import grpc
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import KEY_BYTES
+from kv_wire.addresses import host_and_port
 from kv_wire.allocator import teach_large_messages
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import GetPart, decode_get_response, fits_one_message
@@ -18,7 +18,6 @@ from kv_wire.transfer import GetPart, decode_get_response, fits_one_message
 SERVICE = "stratakv.v1.Cache"
 Options: TypeAlias = list[tuple[str, int | str]]
 
-_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 _READ_AHEAD_BYTES = 8 * limits.GRPC_CHUNK_BYTES
 
 
@@ -27,7 +26,8 @@ def channel_options() -> Options:
 
     No retries (a deadline is the caller's, and half a put cannot be sent again), no HTTP proxy from the
     environment (it would catch loopback calls), a connection of its own (a new channel after a fork or a
-    restart never inherits a broken one), reconnects within RECONNECT_BACKOFF_S_MAX.
+    restart never inherits a broken one), reconnects within RECONNECT_BACKOFF_S_MAX. gRPC's "minimal backoff" is the
+    time that one attempt to connect may take, greeting included: on a loaded machine that is more than a moment.
     """
     backoff_ms_max = int(limits.RECONNECT_BACKOFF_S_MAX * 1000)
     return [
@@ -39,7 +39,7 @@ def channel_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", backoff_ms_max),
         ("grpc.max_reconnect_backoff_ms", backoff_ms_max),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -71,8 +71,8 @@ def check_address(address: str) -> str:
                 f"{limits.SOCKET_PATH_BYTES_MAX}; choose a shorter runtime directory"
             )
         return address
-    match = _HOST_PORT.fullmatch(address)
-    if match is None or not 0 <= int(match["port"]) <= 65_535:
+    parts = host_and_port(address)
+    if parts is None or parts[1] > limits.PORT_MAX:
         raise InvalidArgumentError(
             f"{address!r} is not an address; write host:port, [ipv6]:port or unix:/path"
         )

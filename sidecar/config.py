@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
@@ -13,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kv_types import limits
+from kv_wire.addresses import default_runtime_dir, host_and_port
 from sidecar.units import format_duration, format_size, parse_duration, parse_size
 
 ENVIRONMENT_PREFIX = "STRATAKV_"
@@ -66,12 +66,6 @@ TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 
 
-def default_runtime_dir() -> Path:
-    """Return $XDG_RUNTIME_DIR/stratakv, else a directory of this user's under /tmp."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "stratakv" if base else Path(f"/tmp/stratakv-{os.getuid()}")  # noqa: S108 - 0700 and checked
-
-
 class Settings(BaseSettings):
     """Everything that can be set. The docstring of a field is its documentation, everywhere."""
 
@@ -82,7 +76,7 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    runtime_dir: Directory = Field(default_factory=default_runtime_dir)
+    runtime_dir: Directory = Field(default_factory=lambda: default_runtime_dir(os.environ))
     """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
 
     arena_size: Size = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
@@ -160,8 +154,8 @@ class Settings(BaseSettings):
     def _host_port(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        match = re.fullmatch(r"(\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value)
-        if match is None or int(match[2]) > 65_535:
+        parts = host_and_port(value)
+        if parts is None or parts[1] > limits.PORT_MAX:
             raise ValueError(
                 f"{value!r} is not host:port; write for example 127.0.0.1:7420, [::1]:7420, or off"
             )

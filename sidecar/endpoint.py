@@ -16,10 +16,9 @@ from pathlib import Path
 
 from kv_types.errors import ConfigError, EndpointInUseError
 from kv_types.limits import SOCKET_PATH_BYTES_MAX
+from kv_wire.addresses import ATTACH_SOCKET, GRPC_SOCKET
 
 LOCK_NAME = "sidecar.lock"
-ATTACH_NAME = "attach.sock"
-GRPC_NAME = "grpc.sock"
 
 
 class RuntimeDirectory:
@@ -32,7 +31,7 @@ class RuntimeDirectory:
     def __init__(self, path: Path) -> None:
         """Make the directory or check it. Raises ConfigError when it cannot be trusted or used."""
         self.path = path
-        longest = len(os.fsencode(path / ATTACH_NAME))
+        longest = len(os.fsencode(path / ATTACH_SOCKET))
         if longest > SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
                 f"the runtime directory {path} is too long a path: sockets in it would have {longest} bytes, "
@@ -44,12 +43,12 @@ class RuntimeDirectory:
     @property
     def attach_path(self) -> Path:
         """Socket that workers attach to."""
-        return self.path / ATTACH_NAME
+        return self.path / ATTACH_SOCKET
 
     @property
     def grpc_path(self) -> Path:
         """Socket of the gRPC service."""
-        return self.path / GRPC_NAME
+        return self.path / GRPC_SOCKET
 
     @property
     def lock_path(self) -> Path:

@@ -113,9 +113,18 @@ class PageStoreMachine(RuleBasedStateMachine):
 
 
 def run_page_store_machine(
-    harness: StoreHarness, space: NamespaceId, *, examples: int, steps: int, shrink: bool = True
+    harness: StoreHarness,
+    space: NamespaceId,
+    *,
+    examples: int,
+    steps: int,
+    shrink: bool = True,
+    same_each_time: bool = False,
 ) -> None:
-    """Run the machine; raises AssertionError with the (shrunk) steps when store and model differ."""
+    """Run the machine; raises AssertionError with the (shrunk) steps when store and model differ.
+
+    `same_each_time` draws the same examples in every run, for tests that the machine finds what is wrong.
+    """
 
     class Bound(PageStoreMachine):
         def __init__(self) -> None:
@@ -128,6 +137,7 @@ def run_page_store_machine(
             stateful_step_count=steps,
             deadline=None,
             database=None,
+            derandomize=same_each_time,
             report_multiple_bugs=False,
             phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if shrink else [])],
             suppress_health_check=list(HealthCheck),

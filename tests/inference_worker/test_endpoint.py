@@ -54,6 +54,8 @@ def test_relative_directories_become_absolute() -> None:
         "localhost:",
         "localhost:0",
         "localhost:65536",
+        "localhost:80\n",
+        "localhost:\u0664\u0663",
         "a b:1",
         ":7420",
         "http://h:1",

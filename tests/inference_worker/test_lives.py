@@ -285,3 +285,21 @@ class Caller(threading.Thread):
             return
         except BaseException as error:
             self.failure = error
+
+
+def test_a_sidecar_that_is_slow_to_greet_is_waited_for_within_the_deadline(
+    sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    sidecar.start()
+    client = connect(sidecar.runtime, shared_memory=False, deadline_s=10.0)
+    ns = client.register(namespace("greeting"))
+    keys = chain(ns.identified, 2)
+    sidecar.pause()
+    outcomes: list[LookUpOutcome] = []
+    call = threading.Thread(target=lambda: outcomes.append(get(client, ns, keys)[0]))
+    call.start()
+    call.join(0.7)
+    assert call.is_alive(), f"given up as {outcomes} though nine seconds were left"
+    sidecar.signal(signal.SIGCONT)
+    call.join()
+    assert outcomes == [Miss(MissReason.ABSENT)]

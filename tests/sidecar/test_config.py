@@ -101,6 +101,7 @@ def test_a_missing_file_is_named(file: Path) -> None:
         ("metrics_port", "65536", "at most 65535"),
         ("grpc_tcp", "7420", "host:port"),
         ("grpc_tcp", "localhost:99999", "host:port"),
+        ("grpc_tcp", "localhost:\u0664\u0663", "host:port"),
         ("log_level", "loud", "'debug'"),
         ("prefault", "perhaps", "boolean"),
         ("arena_size", "9" * 400, "not a size"),
