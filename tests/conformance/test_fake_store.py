@@ -79,7 +79,7 @@ def test_the_machine_finds_each_broken_store(broken: Callable[[], FakePageStore]
     store = broken()
     space = store.register(namespace())
     with pytest.raises((AssertionError, KeyError)):
-        run_page_store_machine(_harness(store), space, examples=60, steps=30, shrink=False)
+        run_page_store_machine(_harness(store), space, examples=600, steps=30, shrink=False)
 
 
 def test_a_full_fake_refuses_and_keeps_the_head() -> None:
