@@ -103,6 +103,18 @@ class PageStoreMachine(RuleBasedStateMachine):
             self._harness.hide(self._space, keys[found - 1])
             self._model.hide(keys[found - 1])
 
+    @precondition(lambda self: self._harness.hide is not None)
+    @rule(branch=_BRANCHES, length=_LENGTHS, share=st.floats(0, 1, exclude_max=True), version=_VERSIONS)
+    def hide_below_and_put_again(self, branch: list[int], length: int, share: float, version: int) -> None:
+        # what stood on the hidden page must be gone: were it kept, it would be known now, and of an older version
+        assert self._harness.hide is not None
+        keys = self._chain(branch, length)
+        if found := self._model.prefix(keys):
+            below = keys[int(share * found)]
+            self._harness.hide(self._space, below)
+            self._model.hide(below)
+            self.put(branch, length, 0.0, version)
+
     def _check_length(self, outcome: object, keys: list[PageKey]) -> None:
         found = self._model.prefix(keys)
         if found:

@@ -80,7 +80,7 @@ def test_the_machine_finds_each_broken_store(broken: Callable[[], FakePageStore]
     space = store.register(namespace())
     with pytest.raises((AssertionError, KeyError)):
         run_page_store_machine(
-            _harness(store), space, examples=300, steps=30, shrink=False, same_each_time=True
+            _harness(store), space, examples=600, steps=30, shrink=False, same_each_time=True
         )
 
 
