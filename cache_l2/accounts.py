@@ -10,13 +10,8 @@ from typing import Protocol
 from cache_l2.namespaces import NamespaceRecord
 from kv_types.errors import LimitExceededError
 from kv_types.ids import NamespaceId
-from kv_types.limits import NAMESPACES_PER_CLIENT_MAX
+from kv_types.limits import CLIENT_COUNT_MAX, COUNT_SUM_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.outcomes import MissReason
-
-_CREDIBLE_MAX = 1 << 56
-"""More pages or bytes than one client can have counted: clients write their counters, so anything may stand there."""
-_SUM_MAX = (1 << 64) - 1
-"""What a message can tell."""
 
 
 class RowCounts(Protocol):
@@ -134,10 +129,10 @@ class Accounts:
         missed = tuple(raw[f"miss_{int(reason)}"] for reason in MissReason)
         plain = {field.name: raw[field.name] for field in fields(NamespaceCounts) if field.name != "missed"}
         counts = NamespaceCounts(missed=missed, **plain)
-        if max(raw.values()) > _CREDIBLE_MAX or not counts.is_balanced:
+        if max(raw.values()) > CLIENT_COUNT_MAX or not counts.is_balanced:
             return 0, NamespaceCounts()
         return raw["begun"] - raw["requested"], counts
 
 
 def _sum(a: int, b: int) -> int:
-    return min(a + b, _SUM_MAX)
+    return min(a + b, COUNT_SUM_MAX)

@@ -52,6 +52,10 @@ ARENA_PAGES_MAX = 16 * 1024 * 1024
 CLIENT_ROWS_MAX = 1024
 LEASES_PER_CLIENT_MAX = 65_536
 RESERVATIONS_PER_CLIENT_MAX = 4096
+CLIENT_COUNT_MAX = 1 << 56
+"""More pages or bytes than one client can have counted: clients write their counters, so anything may stand there."""
+COUNT_SUM_MAX = (1 << 64) - 1
+"""What a message can tell."""
 NAMESPACES_PER_CLIENT_MAX = 32
 REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
 RING_RECORDS_MAX = 65_536

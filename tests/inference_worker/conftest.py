@@ -41,3 +41,18 @@ def connect() -> Iterator[MakeClient]:
     yield make
     for client in made:
         client.close()
+
+
+@pytest.fixture(params=["shared_memory", "grpc"])
+def client(request: pytest.FixtureRequest, shared_sidecar: SidecarProcess, connect: MakeClient) -> Client:
+    """A client of each transport, ready."""
+    made = connect(shared_sidecar.runtime, shared_memory=request.param == "shared_memory", deadline_s=10.0)
+    assert made.wait_ready(deadline_s=10.0)
+    assert made.statistics()["transport"] == request.param
+    return made
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    """A model name of the test's own, so that tests share a daemon and no pages."""
+    return str(request.node.name)

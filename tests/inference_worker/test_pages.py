@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from cache_l2.reader import AttachedArena
 from inference_worker.client import Client
 from kv_types.errors import (
     BufferMismatchError,
@@ -18,8 +17,8 @@ from kv_types.errors import (
     LayoutConflictError,
     LimitExceededError,
 )
-from kv_types.ids import LogIncarnation, PageKey, Stamp
-from kv_types.limits import BATCH_PAGES_MAX, CHAIN_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX, TTL_S_MAX
+from kv_types.ids import PageKey
+from kv_types.limits import BATCH_PAGES_MAX, CHAIN_PAGES_MAX
 from kv_types.namespace import KvDtype, Uncacheable, UncacheableReason
 from kv_types.outcomes import KNOWN, STORED, Hit, Miss, MissReason, Refused, RefuseReason, Tier
 from tests.inference_worker.conftest import MakeClient
@@ -34,21 +33,6 @@ from tests.inference_worker.worlds import (
     room_for,
 )
 from tests.support.sidecar_process import SidecarProcess
-
-
-@pytest.fixture(params=["shared_memory", "grpc"])
-def client(request: pytest.FixtureRequest, shared_sidecar: SidecarProcess, connect: MakeClient) -> Client:
-    """A client of each transport, ready."""
-    made = connect(shared_sidecar.runtime, shared_memory=request.param == "shared_memory", deadline_s=10.0)
-    assert made.wait_ready(deadline_s=10.0)
-    assert made.statistics()["transport"] == request.param
-    return made
-
-
-@pytest.fixture
-def model(request: pytest.FixtureRequest) -> str:
-    """A model name of the test's own, so that tests share a daemon and no pages."""
-    return str(request.node.name)
 
 
 def test_what_is_put_comes_back_byte_for_byte(client: Client, model: str) -> None:
@@ -358,67 +342,6 @@ def test_a_size_that_another_client_registered_otherwise_is_a_conflict_and_harms
     assert first.match(ns, keys) == Hit(2, Tier.L2)
 
 
-def test_bad_tags_deadlines_and_counts_are_named(client: Client, model: str) -> None:
-    ns = client.register(namespace(model))
-    keys = chain(ns.identified, 1)
-    page = [bytes(ns.page_bytes)]
-    with pytest.raises(LimitExceededError, match="tags"):
-        client.put(ns, keys, page, tags=[b"t"] * 100)
-    with pytest.raises(InvalidArgumentError, match="tag"):
-        client.put(ns, keys, page, tags=[b""])
-    with pytest.raises(InvalidArgumentError, match="deadline_s"):
-        client.put(ns, keys, page, deadline_s=float("nan"))
-    if client.statistics()["transport"] == "shared_memory":
-        for number in range(NAMESPACES_PER_CLIENT_MAX - 1):
-            client.register(namespace(f"{model}-{number}"))
-        with pytest.raises(LimitExceededError, match=str(NAMESPACES_PER_CLIENT_MAX)):
-            client.register(namespace(f"{model}-one more"))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("ttl_s", -1),
-        ("ttl_s", 1.5),
-        ("ttl_s", "1"),
-        ("stamp", 5),
-        ("stamp", Stamp(LogIncarnation(bytes(16)), -1)),
-        ("stamp", Stamp(LogIncarnation(bytes(16)), 2**64)),
-        ("stamp", Stamp(LogIncarnation(bytes(3)), 0)),
-        ("tags", 5),
-        ("deadline_s", "1"),
-    ],
-)
-def test_bad_terms_of_a_put_are_named_and_leave_nothing_behind(
-    client: Client, model: str, argument: str, value: Any
-) -> None:
-    ns = client.register(namespace(model))
-    keys = chain(ns.identified, 2)
-    pages = pages_under(keys, ns.page_bytes)
-    name = {"tags": "tag", "stamp": "stamp|incarnation"}.get(argument, argument)
-    with pytest.raises(InvalidArgumentError, match=name):
-        client.put(ns, keys, pages, **{argument: value})
-    assert all_stored(client.put(ns, keys, pages)), "no place stays reserved"
-
-
-def test_places_are_given_back_when_the_commit_is_refused_as_a_whole(
-    shared_sidecar: SidecarProcess, connect: MakeClient, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = connect(shared_sidecar.runtime)
-    ns = client.register(namespace(model))
-    keys = chain(ns.identified, 2)
-    pages = pages_under(keys, ns.page_bytes)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise LimitExceededError("too many producers")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AttachedArena, "commit", refuse)
-        with pytest.raises(LimitExceededError, match="too many producers"):
-            client.put(ns, keys, pages)
-    assert all_stored(client.put(ns, keys, pages))
-
-
 @pytest.mark.parametrize("identity", [None, "llama", 5])
 def test_what_is_no_namespace_is_named(client: Client, model: str, identity: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=type(identity).__name__):
@@ -480,25 +403,3 @@ def test_an_uncacheable_computation_is_answered_and_counted_with_its_reason(clie
     assert (counts.look_ups, counts.requested, counts.missed) == (2, 6, {MissReason.UNCACHEABLE: 6})
     with pytest.raises(InvalidArgumentError, match="no namespace"):
         _ = ns.id
-
-
-@pytest.mark.parametrize("ttl_s", [None, 0, 1, TTL_S_MAX])
-def test_every_time_to_live_is_taken(client: Client, model: str, ttl_s: int | None) -> None:
-    ns = client.register(namespace(model))
-    keys = chain(ns.identified, 2)
-    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes), ttl_s=ttl_s))
-
-
-@pytest.mark.parametrize(
-    ("ttl_s", "error"),
-    [(-1, InvalidArgumentError), (1.5, InvalidArgumentError), (True, InvalidArgumentError),
-     (TTL_S_MAX + 1, LimitExceededError), (2**64, LimitExceededError)],
-)  # fmt: skip
-def test_a_time_to_live_out_of_range_is_refused_alike(
-    client: Client, model: str, ttl_s: Any, error: type[Exception]
-) -> None:
-    ns = client.register(namespace(model))
-    keys = chain(ns.identified, 1)
-    with pytest.raises(error, match="time to live"):
-        client.put(ns, keys, pages_under(keys, ns.page_bytes), ttl_s=ttl_s)
-    assert client.match(ns, keys) == Miss(MissReason.ABSENT)
