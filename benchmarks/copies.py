@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from benchmarks.timing import Scenario
-from benchmarks.workload import STRIDE, ColdBuffers
+from benchmarks.workload import STRIDE, Bytes, ColdBuffers
+
+Batches = Sequence[Sequence[Bytes]]
+"""Batches of pages, each uint8 [page_bytes]."""
 
 
-def plain_copies(batch_bytes: int, *, ring_bytes: int, into_shared: bool = False) -> list[Scenario]:
-    """np.copyto and memcpy of `batch_bytes` between the kinds of memory that the measured call moves them between.
+def as_batches(buffers: ColdBuffers, page_bytes: int) -> Batches:
+    """The batches of a ring, cut into pages."""
+    return [list(buffers.batch(number).reshape(-1, page_bytes)) for number in range(buffers.count)]
 
-    One side is shared memory as the arena's pages are, the other a worker's own: read from the arena, or with
-    `into_shared` written to it. `…_cold` copies from cold source to cold destination, `…_warm` from a cold source
-    into a warm destination.
+
+def plain_copies(sources: Batches, destinations: Batches) -> list[Scenario]:
+    """np.copyto and memcpy of a batch, page by page.
+
+    `…_cold` copies from cold source to cold destination, `…_warm` from a cold source into a warm destination.
     """
-    sources = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes, shared=not into_shared)
-    destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=ring_bytes, shared=into_shared)
-    warm = np.ones(batch_bytes, dtype=np.uint8)
-
-    warm_address = warm.ctypes.data
-    half, quarter = sources.count // 2, sources.count // 4
-
-    # Each of the four walks its own part of the rings in big steps, so that none finds what another has just touched.
-    def copyto(number: int) -> None:
-        np.copyto(destinations.batch(number * STRIDE), sources.batch(number * STRIDE))
-
-    def memcpy(number: int) -> None:
-        at = number * STRIDE + half
-        ctypes.memmove(destinations.address(at), sources.address(at), batch_bytes)
-
-    def copyto_warm(number: int) -> None:
-        np.copyto(warm, sources.batch(number * STRIDE + quarter))
-
-    def memcpy_warm(number: int) -> None:
-        ctypes.memmove(warm_address, sources.address(number * STRIDE + half + quarter), batch_bytes)
+    warm = [np.ones_like(page) for page in destinations[0]]
 
     def warm_up(_: int) -> None:
-        warm[:] = 1
+        for page in warm:
+            page[:] = 1
+
+    # Each of the four walks its own part of the rings in big steps, so that none finds what another has just touched.
+    def scenario(name: str, part: int, copy: Copy, *, into_warm: bool) -> Scenario:
+        def run(number: int) -> None:
+            source = sources[(number * STRIDE + len(sources) * part // 4) % len(sources)]
+            at = (number * STRIDE + len(destinations) * part // 4) % len(destinations)
+            for to, page in zip(warm if into_warm else destinations[at], source, strict=True):
+                copy(to, page)
+
+        return Scenario(name, run, prepare=warm_up if into_warm else None)
 
     return [
-        Scenario("copyto_cold", copyto),
-        Scenario("memcpy_cold", memcpy),
-        Scenario("copyto_warm", copyto_warm, prepare=warm_up),
-        Scenario("memcpy_warm", memcpy_warm, prepare=warm_up),
+        scenario("copyto_cold", 0, np.copyto, into_warm=False),
+        scenario("memcpy_cold", 2, _memcpy, into_warm=False),
+        scenario("copyto_warm", 1, np.copyto, into_warm=True),
+        scenario("memcpy_warm", 3, _memcpy, into_warm=True),
     ]
+
+
+Copy = Callable[[Bytes, Bytes], object]
+
+_memmove = ctypes.CDLL(None).memmove
+_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _memcpy(to: Bytes, page: Bytes) -> None:
+    _memmove(to.ctypes.data, page.ctypes.data, page.nbytes)

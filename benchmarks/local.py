@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.copies import plain_copies
+from benchmarks.copies import as_batches, plain_copies
 from benchmarks.daemon import own_sidecar
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from benchmarks.two_clients import measure_two_clients
@@ -96,9 +96,9 @@ def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=RING_BYTES)
     warm = np.ones(batch_bytes, dtype=np.uint8)
 
-    def get(into: Callable[[int], Bytes]) -> Callable[[int], None]:
+    def get(into: Callable[[int], Bytes], *, ahead: int) -> Callable[[int], None]:
         def run(number: int) -> None:
-            outcome = client.get(filled.namespace, filled.chain(number), into(number))
+            outcome = client.get(filled.namespace, filled.chain(number + ahead), into(number))
             expect_hit(outcome, pages)
 
         return run
@@ -106,12 +106,17 @@ def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     def warm_up(_: int) -> None:
         warm[:] = 1
 
-    scenarios = [
-        Scenario("get_cold", get(lambda number: destinations.batch(number * STRIDE))),
-        Scenario("get_warm", get(lambda _: warm), prepare=warm_up),
-        *plain_copies(batch_bytes, ring_bytes=RING_BYTES),
-    ]
-    return interleave(scenarios, rounds=rounds)
+    with contextlib.ExitStack() as held:
+        # The plain copies read the very pages that the gets read: where memory lies decides much of a copy's time.
+        leases = [held.enter_context(client.lease(filled.namespace, chain)) for chain in filled.chains]
+        sources = [[np.frombuffer(page, dtype=np.uint8) for page in lease] for lease in leases]
+        scenarios = [
+            Scenario("get_cold", get(lambda number: destinations.batch(number * STRIDE), ahead=0)),
+            # other pages than the cold get of the same round, or their source would be warm
+            Scenario("get_warm", get(lambda _: warm, ahead=len(filled.chains) // 2), prepare=warm_up),
+            *plain_copies(sources, as_batches(destinations, page_bytes)),
+        ]
+        return interleave(scenarios, rounds=rounds)
 
 
 def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) -> dict[str, Samples]:
@@ -126,11 +131,9 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
 
-    scenarios = [
-        Scenario("put_cold", put),
-        *plain_copies(page_bytes * pages, ring_bytes=RING_BYTES, into_shared=True),
-    ]
-    return interleave(scenarios, rounds=rounds)
+    places = ColdBuffers(batch_bytes=page_bytes * pages, ring_bytes=RING_BYTES, shared=True)
+    copies = plain_copies(as_batches(sources, page_bytes), as_batches(places, page_bytes))
+    return interleave([Scenario("put_cold", put), *copies], rounds=rounds)
 
 
 def measure_match(client: Client, results: Results, *, rounds: int) -> None:

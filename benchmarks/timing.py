@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
+SEED = 11
 
 
 @dataclass
@@ -38,13 +41,14 @@ class Scenario:
 
 
 def interleave(scenarios: list[Scenario], *, rounds: int, warm_up: int = 2) -> dict[str, Samples]:
-    """Run each scenario once a round, in an order that rotates, and return the samples by name."""
+    """Run each scenario once a round, in an order drawn anew from SEED, and return the samples by name."""
     if len({scenario.name for scenario in scenarios}) < len(scenarios):
         raise ValueError("scenarios of one run need different names")
     samples = {scenario.name: Samples(inner=scenario.inner) for scenario in scenarios}
+    shuffle = random.Random(SEED)
     for number in range(warm_up + rounds):
-        shift = number % len(scenarios)
-        for scenario in scenarios[shift:] + scenarios[:shift]:
+        # Shuffled: what a scenario leaves in caches and write buffers must not always meet the same successor.
+        for scenario in shuffle.sample(scenarios, len(scenarios)):
             if scenario.prepare is not None:
                 scenario.prepare(number)
             began = time.perf_counter()

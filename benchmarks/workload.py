@@ -75,14 +75,8 @@ class ColdBuffers:
         else:
             memory = np.ones((self.count, batch_bytes), dtype=np.uint8)
         self._memory: Bytes = memory
-        self._address = memory.ctypes.data
-        self._batch_bytes = batch_bytes
 
     def batch(self, number: int) -> Bytes:
         """The batch of round `number`: uint8 [batch_bytes]."""
         row: Bytes = self._memory[number % self.count]
         return row
-
-    def address(self, number: int) -> int:
-        """Where that batch begins."""
-        return self._address + number % self.count * self._batch_bytes

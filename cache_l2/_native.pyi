@@ -19,17 +19,15 @@ Memory: TypeAlias = Buffer | _Tensor
 
 LAYOUT_VERSION: int
 COPY_KERNELS: tuple[str, ...]
-LARGE_COPY_BYTES: int
-"""Calls that move fewer bytes use the small copy kernel."""
 
 def size_class(payload_bytes: int) -> int:
     """Bytes of the slot that a payload of this size takes: a ladder of 16 steps a doubling, aligned to 4 KiB."""
 
 def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None:
-    """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured default for the size), without the GIL."""
+    """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured ones), without the GIL."""
 
-def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[int, dict[str, tuple[float, float]]]:
-    """Measure every kernel on calls of this size; returns the one to use and (cold, warm) seconds a kernel."""
+def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[tuple[int, int], dict[str, tuple[float, float]]]:
+    """Measure every kernel on copies of this size: the best for (cold, warm) destinations, and such seconds of each."""
 
 @final
 class Arena:
@@ -47,7 +45,7 @@ class Arena:
         life: bytes,
         index_hash_bits: int = 64,
         copy_kernel: int = 0,
-        small_copy_kernel: int = 0,
+        warm_copy_kernel: int = 0,
         prefault: bool = True,
     ) -> None: ...
     @property

@@ -33,8 +33,8 @@ _log = structlog.get_logger("stratakv.arena")
 class ArenaConfig:
     """Settings of one arena; zeros of `segment_bytes` and `pages_max` are chosen from its size.
 
-    `copy_kernel` and `small_copy_kernel` number one of `_native.COPY_KERNELS`, for calls that move
-    `_native.LARGE_COPY_BYTES` or more, and fewer; `default_ttl_s` 0: pages never expire;
+    `copy_kernel` and `warm_copy_kernel` number one of `_native.COPY_KERNELS`, for destinations out of
+    the caches and in them; `default_ttl_s` 0: pages never expire;
     `client_rows` includes the sidecar's own. Raises ConfigError.
     """
 
@@ -49,7 +49,7 @@ class ArenaConfig:
     default_ttl_s: int = 0
     index_hash_bits: int = 64
     copy_kernel: int = 0
-    small_copy_kernel: int = 0
+    warm_copy_kernel: int = 0
     prefault: bool = True
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None
             arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, entries=sizes.pages_max,
             rows=config.client_rows, leases_per_row=config.leases_per_client, ring_records=config.ring_records,
             life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
-            small_copy_kernel=config.small_copy_kernel,
+            warm_copy_kernel=config.warm_copy_kernel,
             prefault=config.prefault,
         )  # fmt: skip
     except ValueError as error:

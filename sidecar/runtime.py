@@ -28,7 +28,7 @@ _log = logger("runtime")
 
 def arena_config(settings: Settings) -> ArenaConfig:
     """Return the arena's part of the settings; measures the copy kernels on the way."""
-    large, small = choose_copy_kernels(settings.copy_kernel)
+    cold, warm = choose_copy_kernels(settings.copy_kernel)
     return ArenaConfig(
         arena_bytes=settings.arena_size,
         segment_bytes=settings.segment_size or 0,
@@ -38,8 +38,8 @@ def arena_config(settings: Settings) -> ArenaConfig:
         freshness_lease_s=settings.freshness_lease,
         reservation_s=settings.reservation_time,
         default_ttl_s=math.ceil(settings.default_ttl),
-        copy_kernel=large,
-        small_copy_kernel=small,
+        copy_kernel=cold,
+        warm_copy_kernel=warm,
         prefault=settings.prefault,
     )
 

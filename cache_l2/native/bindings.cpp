@@ -41,33 +41,36 @@ std::uint64_t size_class(std::uint64_t payload_bytes) {
   return slot_bytes_of(payload_bytes);
 }
 
-std::uint32_t checked_kernel(std::int64_t kernel, std::size_t bytes) {
+CopyChoice checked_choice(std::int64_t kernel) {
   if (kernel < -1 || kernel >= static_cast<std::int64_t>(copy_kernels().size())) {
     throw nb::value_error("kernel must be -1 or the number of one of COPY_KERNELS");
   }
-  return kernel == -1 ? default_copy_kernel(bytes) : static_cast<std::uint32_t>(kernel);
+  const auto number = static_cast<std::uint32_t>(kernel);
+  return kernel == -1 ? default_copy_choice() : CopyChoice{number, number};
 }
 
 void copy_bytes(nb::handle destination, nb::handle source, std::int64_t kernel) {
   const Borrowed to(destination, true, "destination");
   const Borrowed from(source, false, "source");
-  const CopyKernel& copier = copy_kernel(checked_kernel(kernel, to.bytes()));
+  const CopyChoice copier = checked_choice(kernel);
   if (to.bytes() != from.bytes()) throw nb::value_error("destination and source differ in size");
   const nb::gil_scoped_release unlocked;
   copier.copy(to.data(), from.data(), to.bytes());
 }
 
-std::pair<std::uint32_t, std::map<std::string, std::pair<double, double>>> calibrate(std::uint64_t bytes) {
+using KernelSeconds = std::map<std::string, std::pair<double, double>>;
+
+std::pair<std::pair<std::uint32_t, std::uint32_t>, KernelSeconds> calibrate(std::uint64_t bytes) {
   if (bytes == 0 || bytes > kCalibrationBytesMax) throw nb::value_error("bytes must be 1 to 64 MiB");
   Calibration result;
   {
     const nb::gil_scoped_release unlocked;
     result = calibrate_copy(bytes);
   }
-  set_default_copy_kernel(bytes, result.kernel);
-  std::map<std::string, std::pair<double, double>> times;
+  set_default_copy_choice(result.choice);
+  KernelSeconds times;
   for (const KernelTimes& t : result.times) times[t.name] = {t.cold_s, t.warm_s};
-  return {result.kernel, times};
+  return {{result.choice.cold, result.choice.warm}, times};
 }
 
 }  // namespace
@@ -82,7 +85,6 @@ NB_MODULE(_native, m) {
   nb::list names;
   for (const CopyKernel& kernel : copy_kernels()) names.append(kernel.name);
   m.attr("COPY_KERNELS") = nb::tuple(names);
-  m.attr("LARGE_COPY_BYTES") = kLargeCopyBytes;
   m.def("size_class", size_class, nb::arg("payload_bytes"));
   m.def("copy_bytes", copy_bytes, nb::arg("destination"), nb::arg("source"), nb::kw_only(), nb::arg("kernel") = -1);
   m.def("calibrate_copy", calibrate, nb::kw_only(), nb::arg("bytes") = 1 << 20);

@@ -38,7 +38,7 @@ class PyArena {
 
 void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
                std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
-               std::uint32_t copy_kernel_number, std::uint32_t small_copy_kernel_number, bool prefault) {
+               std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault) {
   ArenaSettings settings;
   settings.arena_bytes = arena_bytes;
   settings.segment_bytes = segment_bytes;
@@ -48,11 +48,11 @@ void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_byt
   settings.ring_records = ring_records;
   take_bytes(life, settings.life, sizeof(settings.life), "life");
   settings.index_hash_bits = index_hash_bits;
-  if (std::max(copy_kernel_number, small_copy_kernel_number) >= copy_kernels().size()) {
-    throw nb::value_error("copy_kernel or small_copy_kernel is not the number of one of COPY_KERNELS");
+  if (std::max(copy_kernel_number, warm_copy_kernel_number) >= copy_kernels().size()) {
+    throw nb::value_error("copy_kernel or warm_copy_kernel is not the number of one of COPY_KERNELS");
   }
   settings.copy_kernel = copy_kernel_number;
-  settings.small_copy_kernel = small_copy_kernel_number;
+  settings.warm_copy_kernel = warm_copy_kernel_number;
   settings.prefault = prefault;
   new (at) PyArena(settings);
 }
@@ -71,7 +71,7 @@ nb::dict geometry(const PyArena& self) {
   out["leases_per_row"] = g.leases_per_row;
   out["ring_records"] = g.ring_records;
   out["copy_kernel"] = g.copy_kernel;
-  out["small_copy_kernel"] = g.small_copy_kernel;
+  out["warm_copy_kernel"] = g.warm_copy_kernel;
   out["layout_version"] = kLayoutVersion;
   return out;
 }
@@ -255,7 +255,7 @@ void bind_arena(nb::module_& m) {
   nb::class_<PyArena> arena(m, "Arena", nb::is_final());
   arena.def("__init__", construct, nb::kw_only(), nb::arg("arena_bytes"), nb::arg("segment_bytes"), nb::arg("entries"),
             nb::arg("rows"), nb::arg("leases_per_row"), nb::arg("ring_records"), nb::arg("life"),
-            nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("small_copy_kernel") = 0,
+            nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("warm_copy_kernel") = 0,
             nb::arg("prefault") = true)
       .def_prop_ro("geometry", geometry)
       .def("duplicate_descriptors", duplicate_descriptors, nb::kw_only(), nb::arg("writable"))

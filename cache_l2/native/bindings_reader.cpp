@@ -147,8 +147,7 @@ class PyReader {
     take_bytes(life, life_, sizeof(life_), "life");
     const nb::gil_scoped_release unlocked;
     reader_ = Reader::attach(std::move(control), std::move(clients), std::move(data), row, life_, writable, prefault);
-    set_default_copy_kernel(kLargeCopyBytes, reader_->arena().geometry.copy_kernel);
-    set_default_copy_kernel(0, reader_->arena().geometry.small_copy_kernel);
+    set_default_copy_choice(choice_of(reader_->arena().geometry));
   }
 
   std::shared_ptr<Reader> core() const { return checked(reader_); }
@@ -235,7 +234,7 @@ class PyReader {
     const std::size_t first = chain.start(start);
     const std::size_t wanted = chain.count() - first;
     const BorrowedPages places(destinations, wanted, page_bytes, true, "destinations");
-    const std::uint32_t copier = kernel_number(*reader, kernel, wanted * page_bytes);
+    const CopyChoice copier = checked_choice(*reader, kernel);
     const LookUpResult result = unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
       return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter);
     });
@@ -274,7 +273,7 @@ class PyReader {
     check_page_bytes(page_bytes);
     for (const std::uint64_t offset : offsets) check_place(*reader, offset, page_bytes);
     const BorrowedPages places(sources, offsets.size(), page_bytes, false, "sources");
-    const std::uint32_t copier = kernel_number(*reader, kernel, offsets.size() * page_bytes);
+    const CopyChoice copier = checked_choice(*reader, kernel);
     unlocked_if(offsets.size() * page_bytes > kBytesUnderGil, [&] {
       reader->fill(offsets.data(), places.places(), offsets.size(), page_bytes, copier, counter);
       return 0;
@@ -306,13 +305,14 @@ class PyReader {
     }
   }
 
-  static std::uint32_t kernel_number(const Reader& reader, std::int64_t kernel, std::uint64_t call_bytes) {
+  static CopyChoice choice_of(const Geometry& geometry) { return {geometry.copy_kernel, geometry.warm_copy_kernel}; }
+
+  static CopyChoice checked_choice(const Reader& reader, std::int64_t kernel) {
     if (kernel < -1 || kernel >= static_cast<std::int64_t>(copy_kernels().size())) {
       throw nb::value_error("kernel must be -1 or the number of one of COPY_KERNELS");
     }
-    if (kernel != -1) return static_cast<std::uint32_t>(kernel);
-    const Geometry& geometry = reader.arena().geometry;
-    return call_bytes < kLargeCopyBytes ? geometry.small_copy_kernel : geometry.copy_kernel;
+    const auto number = static_cast<std::uint32_t>(kernel);
+    return kernel == -1 ? choice_of(reader.arena().geometry) : CopyChoice{number, number};
   }
 
   std::shared_ptr<Reader> reader_;

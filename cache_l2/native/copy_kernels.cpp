@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
 
+#include "layout.hpp"
 #include "mapping.hpp"
 #include "size_classes.hpp"
 
@@ -31,7 +33,7 @@ __attribute__((no_sanitize_thread, optimize("no-tree-loop-distribute-patterns"))
   for (; at < bytes; ++at) destination[at] = source[at];
 }
 
-std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_unwatched}}; }
+std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_unwatched, false}}; }
 
 #else
 
@@ -120,31 +122,61 @@ __attribute__((target("avx512f"))) void copy_avx512_stream(
 }
 
 std::vector<CopyKernel> supported_kernels() {
-  std::vector<CopyKernel> kernels{{"memcpy", copy_libc}, {"rep_movsb", copy_rep_movsb}};
+  std::vector<CopyKernel> kernels{{"memcpy", copy_libc, false}, {"rep_movsb", copy_rep_movsb, false}};
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2")) {
-    kernels.push_back({"avx2", copy_avx2});
-    kernels.push_back({"avx2_stream", copy_avx2_stream});
+    kernels.push_back({"avx2", copy_avx2, false});
+    kernels.push_back({"avx2_stream", copy_avx2_stream, true});
   }
   if (__builtin_cpu_supports("avx512f")) {
-    kernels.push_back({"avx512", copy_avx512});
-    kernels.push_back({"avx512_stream", copy_avx512_stream});
+    kernels.push_back({"avx512", copy_avx512, false});
+    kernels.push_back({"avx512_stream", copy_avx512_stream, true});
   }
   return kernels;
 }
 
 #else
 
-std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_libc}}; }
+std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_libc, false}}; }
 
 #endif
 #endif
 
-std::atomic<std::uint32_t> default_kernel{0}, default_small_kernel{0};
+std::atomic<std::uint64_t> default_choice{0};  // cold in the high 32 bits, warm in the low
 
-std::atomic<std::uint32_t>& default_for(std::size_t call_bytes) {
-  return call_bytes < kLargeCopyBytes ? default_small_kernel : default_kernel;
+constexpr std::size_t kProbes = 4;
+constexpr std::size_t kProbedBytesMin = 32 * 1024;  // below it a probe would cost more than it could save
+
+#if defined(__x86_64__) && !defined(STRATAKV_TSAN)
+
+// A locked no-op waits for the line wherever it is, and asks for it as a store would.
+void touch_line(std::byte* at) { asm volatile("lock orb $0, %0" : "+m"(*at)); }
+
+std::uint64_t probe_ticks(std::byte* destination, std::size_t bytes) {
+  const std::size_t stride = bytes / kProbes;
+  _mm_lfence();
+  const std::uint64_t begin = __rdtsc();
+  for (std::size_t i = 0; i < kProbes; ++i) touch_line(destination + i * stride + stride / 2);
+  _mm_lfence();
+  return __rdtsc() - begin;
 }
+
+// Between what probes cost in the caches and out of them on this machine, measured once.
+std::uint64_t measure_warm_ticks_max() {
+  constexpr std::size_t bytes = 64 * 1024;
+  const auto buffer = std::make_unique<std::byte[]>(bytes);
+  std::uint64_t warm = ~0ULL, cold = ~0ULL;
+  for (int round = 0; round < 16; ++round) {
+    for (std::size_t at = 0; at < bytes; at += kCacheLine) touch_line(buffer.get() + at);
+    warm = std::min(warm, probe_ticks(buffer.get(), bytes));
+    for (std::size_t at = 0; at < bytes; at += kCacheLine) _mm_clflush(buffer.get() + at);
+    _mm_mfence();
+    cold = std::min(cold, probe_ticks(buffer.get(), bytes));
+  }
+  return static_cast<std::uint64_t>(std::sqrt(static_cast<double>(warm) * static_cast<double>(cold)));
+}
+
+#endif
 
 using Clock = std::chrono::steady_clock;
 
@@ -159,6 +191,11 @@ double typical(std::vector<double>& values) {
   const std::size_t at = values.size() / 4;
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
   return values[at];
+}
+
+// Writes to every line with plain stores; memset may stream a large buffer past the caches.
+void warm_up(std::byte* buffer, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) *const_cast<volatile std::byte*>(buffer + at) = std::byte{1};
 }
 
 constexpr std::size_t kRounds = 25;
@@ -176,12 +213,27 @@ const CopyKernel& copy_kernel(std::uint32_t number) {
   return kernels[number < kernels.size() ? number : 0];
 }
 
-std::uint32_t default_copy_kernel(std::size_t call_bytes) noexcept {
-  return default_for(call_bytes).load(std::memory_order_relaxed);
+bool in_caches([[maybe_unused]] std::byte* destination, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__x86_64__) && !defined(STRATAKV_TSAN)
+  static const std::uint64_t warm_ticks_max = measure_warm_ticks_max();
+  return probe_ticks(destination, bytes) <= warm_ticks_max;
+#else
+  return false;
+#endif
 }
 
-void set_default_copy_kernel(std::size_t call_bytes, std::uint32_t number) noexcept {
-  default_for(call_bytes).store(number, std::memory_order_relaxed);
+void CopyChoice::copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
+  const bool is_warm = cold != warm && (bytes < kProbedBytesMin || in_caches(destination, bytes));
+  copy_kernel(is_warm ? warm : cold).copy(destination, source, bytes);
+}
+
+CopyChoice default_copy_choice() noexcept {
+  const std::uint64_t both = default_choice.load(std::memory_order_relaxed);
+  return {static_cast<std::uint32_t>(both >> 32), static_cast<std::uint32_t>(both)};
+}
+
+void set_default_copy_choice(CopyChoice choice) noexcept {
+  default_choice.store(static_cast<std::uint64_t>(choice.cold) << 32 | choice.warm, std::memory_order_relaxed);
 }
 
 Calibration calibrate_copy(std::size_t bytes) {
@@ -193,7 +245,11 @@ Calibration calibrate_copy(std::size_t bytes) {
     std::memset(buffer.get(), 1, size);
     return buffer;
   };
-  const Buffer destination = make(places * bytes), warm = make(bytes);
+  // A worker's buffers begin a little behind a page's border, as allocators place them; exactly on it, loads and stores
+  // at the same place of a page would hinder each other.
+  const Buffer destinations = make(places * bytes + kCacheLine), warm_buffer = make(bytes + kCacheLine);
+  std::byte* const destination = destinations.get() + kCacheLine;
+  std::byte* const warm = warm_buffer.get() + kCacheLine;
   // The source is what pages live in, a mapped memory file, which the kernel backs with small pages.
   const std::uint64_t source_bytes = round_up(places * bytes, kSlotAlign);
   const Descriptor file = create_memory_file("stratakv-calibration", source_bytes);
@@ -206,26 +262,20 @@ Calibration calibrate_copy(std::size_t bytes) {
   for (std::size_t round = 0; round < kRounds; ++round) {
     for (std::size_t k = 0; k < kernels.size(); ++k) {
       place = (place + places / 2 + 1) % places;
-      cold[k].push_back(seconds_of(kernels[k], destination.get() + place * bytes, source + place * bytes, bytes));
-      std::memset(warm.get(), static_cast<int>(round), bytes);
+      cold[k].push_back(seconds_of(kernels[k], destination + place * bytes, source + place * bytes, bytes));
+      warm_up(warm, bytes);
       place = (place + places / 2 + 1) % places;
-      hot[k].push_back(seconds_of(kernels[k], warm.get(), source + place * bytes, bytes));
+      hot[k].push_back(seconds_of(kernels[k], warm, source + place * bytes, bytes));
     }
   }
 
   Calibration result;
-  double best_cold = 1e9, best_hot = 1e9;
+  double best_cold = 1e9, best_warm = 1e9;
   for (std::size_t k = 0; k < kernels.size(); ++k) {
     result.times.push_back({kernels[k].name, typical(cold[k]), typical(hot[k])});
-    best_cold = std::min(best_cold, result.times.back().cold_s);
-    best_hot = std::min(best_hot, result.times.back().warm_s);
-  }
-  double best_ratio = 1e9;
-  for (std::size_t k = 0; k < kernels.size(); ++k) {
-    const double ratio = std::max(result.times[k].cold_s / best_cold, result.times[k].warm_s / best_hot);
-    if (ratio >= best_ratio) continue;
-    best_ratio = ratio;
-    result.kernel = static_cast<std::uint32_t>(k);
+    const KernelTimes& now = result.times.back();
+    if (now.cold_s < best_cold) best_cold = now.cold_s, result.choice.cold = static_cast<std::uint32_t>(k);
+    if (!kernels[k].streams && now.warm_s < best_warm) best_warm = now.warm_s, result.choice.warm = static_cast<std::uint32_t>(k);
   }
   return result;
 }

@@ -11,6 +11,7 @@ namespace stratakv {
 struct CopyKernel {
   const char* name;
   void (*copy)(std::byte* destination, const std::byte* source, std::size_t bytes);
+  bool streams;  // past the caches, so that whoever reads the destination next fetches it from memory
 };
 
 // Kernels that this processor can run. A kernel's number is its place here; 0 is always libc's memcpy.
@@ -19,13 +20,22 @@ const std::vector<CopyKernel>& copy_kernels();
 // The kernel of that number, or memcpy when this processor has no such kernel.
 const CopyKernel& copy_kernel(std::uint32_t number);
 
-// Calls that move fewer bytes than this fit the inner caches, where streaming stores lose: they have a kernel of their own.
-constexpr std::size_t kLargeCopyBytes = 512 * 1024;
+// Two kernels by number: streaming stores win where the destination is out of the caches and lose where it is in them, so
+// each page's destination is probed first. Probing costs some locked no-ops, a hundredth of the copy of a large page.
+struct CopyChoice {
+  std::uint32_t cold = 0;
+  std::uint32_t warm = 0;
 
-// The kernel of this process where nobody names one: what was measured last for calls of that size, here or by the
-// sidecar; memcpy before that.
-std::uint32_t default_copy_kernel(std::size_t call_bytes) noexcept;
-void set_default_copy_kernel(std::size_t call_bytes, std::uint32_t number) noexcept;
+  void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
+};
+
+// True when a few places of a destination answer as fast as caches do. Changes nothing in it, and faults its pages in as
+// the copy would. Always false where the processor's clock can't be read cheaply.
+bool in_caches(std::byte* destination, std::size_t bytes) noexcept;
+
+// The choice of this process where nobody names a kernel: what was measured last, here or by the sidecar; memcpy before.
+CopyChoice default_copy_choice() noexcept;
+void set_default_copy_choice(CopyChoice choice) noexcept;
 
 struct KernelTimes {
   const char* name;
@@ -34,12 +44,13 @@ struct KernelTimes {
 };
 
 struct Calibration {
-  std::uint32_t kernel = 0;
+  CopyChoice choice;
   std::vector<KernelTimes> times;
 };
 
-// Measures every kernel on copies of `bytes`. Picks the one whose worse ratio to the fastest, over cold and warm, is
-// smallest. Takes about a tenth of a second at 1 MiB.
+// Measures every kernel on copies of `bytes` and picks the fastest for cold destinations, and for warm ones the fastest
+// that leaves them warm: what a streaming kernel saves there, the destination's next reader pays. Takes about a tenth of
+// a second at 1 MiB.
 Calibration calibrate_copy(std::size_t bytes);
 
 }  // namespace stratakv

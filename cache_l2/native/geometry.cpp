@@ -64,7 +64,7 @@ Geometry plan_geometry(const ArenaSettings& s, std::uint64_t hash_seed) {
   g.buckets = static_cast<std::uint32_t>(power_of_two_at_least((s.entries * 2 + kBucketWays - 1) / kBucketWays));
   if (g.buckets < 2) g.buckets = 2;
   g.copy_kernel = s.copy_kernel;
-  g.small_copy_kernel = s.small_copy_kernel;
+  g.warm_copy_kernel = s.warm_copy_kernel;
   g.hash_seed = hash_seed;
   g.hash_mask = s.index_hash_bits == 64 ? ~0ULL : (1ULL << s.index_hash_bits) - 1;
   fill_offsets(g);
@@ -110,7 +110,7 @@ void write_header(const ArenaView& view, const ArenaSettings& settings, std::uin
   h.leases_per_row = g.leases_per_row;
   h.segment_bytes = g.segment_bytes;
   h.copy_kernel = g.copy_kernel;
-  h.small_copy_kernel = g.small_copy_kernel;
+  h.warm_copy_kernel = g.warm_copy_kernel;
 }
 
 Geometry read_header(const std::byte* control, std::uint64_t control_bytes, const std::uint8_t life[16]) {
@@ -132,7 +132,7 @@ Geometry read_header(const std::byte* control, std::uint64_t control_bytes, cons
   g.leases_per_row = h.leases_per_row;
   g.segment_bytes = h.segment_bytes;
   g.copy_kernel = h.copy_kernel;
-  g.small_copy_kernel = h.small_copy_kernel;
+  g.warm_copy_kernel = h.warm_copy_kernel;
   g.data_bytes = h.data_bytes;
   g.hash_seed = h.hash_seed;
   g.hash_mask = h.hash_mask;

@@ -18,7 +18,7 @@ struct ArenaSettings {
   std::uint8_t life[16] = {};
   std::uint32_t index_hash_bits = 64;
   std::uint32_t copy_kernel = 0;
-  std::uint32_t small_copy_kernel = 0;
+  std::uint32_t warm_copy_kernel = 0;
   bool prefault = true;
 };
 
@@ -28,7 +28,7 @@ struct Geometry {
   std::uint64_t ring_offset, bucket_offset, entry_offset, row_offset, access_offset, row_bytes;
   std::uint64_t hash_seed, hash_mask;
   std::uint32_t ring_records, buckets, entries, rows, leases_per_row, segment_bytes;
-  std::uint32_t copy_kernel, small_copy_kernel;
+  std::uint32_t copy_kernel, warm_copy_kernel;
   std::uint32_t segments() const { return static_cast<std::uint32_t>(data_bytes / segment_bytes); }
 };
 

@@ -45,7 +45,7 @@ struct alignas(kCacheLine) Header {
   std::uint64_t row_offset, access_offset;                  // in clients
   std::uint64_t row_bytes;
   std::uint32_t ring_records, buckets, entries, rows, leases_per_row, segment_bytes;
-  std::uint32_t copy_kernel, small_copy_kernel;  // for calls from kLargeCopyBytes on, and for those below
+  std::uint32_t copy_kernel, warm_copy_kernel;  // into destinations out of the caches, and in them
 
   alignas(kCacheLine) Word view;           // count of all events of this life; 1 at start
   Word closed;                             // 1: draining or ended, no look-up may hit

@@ -226,12 +226,11 @@ void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
 }
 
 LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                         std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter) {
+                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter) {
   begin_counting(counter, count);
   FoundPage* pages = scratch<FoundPage>(count - start);
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
   const std::size_t pinned = result.pages;
-  const CopyKernel& copier = copy_kernel(kernel);
   pause_here();  // pinned, not copied
   std::size_t copied = 0;
   while (copied < pinned && pages[copied].payload_bytes == page_bytes) {
@@ -267,8 +266,7 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
 }
 
 void Reader::fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
-                  std::uint32_t kernel, std::uint32_t counter) {
-  const CopyKernel& copier = copy_kernel(kernel);
+                  CopyChoice copier, std::uint32_t counter) {
   for (std::size_t i = 0; i < pages; ++i) copier.copy(view_.data + offsets[i], sources[i], page_bytes);
   CountsDelta delta;
   delta.bytes_written = pages * page_bytes;

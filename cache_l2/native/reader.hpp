@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "copy_kernels.hpp"
 #include "counts.hpp"
 #include "geometry.hpp"
 #include "lease_slots.hpp"
@@ -54,9 +55,9 @@ class Reader {
   void unpin(const FoundPage* pages, std::size_t count) noexcept;
   // Look up under copy leases, copy, check generations and deadline again.
   LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                   std::size_t page_bytes, std::uint64_t lease_ns, std::uint32_t kernel, std::uint32_t counter);
+                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter);
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
-            std::uint32_t kernel, std::uint32_t counter);
+            CopyChoice copier, std::uint32_t counter);
 
   void begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept;
   void account(std::uint32_t counter, const CountsDelta& delta) noexcept;

@@ -171,7 +171,7 @@ class ReaderThread {
     std::vector<std::byte> place(kDepth * prompt.page_bytes);
     std::byte* to[kDepth];
     for (std::size_t i = 0; i < kDepth; ++i) to[i] = place.data() + i * prompt.page_bytes;
-    const LookUpResult result = reader_->get(prompt.bytes(), start, count, to, prompt.page_bytes, lease_ns, 0, 1);
+    const LookUpResult result = reader_->get(prompt.bytes(), start, count, to, prompt.page_bytes, lease_ns, {}, 1);
     for (std::size_t i = 0; i < result.pages; ++i) check_page(to[i], prompt.page_bytes, prompt.keys[start + i], "copy");
     shared_.copies.fetch_add(1, std::memory_order_relaxed);
     shared_.expired.fetch_add(result.reason == kMissLeaseExpired, std::memory_order_relaxed);
