@@ -22,7 +22,7 @@ from benchmarks.copies import as_batches, plain_copies
 from benchmarks.daemon import own_sidecar
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from benchmarks.two_clients import measure_two_clients
-from benchmarks.workload import STRIDE, Bytes, Chains, ColdBuffers, namespace_of
+from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of, place
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_types.outcomes import Hit, Stored
 from kv_types.page_keys import page_keys
@@ -64,9 +64,9 @@ class Filled:
     pages: int
     page_bytes: int
 
-    def chain(self, number: int) -> bytes:
+    def chain(self, number: int, part: int = 0) -> bytes:
         """Chain of a round: neighbours in time are far apart in the arena."""
-        return self.chains[number * STRIDE % len(self.chains)]
+        return self.chains[place(number, part, len(self.chains))]
 
 
 def fill(client: Client, draw: Chains, *, page_bytes: int, pages: int, total_bytes: int) -> Filled:
@@ -96,9 +96,9 @@ def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     destinations = ColdBuffers(batch_bytes=batch_bytes, ring_bytes=RING_BYTES)
     warm = np.ones(batch_bytes, dtype=np.uint8)
 
-    def get(into: Callable[[int], Bytes], *, ahead: int) -> Callable[[int], None]:
+    def get(into: Callable[[int], Bytes], *, part: int) -> Callable[[int], None]:
         def run(number: int) -> None:
-            outcome = client.get(filled.namespace, filled.chain(number + ahead), into(number))
+            outcome = client.get(filled.namespace, filled.chain(number, part), into(number))
             expect_hit(outcome, pages)
 
         return run
@@ -111,9 +111,11 @@ def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
         leases = [held.enter_context(client.lease(filled.namespace, chain)) for chain in filled.chains]
         sources = [[np.frombuffer(page, dtype=np.uint8) for page in lease] for lease in leases]
         scenarios = [
-            Scenario("get_cold", get(lambda number: destinations.batch(number * STRIDE), ahead=0)),
-            # other pages than the cold get of the same round, or their source would be warm
-            Scenario("get_warm", get(lambda _: warm, ahead=len(filled.chains) // 2), prepare=warm_up),
+            Scenario(
+                "get_cold",
+                get(lambda number: destinations.batch(place(number, 0, destinations.count)), part=0),
+            ),
+            Scenario("get_warm", get(lambda _: warm, part=5), prepare=warm_up),
             *plain_copies(sources, as_batches(destinations, page_bytes)),
         ]
         return interleave(scenarios, rounds=rounds)
@@ -127,7 +129,9 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     chains = [draw.draw(pages) for _ in range(rounds + 2)]
 
     def put(number: int) -> None:
-        outcomes = client.put(namespace, chains[number], _pages(sources.batch(number * STRIDE), page_bytes))
+        outcomes = client.put(
+            namespace, chains[number], _pages(sources.batch(place(number, 0, sources.count)), page_bytes)
+        )
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
 

@@ -19,6 +19,15 @@ LAYER_BYTES = 2 * PAGE_TOKENS * 64 * 2
 STRIDE = 7
 """Batches between two that are used one after the other."""
 
+PARTS = 6
+"""Into which a ring is cut: what runs in one round works in parts of its own, or it would find what another one left."""
+
+
+def place(number: int, part: int, count: int) -> int:
+    """Where round `number` works in a ring of `count` batches; part 0 to PARTS - 1."""
+    return (number * STRIDE + count * part // PARTS) % count
+
+
 Bytes = npt.NDArray[np.uint8]
 
 
