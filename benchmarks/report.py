@@ -24,6 +24,8 @@ BUDGETS: tuple[tuple[str, str, str, float], ...] = (
     ("grpc_get_1MiB_x_empty", "remote Get of 1 MiB over gRPC", "× empty call", 4.0),
 )
 
+RATIO_TICKS = (0.5, 1, 2, 5, 10, 20, 50)
+
 
 def document(results: local.Results) -> str:
     """The whole page as Markdown."""
@@ -97,7 +99,10 @@ def plot(results: local.Results, path: Path) -> None:
         panel.set_title(f"{pages} page{'s' if pages > 1 else ''} a call")
         panel.set_xlabel("page size")
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("time ÷ plain copy of the same run")
+    panels[0].set_yscale("log")
+    panels[0].set_yticks(RATIO_TICKS, labels=[f"{tick:g}" for tick in RATIO_TICKS])
+    panels[0].minorticks_off()
+    panels[0].set_ylabel("time ÷ plain copy of the same run (log scale)")
     panels[0].legend()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
