@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.timing import Scenario
-from benchmarks.workload import Bytes, ColdBuffers, place
+from benchmarks.workload import Bytes, ColdBuffers, pages_of, place
 
 Batches = Sequence[Sequence[Bytes]]
 """Batches of pages, each uint8 [page_bytes]."""
@@ -16,7 +16,7 @@ Batches = Sequence[Sequence[Bytes]]
 
 def as_batches(buffers: ColdBuffers, page_bytes: int) -> Batches:
     """The batches of a ring, cut into pages."""
-    return [list(buffers.batch(number).reshape(-1, page_bytes)) for number in range(buffers.count)]
+    return [pages_of(buffers.batch(number), page_bytes) for number in range(buffers.count)]
 
 
 def plain_copies(sources: Batches, destinations: Batches) -> list[Scenario]:

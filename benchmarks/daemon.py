@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from inference_worker.client import Client, ClientSettings
+
 START_S_MAX = 60.0
 STOP_S_MAX = 15.0
 
@@ -35,6 +37,15 @@ def own_sidecar(*, arena_bytes: int, flags: tuple[str, ...] = ()) -> Iterator[Pa
             yield runtime
         finally:
             _end(daemon)
+
+
+@contextlib.contextmanager
+def attached_client(runtime: Path) -> Iterator[Client]:
+    """A client over shared memory, ready; raises RuntimeError when there is no sidecar to measure."""
+    with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
+        if not client.wait_ready(deadline_s=30.0):
+            raise RuntimeError(f"no sidecar to measure: {client.statistics()}")
+        yield client
 
 
 def _await_sockets(daemon: subprocess.Popen[bytes], runtime: Path, output: Path) -> None:

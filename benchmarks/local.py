@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +19,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.copies import as_batches, plain_copies
-from benchmarks.daemon import own_sidecar
+from benchmarks.daemon import attached_client, own_sidecar
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from benchmarks.two_clients import measure_two_clients
-from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of, place
+from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of, pages_of, place
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_types.outcomes import Hit, Stored
 from kv_types.page_keys import page_keys
@@ -61,8 +61,6 @@ class Filled:
 
     namespace: RegisteredNamespace
     chains: list[bytes]
-    pages: int
-    page_bytes: int
 
     def chain(self, number: int, part: int = 0) -> bytes:
         """Chain of a round: neighbours in time are far apart in the arena."""
@@ -76,14 +74,10 @@ def fill(client: Client, draw: Chains, *, page_bytes: int, pages: int, total_byt
     source = np.random.default_rng(1).integers(0, 255, page_bytes * pages, dtype=np.uint8)
     chains = [draw.draw(pages) for _ in range(count)]
     for chain in chains:
-        outcomes = client.put(namespace, chain, _pages(source, page_bytes))
+        outcomes = client.put(namespace, chain, pages_of(source, page_bytes))
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"filling the arena failed: {outcomes[:3]}")
-    return Filled(namespace, chains, pages, page_bytes)
-
-
-def _pages(batch: Bytes, page_bytes: int) -> list[Bytes]:
-    return list(batch.reshape(-1, page_bytes))
+    return Filled(namespace, chains)
 
 
 def measure_gets(client: Client, *, page_bytes: int, pages: int, rounds: int) -> dict[str, Samples]:
@@ -130,7 +124,7 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
 
     def put(number: int) -> None:
         outcomes = client.put(
-            namespace, chains[number], _pages(sources.batch(place(number, 0, sources.count)), page_bytes)
+            namespace, chains[number], pages_of(sources.batch(place(number, 0, sources.count)), page_bytes)
         )
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
@@ -177,8 +171,8 @@ def _discard(_: object) -> None:
 def measure_grpc(runtime: Path, results: Results, *, rounds: int) -> None:
     """A remote client's Get of 1 MiB over gRPC beside an empty call (a health check) on the same channel."""
     draw = Chains(namespace_of(MIB), seed=11)
-    remote = Client.connect(runtime, settings=ClientSettings(shared_memory=False, deadline_s=10.0))
-    try:
+    settings = ClientSettings(shared_memory=False, deadline_s=10.0)
+    with Client.connect(runtime, settings=settings) as remote:
         filled = fill(remote, draw, page_bytes=MIB, pages=1, total_bytes=32 * MIB)
         destinations = ColdBuffers(batch_bytes=MIB, ring_bytes=RING_BYTES)
 
@@ -190,8 +184,6 @@ def measure_grpc(runtime: Path, results: Results, *, rounds: int) -> None:
             request = health_pb2.HealthCheckRequest()
             empty = Scenario("grpc_empty", lambda _: _discard(check(request, timeout=10.0)))
             samples = interleave([Scenario("grpc_get", get), empty], rounds=rounds, warm_up=5)
-    finally:
-        remote.close()
     results.keys["grpc_get_1MiB_us_p50"] = samples["grpc_get"].p50_s * 1e6
     results.keys["grpc_empty_us_p50"] = samples["grpc_empty"].p50_s * 1e6
     results.keys["grpc_get_1MiB_x_empty"] = ratio_p50(samples["grpc_get"], samples["grpc_empty"])
@@ -247,25 +239,17 @@ def run(*, rounds: int, console: Console) -> Results:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for label in SIZES:
-            with own_sidecar(arena_bytes=ARENA_BYTES) as runtime, _attached(runtime) as client:
+            with own_sidecar(arena_bytes=ARENA_BYTES) as runtime, attached_client(runtime) as client:
                 measure_size(client, results, progress, label=label, rounds=rounds)
         with own_sidecar(arena_bytes=ARENA_BYTES) as runtime:
             task = progress.add_task("match, lease, keys")
-            with _attached(runtime) as client:
+            with attached_client(runtime) as client:
                 measure_match(client, results, rounds=rounds)
             progress.update(task, description="gRPC")
             measure_grpc(runtime, results, rounds=rounds)
             progress.update(task, description="two clients at once")
             results.keys.update(measure_two_clients(runtime, page_bytes=MIB))
     return results
-
-
-@contextlib.contextmanager
-def _attached(runtime: Path) -> Iterator[Client]:
-    with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
-        if not client.wait_ready(deadline_s=30.0):
-            raise RuntimeError(f"no sidecar to measure: {client.statistics()}")
-        yield client
 
 
 def _machine() -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.workload import Chains, ColdBuffers, namespace_of
-from inference_worker.client import Client, ClientSettings
+from benchmarks.daemon import attached_client
+from benchmarks.workload import Chains, ColdBuffers, namespace_of, place
+from inference_worker.client import Client
 from kv_types.outcomes import Hit
 
 SECONDS = 1.0
@@ -24,7 +25,7 @@ def _copy_loop(page_bytes: int) -> float:
     destination = ColdBuffers(batch_bytes=page_bytes, ring_bytes=RING_BYTES)
     number, ends = 0, time.perf_counter() + SECONDS
     while time.perf_counter() < ends:
-        np.copyto(destination.batch(number), source.batch(number * 7))
+        np.copyto(destination.batch(number), source.batch(place(number, 0, source.count)))
         number += 1
     return number * page_bytes / SECONDS
 
@@ -34,7 +35,7 @@ def _get_loop(client: Client, page_bytes: int, chains: list[bytes], seed: int) -
     destination = ColdBuffers(batch_bytes=page_bytes, ring_bytes=RING_BYTES)
     number, ends = seed, time.perf_counter() + SECONDS
     while time.perf_counter() < ends:
-        outcome = client.get(namespace, chains[number * 7 % len(chains)], destination.batch(number))
+        outcome = client.get(namespace, chains[place(number, 0, len(chains))], destination.batch(number))
         if not isinstance(outcome, Hit):
             raise RuntimeError(f"a measured look-up was to hit; it answered {outcome}")  # noqa: TRY004
         number += 1
@@ -49,8 +50,7 @@ def _worker(
     barrier: BarrierType,
     results: multiprocessing.SimpleQueue[tuple[str, int, float]],
 ) -> None:
-    with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
-        client.wait_ready(deadline_s=30.0)
+    with attached_client(runtime) as client:
         for _ in range(ROUNDS):
             for kind, active in (("get", 1), ("copy", 1), ("get", 2), ("copy", 2)):
                 barrier.wait(60.0)
@@ -68,8 +68,7 @@ def measure_two_clients(runtime: Path, *, page_bytes: int) -> dict[str, float]:
     """Bytes per second of one and two processes, as ratios: `two_clients_x_one`, `two_copies_x_one`."""
     draw = Chains(namespace_of(page_bytes), seed=23)
     chains = [draw.draw(1) for _ in range(CHAINS)]
-    with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
-        client.wait_ready(deadline_s=30.0)
+    with attached_client(runtime) as client:
         namespace = client.register(draw.namespace)
         source = np.ones(page_bytes, dtype=np.uint8)
         for chain in chains:

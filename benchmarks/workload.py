@@ -23,6 +23,11 @@ PARTS = 6
 """Into which a ring is cut: what runs in one round works in parts of its own, or it would find what another one left."""
 
 
+def pages_of(batch: Bytes, page_bytes: int) -> list[Bytes]:
+    """A batch, uint8 [n × page_bytes], as views of its n pages."""
+    return list(batch.reshape(-1, page_bytes))
+
+
 def place(number: int, part: int, count: int) -> int:
     """Where round `number` works in a ring of `count` batches; part 0 to PARTS - 1."""
     return (number * STRIDE + count * part // PARTS) % count

@@ -157,19 +157,17 @@ class Client:
         stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
         BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
         """
-        return self._put(
+        return self.put_computed(
             namespace,
             keys,
             sources,
-            PutTerms(
-                deadline=self._deadline(deadline_s),
-                start=start,
-                stamp=_checked_stamp(stamp),
-                ttl_s=_checked_ttl(ttl_s),
-                tags=_checked_tags(tags),
-                producer=self._producer,
-                computed_until_ms=time.time_ns() // 1_000_000,
-            ),
+            start=start,
+            stamp=stamp,
+            ttl_s=ttl_s,
+            tags=tags,
+            deadline_s=deadline_s,
+            computed_from_ms=0,
+            refused=RefuseReason.NONE,
         )
 
     def put_computed(
@@ -188,8 +186,8 @@ class Client:
     ) -> list[PutOutcome]:
         """Store what a request computed; Request.put is the way to call this.
 
-        `computed_from_ms` is the producer's wall clock at the request's beginning. With `refused` the arguments are
-        checked and every page is refused.
+        `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when there was none. With
+        `refused` the arguments are checked and every page is refused.
         """
         terms = PutTerms(
             deadline=self._deadline(deadline_s),
@@ -202,7 +200,7 @@ class Client:
             computed_until_ms=time.time_ns() // 1_000_000,
         )
         if refused is RefuseReason.NONE:
-            return self._put(namespace, keys, sources, terms)
+            return self._own(namespace).put(keys, sources, terms)
         self._own(namespace)
         self._check_open()
         offered = pages_after(keys, start)
@@ -270,11 +268,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _put(
-        self, namespace: RegisteredNamespace, keys: Keys, sources: Buffers, terms: PutTerms
-    ) -> list[PutOutcome]:
-        return self._own(namespace).put(keys, sources, terms)
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._settings.deadline_s if deadline_s is None else deadline_s)
