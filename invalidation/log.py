@@ -1,4 +1,4 @@
-"""The contract of the invalidation log: records, positions, renewals and fences. Implementations come with validity.
+"""The contract of the invalidation log: verbs and their answers. `redis_log` and `local_log` implement it.
 
 The log decides validity: a page may be served under its chain k1…kn iff its stamp belongs to the log's present
 incarnation and no record after the stamp selects the page or anything it was computed from.
@@ -7,75 +7,70 @@ incarnation and no record after the stamp selects the page or anything it was co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from kv_types.ids import LogIncarnation, NamespaceId, PageKey, Stamp
+from invalidation.records import LogEntry, LogRecord
+from kv_types.ids import LogIncarnation, NamespaceId, Stamp
+from kv_types.selectors import Selector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selector:
-    """What a record selects: every field that is set must match (fields combine by "and"); none set selects
-    everything.
+class LogUnavailableError(Exception):
+    """The log did not answer in time, or answered nonsense; `reason` is a short word for people and metrics."""
 
-    `model`, `tenant`, `weights_version` (kv_types' Weights.version) and `adapter` (Adapter.name) are fields of a
-    Namespace. `key` selects the page and everything computed on top of it (rule R3). `producer` and `tag` are those of
-    a RecordHeader, its lineage included, and match a record whose lineage or tags overflowed. `since_ms` and `until_ms`
-    (Unix ms) select what was computed in an interval that overlaps theirs, widened by the skew bound;
-    `since_revision` and `until_revision` bound the stamp. Sidecars tell their workers as `kv_types.events` what they
-    hid for it: everything, a namespace, or pages.
-    """
-
-    namespace: NamespaceId | None = None
-    model: str | None = None
-    weights_version: str | None = None
-    adapter: str | None = None
-    tenant: str | None = None
-    key: PageKey | None = None
-    producer: bytes | None = None
-    tag: bytes | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-    since_revision: int | None = None
-    until_revision: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """One invalidation: its position, what it selects, who asked for it and why."""
-
-    revision: int
-    selector: Selector
-    reason: str
-    author: str
-    appended_wall_ms: int
-    """Wall clock of the appender, Unix ms: for people only, never compared."""
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
 
 
 class RenewalStatus(Enum):
     """What the log answers to a member's renewal (rule R8)."""
 
-    OK = "ok"
-    NEW_INCARNATION = "new_incarnation"
-    FORK = "fork"
-    GAP = "gap"
+    OK = "OK"
+    NEW_INCARNATION = "INC"
+    FORK = "FORK"
+    GAP = "GAP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What a member of the fleet says with each renewal. `id` is 16 random bytes, of one life (rule R13).
+
+    `applied` is its position, hidden and published; `digest` that of the log there. `acknowledged` (≤ applied) is the
+    revision up to which every engine below it has applied too (rule R18); `drained` (≤ acknowledged) that up to which
+    nothing older is in use (rule R19). `note` tells people who it is and what holds it back, `{}` or one JSON object of
+    at most MEMBER_NOTE_BYTES_MAX bytes.
+    """
+
+    id: bytes
+    applied: Stamp
+    digest: bytes
+    acknowledged: int
+    drained: int
+    note: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """An answer to `renew`: `records` after the applied revision, up to `tip`, when the status is OK."""
+    """The answer to renewal `number`: `records` after the applied revision, up to `tip` or a batch of them.
+
+    `confirmed`: `replicas` configured replicas have acknowledged it (`WAIT` on the same connection, rule R10); without,
+    it grants no freshness.
+    """
 
     status: RenewalStatus
     incarnation: LogIncarnation
     number: int
     tip: int
     records: Sequence[LogRecord]
+    confirmed: bool
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a follower starts from: tip, floors and tombstones read in one step (rule R9)."""
+    """What a follower starts from, read in one step (rule R9)."""
 
     tip: Stamp
     digest: bytes
@@ -83,45 +78,122 @@ class Boot:
     """Revision below which no stamp of a namespace is valid; under None that of everything."""
     tombstones: Mapping[Selector, int]
     """Revision of the newest record of each selector that the floors do not cover yet."""
+    weights: Mapping[str, str]
+    """Weights version announced last for each model."""
+    settled: bool
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """What the evaluator of a fence needs: position, whether settled, and each member's renewal number and position."""
+class MemberState:
+    """One member as the log has it."""
+
+    number: int
+    acknowledged: int
+    drained: int
+    note: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceState:
+    """What the evaluator of a fence needs. `confirmed` as in Renewal."""
 
     tip: Stamp
     settled: bool
-    members: Mapping[bytes, tuple[int, int, int]]
-    """member id -> (renewal number, acknowledged revision, drained revision)"""
+    members: Mapping[bytes, MemberState]
+    confirmed: bool
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where an entry stands now. `first_kept` … of a repeated request is that of the first one."""
+
+    stamp: Stamp
+    settled: bool
+    members: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatistics:
+    """Sizes that are bounded, and counters. Names of `counters` are the verbs called and why calls failed."""
+
+    records: int
+    tombstones: int
+    floors: int
+    members: int
+    requests: int
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 class InvalidationLog(Protocol):
-    """One fleet's log. Every verb is atomic and bounded by `deadline_ns` (CLOCK_BOOTTIME)."""
+    """One fleet's log. Every verb is one atomic step and bounded by `deadline_ns` (CLOCK_BOOTTIME).
+
+    All raise LogUnavailableError when the log does not answer in time or refuses; a verb that changes something may
+    then have been carried out.
+    """
 
     async def append(
-        self, selector: Selector, *, reason: str, author: str, request_id: bytes, deadline_ns: int
-    ) -> Stamp:
-        """Append one record and return its position; idempotent by `request_id` (rule R7)."""
+        self, entry: LogEntry, *, request_id: bytes, scope: NamespaceId | None, deadline_ns: int
+    ) -> Appended:
+        """Append one entry; idempotent by `request_id` (16 random bytes, rule R7).
+
+        `scope` is the namespace that the selector is known to stay in, None when it may reach others: what its
+        tombstone collapses into when there are too many (rule R4).
+        """
         ...
 
-    async def renew(
-        self, *, member: bytes, number: int, applied: Stamp, digest: bytes, drained: int, deadline_ns: int
-    ) -> Renewal:
-        """Confirm life and position; returns what follows `applied`. Replicated before it returns (rule R10)."""
+    async def renew(self, member: Member, *, number: int, deadline_ns: int) -> Renewal:
+        """Confirm life and position, and get what follows; `number` grows with every renewal of a life (rule R8)."""
         ...
 
     async def boot(self, *, deadline_ns: int) -> Boot:
-        """Read tip, floors and tombstones in one step."""
+        """Read tip, digest, floors and tombstones in one step (rule R9)."""
         ...
 
-    async def fence(self, *, deadline_ns: int) -> Fence:
-        """Read what decides whether an appended record is final. Replicated before it returns."""
+    async def fence(self, *, deadline_ns: int) -> FenceState:
+        """Read what decides whether an appended record is final (rule R12)."""
+        ...
+
+    async def fork(self, incarnation: LogIncarnation, *, deadline_ns: int) -> None:
+        """Start a new incarnation if the present one is still `incarnation` (rule R8, FORK)."""
         ...
 
     async def settle(self, incarnation: LogIncarnation, *, deadline_ns: int) -> bool:
         """Declare an incarnation settled, by whoever has observed it for the fence's waiting time (rule R12)."""
         ...
 
-    async def leave(self, *, member: bytes, deadline_ns: int) -> None:
-        """Deregister a member whose header is closed (rule R13)."""
+    async def leave(self, member: bytes, *, number: int, deadline_ns: int) -> bool:
+        """Deregister a member: itself, its header closed (rule R13), or one that a fence saw gone at renewal `number`.
+
+        Does nothing, and returns False, if it has renewed since.
+        """
+        ...
+
+    async def set_replicas(self, replicas: int, *, deadline_ns: int) -> None:
+        """Set the number of configured replicas, k (rule R10)."""
+        ...
+
+    async def read(self, after: int, *, count: int, deadline_ns: int) -> tuple[Stamp, Sequence[LogRecord]]:
+        """Read kept records after a revision, oldest first, and the tip."""
+        ...
+
+    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
+        """Enter namespaces (canonical encodings) into the fleet's directory, bounded by FLEET_NAMESPACES_MAX."""
+        ...
+
+    async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
+        """Canonical encodings of the namespaces that the fleet has used in this incarnation of the log's data."""
+        ...
+
+    async def woken(self, after: int, *, deadline_ns: int) -> bool:
+        """Wait until the log may have grown past `after`, or the deadline; wakes only, a renewal decides."""
+        ...
+
+    async def statistics(self, *, deadline_ns: int) -> LogStatistics:
+        """Sizes of what the log keeps."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Idempotent."""
         ...

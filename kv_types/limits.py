@@ -61,6 +61,8 @@ REQUESTS_IN_FLIGHT_PER_CLIENT_MAX = 256
 RING_RECORDS_MAX = 65_536
 EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload of one ring record; part of the shared-memory contract."""
+SELECTOR_BYTES_MAX = 4096
+"""One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
 TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 ANCESTORS_WALKED_MAX = 4096
@@ -80,6 +82,27 @@ L1_EXPIRE_PAGES_MAX = 256
 """Expired pages freed by one call, so that no look-up pays for a whole cache."""
 L1_TOMBSTONES_MAX = 4096
 """Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
+
+# The log
+LOG_NOTE_BYTES_MAX = 1024
+"""Reason, and author, of one record."""
+LOG_RECORDS_KEPT_MAX = 10_000
+"""Records that the log keeps for followers that lag; one further behind starts again from a snapshot."""
+LOG_BATCH_RECORDS_MAX = 1000
+"""Records that one renewal returns."""
+LOG_TOMBSTONES_PER_SCOPE_MAX = 1024
+"""Tombstones of one namespace, or of the whole fleet; the older half of more become a floor."""
+LOG_SCOPES_MAX = 1024
+"""Namespaces with tombstones or floors of their own; the oldest of more become a floor of everything."""
+LOG_REQUESTS_KEPT_MAX = 4096
+"""Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
+LOG_WEIGHTS_MAX = 1024
+"""Models with an announced weights version."""
+FLEET_NAMESPACES_MAX = 4096
+FLEET_MEMBERS_MAX = 4096
+FLEET_NAME_BYTES_MAX = 64
+MEMBER_NOTE_BYTES_MAX = 1024
+REPLICAS_MAX = 16
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024

@@ -1,0 +1,209 @@
+"""Selectors: what an invalidation names, as a value with canonical bytes, and what it matches."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields
+from typing import cast
+
+from kv_types.computation import check_name
+from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, StrataError
+from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
+from kv_types.limits import PRODUCER_BYTES_MAX, SELECTOR_BYTES_MAX, TAG_BYTES_MAX
+from kv_types.namespace import Namespace
+
+_HEAD = struct.Struct("<BH")  # field number, bytes of its value
+_U64 = struct.Struct("<Q")
+
+# Numbers are part of the log's format and never reused; encoding is in ascending order.
+_NUMBERS = {
+    "namespace": 1,
+    "model": 2,
+    "weights_version": 3,
+    "adapter": 4,
+    "tenant": 5,
+    "key": 6,
+    "producer": 7,
+    "tag": 8,
+    "since_ms": 9,
+    "until_ms": 10,
+    "since_revision": 11,
+    "until_revision": 12,
+}
+_NAMES = {number: name for name, number in _NUMBERS.items()}
+_TEXTS = frozenset({"model", "weights_version", "adapter", "tenant"})
+_WHOLE_NUMBERS = frozenset({"since_ms", "until_ms", "since_revision", "until_revision"})
+_OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant")
+_OF_ORIGIN = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How one page came to be, as selectors see it.
+
+    `producer` and `tags` are None where they were not kept apart (they may be anything). `from_ms` and `until_ms` are
+    the producer's wall clock, Unix ms, 0 where it is unknown. `revision` is that of the page's stamp. With `lineage_known`
+    False the page may rest on pages that are none of its resident ancestors.
+    """
+
+    producer: bytes | None
+    tags: tuple[bytes, ...] | None
+    from_ms: int
+    until_ms: int
+    revision: int
+    lineage_known: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """What a record selects: every field that is set must match (fields combine by "and"); none set selects everything.
+
+    `model`, `weights_version` (a Weights.version, or 64 hexadecimal digits of a weights digest), `adapter` (a name; ""
+    for none) and `tenant` ("" for none) are fields of a Namespace. `key` selects the page and everything computed on
+    top of it (rule R3). `producer` and `tag` are those a put named. `since_ms` and `until_ms` (Unix ms, both ends
+    included) select what was computed in an interval that overlaps theirs, widened by a skew bound; `since_revision` and
+    `until_revision` (included) bound the stamp. What stands on a selected page is selected too, always.
+
+    Raises InvalidArgumentError, LimitExceededError.
+    """
+
+    namespace: NamespaceId | None = None
+    model: str | None = None
+    weights_version: str | None = None
+    adapter: str | None = None
+    tenant: str | None = None
+    key: PageKey | None = None
+    producer: bytes | None = None
+    tag: bytes | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    since_revision: int | None = None
+    until_revision: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.namespace is not None:
+            namespace_id(self.namespace)
+        if self.key is not None:
+            page_key(self.key)
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None and not (value == "" and name in ("adapter", "tenant")):
+                check_name(value, name.replace("_", " "))
+        for name, most in (("producer", PRODUCER_BYTES_MAX), ("tag", TAG_BYTES_MAX)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, bytes) or not 1 <= len(value) <= most):
+                raise LimitExceededError(f"a {name} is 1 to {most} bytes; got {value!r}")
+        for name in _WHOLE_NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64
+            ):
+                raise InvalidArgumentError(f"{name} is an integer of 64 bits without a sign; got {value!r}")
+        for since, until in (("since_ms", "until_ms"), ("since_revision", "until_revision")):
+            first, last = getattr(self, since), getattr(self, until)
+            if first is not None and last is not None and first > last:
+                raise InvalidArgumentError(
+                    f"{since} {first} lies after {until} {last}: it would select nothing"
+                )
+        if len(self.encode()) > SELECTOR_BYTES_MAX:
+            raise LimitExceededError(f"a selector has at most {SELECTOR_BYTES_MAX} bytes; shorten its names")
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it selects every page there is."""
+        return all(getattr(self, field.name) is None for field in fields(self))
+
+    @property
+    def names_namespace(self) -> bool:
+        """Whether any condition is on the namespace."""
+        return any(getattr(self, name) is not None for name in _OF_NAMESPACE)
+
+    @property
+    def names_origin(self) -> bool:
+        """Whether any condition is on how a page came to be, so that neither its key nor its namespace decides."""
+        return any(getattr(self, name) is not None for name in _OF_ORIGIN)
+
+    def matches_namespace(self, namespace: Namespace) -> bool:
+        """Whether pages of a namespace may be selected at all."""
+        weights = namespace.weights
+        version = weights.digest.hex() if weights.digest is not None else weights.version
+        adapter = namespace.adapter.name if namespace.adapter is not None else ""
+        return (
+            (self.namespace is None or self.namespace == namespace.id)
+            and (self.model is None or self.model == namespace.model)
+            and (self.weights_version is None or self.weights_version == version)
+            and (self.adapter is None or self.adapter == adapter)
+            and (self.tenant is None or self.tenant == namespace.tenant)
+        )
+
+    def matches_origin(self, origin: Origin, *, skew_ms: int) -> bool:
+        """Whether a page of this origin is selected by its own origin, or may be by that of an unknown ancestor."""
+        if not self.names_origin or not origin.lineage_known:
+            return True
+        return (
+            (self.producer is None or origin.producer is None or self.producer == origin.producer)
+            and (self.tag is None or origin.tags is None or self.tag in origin.tags)
+            and (self.since_ms is None or not origin.until_ms or origin.until_ms + skew_ms >= self.since_ms)
+            and (self.until_ms is None or not origin.from_ms or origin.from_ms <= self.until_ms + skew_ms)
+            and (self.since_revision is None or origin.revision >= self.since_revision)
+            and (self.until_revision is None or origin.revision <= self.until_revision)
+        )
+
+    def encode(self) -> bytes:
+        """Canonical bytes, the same for equal selectors; none for everything."""
+        parts = []
+        for name, number in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in _TEXTS:
+                value = cast("str", value).encode()
+            elif name in _WHOLE_NUMBERS:
+                value = _U64.pack(value)
+            parts.append(_HEAD.pack(number, len(value)) + value)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Selector:
+        """Read canonical bytes back; raises ProtocolError on anything that encode() does not give."""
+        values: dict[str, object] = {}
+        at = 0
+        try:
+            while at < len(data):
+                number, size = _HEAD.unpack_from(data, at)
+                value = data[at + _HEAD.size : at + _HEAD.size + size]
+                at += _HEAD.size + size
+                name = _NAMES[number]
+                if name in _TEXTS:
+                    values[name] = value.decode()
+                else:
+                    values[name] = _U64.unpack(value)[0] if name in _WHOLE_NUMBERS else value
+            selector = cls(**values)  # type: ignore[arg-type]
+        except (KeyError, UnicodeDecodeError, struct.error, StrataError) as error:
+            raise ProtocolError(f"{len(data)} bytes form no selector: {error}") from error
+        if selector.encode() != data:
+            raise ProtocolError(f"{len(data)} bytes are no canonical selector")
+        return selector
+
+    def describe(self) -> str:
+        """Say in a line what it selects, for people."""
+        if self.is_everything:
+            return "everything"
+        shown = []
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in ("namespace", "key"):
+                value = value.hex()
+            elif isinstance(value, bytes):
+                value = value.decode(errors="backslashreplace")
+            shown.append(
+                f"{name.replace('_', '-')}={value!r}"
+                if isinstance(value, str)
+                else f"{name.replace('_', '-')}={value}"
+            )
+        return " and ".join(shown)
+
+
+EVERYTHING = Selector()
