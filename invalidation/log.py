@@ -92,11 +92,6 @@ class MemberState:
     acknowledged: int
     drained: int
     note: str = "{}"
-    gone: bool = False
-    """An evaluator gave it up (`reap`) and it hasn't renewed since: its freshness is over, what it has in use may not be.
-
-    So it holds up hidden no longer, and drained for as long as it is listed.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,19 +164,9 @@ class InvalidationLog(Protocol):
         ...
 
     async def leave(self, member: bytes, *, number: int, deadline_ns: int) -> bool:
-        """Deregister a member at renewal `number`: itself, its header closed (rule R13), or one of which a person knows
-        that none of its processes is left.
+        """Deregister a member: itself, its header closed (rule R13), or one that a fence saw gone at renewal `number`.
 
-        Does nothing, and returns False, if it has renewed since or isn't listed.
-        """
-        ...
-
-    async def reap(self, member: bytes, *, number: int, deadline_ns: int) -> bool:
-        """List a member as gone that a fence saw silent at renewal `number` for the time of rule R11.
-
-        It stays listed, so that no later fence, whoever evaluates it, concludes drained without it; its next renewal
-        lists it as living again. Where FLEET_MEMBERS_MAX are listed, a new member takes the place of one that is gone.
-        Does nothing, and returns False, if it has renewed since or isn't listed.
+        Does nothing, and returns False, if it has renewed since.
         """
         ...
 
