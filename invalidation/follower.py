@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from invalidation.log import Boot, Renewal, RenewalStatus
+from invalidation.log import Boot, Renewal
 from invalidation.records import LogRecord
 from kv_types.ids import LogIncarnation, Stamp
 from kv_types.limits import LOG_BACKOFF_S_MAX, LOG_BACKOFF_S_MIN, LOG_RENEWAL_GAP_S
@@ -118,7 +118,16 @@ class Applied:
 
 
 Event = (
-    Started | TimeCame | Woken | AcknowledgedMoved | Booted | Renewed | Forked | Settled | CallFailed | Applied
+    Started
+    | TimeCame
+    | Woken
+    | AcknowledgedMoved
+    | Booted
+    | Renewed
+    | Forked
+    | Settled
+    | CallFailed
+    | Applied
 )
 
 
@@ -184,17 +193,7 @@ class WaitUntil:
     at_ns: int
 
 
-Action = (
-    CallBoot
-    | CallRenew
-    | CallFork
-    | CallSettle
-    | Reset
-    | Reapply
-    | Apply
-    | PublishFreshness
-    | WaitUntil
-)
+Action = CallBoot | CallRenew | CallFork | CallSettle | Reset | Reapply | Apply | PublishFreshness | WaitUntil
 
 
 class Follower:
