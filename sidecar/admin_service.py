@@ -336,6 +336,7 @@ def _page(report: PageReport) -> admin_pb2.PageStatus:
         leases=facts.leases,
         expires_in_ms=facts.expires_in_ms,
         last_access_ms_ago=facts.last_access_ms_ago,
+        servable=report.servable,
         why=report.why,
         lineage_known=origin.lineage_known,
     )

@@ -29,6 +29,7 @@ from kv_types.limits import (
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
+from sidecar.inspection import NamedNamespace
 from sidecar.logs import logger
 
 _SECOND_NS = 1_000_000_000
@@ -48,15 +49,6 @@ class Following(Protocol):
     @property
     def position(self) -> Stamp | None:
         """How far it has read the log; None before it has."""
-        ...
-
-
-class NamedNamespace(Protocol):
-    """A namespace that a store knows."""
-
-    @property
-    def namespace(self) -> Namespace:
-        """Its fields."""
         ...
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import NamespaceId, PageKey, Stamp
@@ -63,6 +64,15 @@ class PageFacts(Protocol):
         ...
 
 
+class NamedNamespace(Protocol):
+    """A namespace that a store knows."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """Its fields."""
+        ...
+
+
 class InspectedStore(Protocol):
     """What inspection needs of the node's pages."""
 
@@ -70,36 +80,26 @@ class InspectedStore(Protocol):
         """What is visible under a key; None: nothing."""
         ...
 
+    def chain(self, key: PageKey) -> Sequence[PageKey] | None:
+        """Keys from the root to a visible page; None where they are too many to be looked at."""
+        ...
+
+    def namespace(self, namespace: NamespaceId) -> NamedNamespace:
+        """A namespace of this life; raises UnknownNamespaceError."""
+        ...
+
     def freshness_ns(self) -> int:
         """Boot-clock time until which anything is served."""
         ...
 
 
-class Explaining(Protocol):
-    """What inspection needs of the validity that judges this sidecar's commits."""
-
-    @property
-    def position(self) -> Stamp | None:
-        """How far the log has been read; None before it has."""
-        ...
-
-    def explain(
-        self,
-        namespace: Namespace,
-        stamp: Stamp,
-        origin: Origin,
-        chain: Callable[[], Sequence[PageKey] | None],
-    ) -> str:
-        """Say which record forbids a page of this stamp; empty where none does."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PageReport:
-    """One page: what the store has under its key, and why it would not be served (empty: it would)."""
+    """One page: what the store has under its key, whether it would be served, and why or why not."""
 
     key: PageKey
     facts: PageFacts | None
+    servable: bool
     why: str
 
 
@@ -114,7 +114,7 @@ class ChainReport:
 class Inspection:
     """Reads the store and the validity of one sidecar. All calls run on the store's own thread."""
 
-    def __init__(self, store: InspectedStore, validity: Explaining, *, clock: Clock) -> None:
+    def __init__(self, store: InspectedStore, validity: Validity, *, clock: Clock) -> None:
         self._store = store
         self._validity = validity
         self._clock = clock
@@ -129,47 +129,61 @@ class Inspection:
         keys = unpack_keys(packed)
         if not start < len(keys):
             raise InvalidArgumentError(f"start={start} is behind the chain's {len(keys)} pages")
-        stale = self._stale()
-        broken_at = await self._first_absent(keys[:start])
+        broken_at = await self._broken_at(keys[:start])
         pages = []
         for index in range(start, min(len(keys), start + INSPECT_PAGES_MAX)):
-            if index % _PAGES_A_TURN == 0:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
             facts = self._store.inspect(keys[index])
-            if broken_at is None and (facts is None or _misplaced(facts, keys, index)):
-                broken_at = index
-                why = self._absent(facts, keys[: index + 1], namespace)
-            elif broken_at is not None:
+            if broken_at is not None:
                 why = f"page {broken_at} of the chain is not here, so that nobody gets further than that"
-            else:
-                why = stale
-            pages.append(PageReport(keys[index], facts, why))
+                pages.append(PageReport(keys[index], facts, servable=False, why=why))
+                continue
+            report = self._report(keys, index, facts, namespace)
+            if not _in_place(facts, keys, index):
+                broken_at = index
+            pages.append(report)
         return ChainReport(pages, self._validity.position)
 
-    async def _first_absent(self, keys: Sequence[PageKey]) -> int | None:
+    async def _broken_at(self, keys: Sequence[PageKey]) -> int | None:
         for index, key in enumerate(keys):
             if index % _PAGES_A_TURN == 0:
                 await asyncio.sleep(0)
-            facts = self._store.inspect(key)
-            if facts is None or _misplaced(facts, keys, index):
+            if not _in_place(self._store.inspect(key), keys, index):
                 return index
         return None
 
-    def _stale(self) -> str:
-        if self._clock.now_ns() < self._store.freshness_ns():
-            return ""
-        return "this sidecar serves nothing now: the log is not confirmed; see `stratakv status`"
+    def _report(
+        self, keys: Sequence[PageKey], index: int, facts: PageFacts | None, namespace: Namespace | None
+    ) -> PageReport:
+        key = keys[index]
+        if facts is None:
+            return PageReport(key, None, servable=False, why=self._absent(keys[: index + 1], namespace))
+        if not _in_place(facts, keys, index):
+            why = "it is here, but stands on another page than the one before it in this chain"
+            return PageReport(key, facts, servable=False, why=why)
+        if self._clock.now_ns() >= self._store.freshness_ns():
+            why = "this sidecar serves nothing now: the log is not confirmed; see `stratakv status`"
+            return PageReport(key, facts, servable=False, why=why)
+        terms = (
+            self._store.namespace(facts.namespace).namespace,
+            facts.stamp,
+            facts.origin,
+            lambda: self._store.chain(key),
+        )
+        refused = self._validity.judge(*terms)
+        return PageReport(key, facts, servable=not refused, why=self._validity.explain(*terms))
 
-    def _absent(self, facts: PageFacts | None, chain: Sequence[PageKey], namespace: Namespace | None) -> str:
-        if facts is not None:
-            return "it is here, but stands on another page than the one before it in this chain"
+    def _absent(self, chain: Sequence[PageKey], namespace: Namespace | None) -> str:
+        """Judge a page that began before every record, of which nothing is known."""
         position = self._validity.position
         if namespace is None or position is None:
             return "not on this node"
-        forbidden = self._validity.explain(namespace, Stamp(position.incarnation, 0), _UNKNOWN, lambda: chain)
-        return f"not on this node; {forbidden}" if forbidden else "not on this node"
+        told = self._validity.explain(namespace, Stamp(position.incarnation, 0), _UNKNOWN, lambda: chain)
+        return f"not on this node; of a page that began before every record: {told}"
 
 
-def _misplaced(facts: PageFacts, keys: Sequence[PageKey], index: int) -> bool:
-    """Whether the page under a key stands on another one than the chain says; a bare key says nothing."""
-    return len(keys) > 1 and facts.parent != (keys[index - 1] if index else None)
+def _in_place(facts: PageFacts | None, chain: Sequence[PageKey], index: int) -> bool:
+    """Whether a page is here and stands on the one before it in the chain; a bare key says nothing of what it stands on."""
+    if facts is None:
+        return False
+    return len(chain) == 1 or facts.parent == (chain[index - 1] if index else None)
