@@ -178,10 +178,9 @@ async def test_records_are_appended_again_to_a_log_that_begins_anew() -> None:
     before = fleet.position
     result = await invalidate(fleet, MODEL, EVERYTHING)
     assert result.unconfirmed is None
-    assert before is not None
     assert (
         {stamp.incarnation for stamp in result.stamps} == {fleet.position.incarnation} != {before.incarnation}
-    )  # type: ignore[union-attr]
+    )
     assert [record.event for record in await fleet.records()] == [Selected(MODEL), Selected(EVERYTHING)]
 
 
@@ -199,7 +198,7 @@ async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> N
     result = await administration(fleet).await_fence(
         Stamp(type(fleet.position.incarnation)(os.urandom(16)), 1),
         wait=Wait.HIDDEN,
-        timeout_s=30,  # type: ignore[union-attr]
+        timeout_s=30,
     )
     assert (result.unconfirmed, result.waited_ms) == (Unconfirmed.INCARNATION, 0)
 
@@ -396,7 +395,6 @@ async def test_a_dry_run_counts_and_changes_nothing() -> None:
     space, other = namespace(model="m"), namespace(model="other")
     store = FakeStore(space, other)
     stamp = fleet.position
-    assert stamp is not None
     for number in range(3):
         store.add(space, type(space.id)(bytes([number]) * 32), None, stamp)  # type: ignore[arg-type]
     store.add(other, type(space.id)(b"o" * 32), None, stamp)  # type: ignore[arg-type]

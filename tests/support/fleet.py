@@ -98,7 +98,7 @@ class ScriptedFleet:
         return self.members[0].id
 
     @property
-    def position(self) -> Stamp | None:
+    def position(self) -> Stamp:
         """Where the sidecar under test stands: always at the tip."""
         return self.local._now.stamp
 
