@@ -102,13 +102,14 @@ def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None
 
 
 def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:
-    """Map the arena a second time, as a client of one's own. Raises ArenaTooLargeError."""
+    """Map the arena a second time, as a client of one's own; ends it when that fails. Raises ArenaTooLargeError."""
     control, clients, data = arena.duplicate_descriptors(writable=True)
     try:
         return Reader(
             control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault
         )  # fmt: skip
     except (MemoryError, OSError) as error:
+        arena.close()
         raise ArenaTooLargeError(
             f"the arena can't be mapped twice, to write and to serve it: {error}; choose a smaller one"
         ) from error

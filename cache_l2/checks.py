@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 from kv_types.errors import BufferMismatchError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES
-from kv_types.limits import BATCH_PAGES_MAX
+from kv_types.limits import BATCH_PAGES_MAX, TTL_S_MAX
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Tier
+
+_SECOND_NS = 1_000_000_000
+
+
+def expiry_s(ttl_s: int, now_ns: int) -> int:
+    """Return the boot-clock second after which a page's time is over; 0: never. Raises InvalidArgumentError."""
+    if ttl_s < 0:
+        raise InvalidArgumentError(f"a time to live of {ttl_s} s; it is 0 (never) or more")
+    return -(-now_ns // _SECOND_NS) + min(ttl_s, TTL_S_MAX) if ttl_s else 0
 
 
 def look_up_outcome(pages: int, reason: int) -> LookUpOutcome:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
-from cache_l2.checks import check_batch, check_buffers, look_up_outcome
+from cache_l2.checks import check_batch, check_buffers, expiry_s, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view
 from cache_l2.figures import client_figures, page_figures
 from cache_l2.inspection import PageFacts, page_facts
@@ -33,12 +33,13 @@ from kv_types.ids import (
     Stamp,
     new_life_id,
 )
-from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT, TTL_S_MAX
+from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
 from kv_types.outcomes import (
     LookUpOutcome,
     PutOutcome,
     PutStatus,
     RefuseReason,
+    put_outcome,
 )
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
@@ -93,14 +94,7 @@ class ArenaStore:
         # An event before any log is joined: views begin at 1, so that no request in flight ever stands at view 0.
         self.publish(LogStarted(), self._position)
         self._own_row = self.open_client(os.getpid())
-        self._reader = self._own_reader()
-
-    def _own_reader(self) -> Reader:
-        try:
-            return map_own(self._arena, self._own_row, self.life, prefault=self._config.prefault)
-        except BaseException:
-            self._arena.close()
-            raise
+        self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
 
     # --- the log, freshness and the end ---
 
@@ -175,6 +169,10 @@ class ArenaStore:
         """Look a namespace up; raises UnknownNamespaceError."""
         return self._namespaces.of_id(namespace)
 
+    def namespace_of_number(self, number: int) -> NamespaceRecord:
+        """Look a namespace up by its number in this life; raises UnknownNamespaceError."""
+        return self._namespaces.of_number(number)
+
     def namespaces(self) -> list[NamespaceRecord]:
         """Every namespace of this life, in the order of registration."""
         return list(self._namespaces)
@@ -245,7 +243,7 @@ class ArenaStore:
         now_ns = self._clock.now_ns()
         rows = self._arena.reserve(
             row=row, namespace_slot=record.number, parent=parent, keys=keys, payload_bytes=record.page_bytes,
-            expiry_s=self._expiry_s(ttl_s, now_ns),
+            expiry_s=expiry_s(self._config.default_ttl_s if ttl_s is None else ttl_s, now_ns),
             deadline_ns=now_ns + int(self._config.reservation_s * _SECOND_NS), now_ns=now_ns,
         )  # fmt: skip
         reserved = [reservation if status == PutStatus.STORED else None for status, _, reservation, _ in rows]
@@ -317,12 +315,6 @@ class ArenaStore:
         if refused:
             self._arena.abort(row=row, reservations=refused)
         return reasons
-
-    def _expiry_s(self, ttl_s: int | None, now_ns: int) -> int:
-        ttl_s = self._config.default_ttl_s if ttl_s is None else ttl_s
-        if ttl_s < 0:
-            raise InvalidArgumentError(f"a time to live of {ttl_s} s; it is 0 (never) or more")
-        return -(-now_ns // _SECOND_NS) + min(ttl_s, TTL_S_MAX) if ttl_s else 0
 
     # --- following the log (rule R14: hide, then publish; only then may anybody be told) ---
 
