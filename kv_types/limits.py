@@ -107,6 +107,13 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_CANDIDATES_MAX = 16
+"""Servers that may be named for one log."""
+LOG_UNCONFIRMED_MAX = 3
+"""Renewals in a row that no replica confirms before another server is tried."""
+LOG_KNOW_BATCH_MAX = 64
+LOG_NAMESPACES_BATCH_MAX = 128
+"""Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
 LOG_BACKOFF_S_MIN = 0.05
