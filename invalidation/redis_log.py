@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,7 +32,7 @@ from invalidation.redis_replies import Answer, MalformedReplyError, Refusal
 from invalidation.redis_script import ScriptLimits, script_arguments, script_keys, script_text
 from kv_types.clock import Clock
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp
-from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_KNOW_BATCH_MAX, LOG_NAMESPACES_BATCH_MAX
+from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_NAMESPACES_BATCH_MAX
 
 _Result = TypeVar("_Result")
 
@@ -145,24 +145,20 @@ class RedisLog(InvalidationLog):
     async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
         """See InvalidationLog."""
         rest = requests.know_arguments(canonicals)
-        for first in range(0, len(rest), LOG_KNOW_BATCH_MAX):
-            batch = rest[first : first + LOG_KNOW_BATCH_MAX]
-            await self._call(self._administer, "know", batch, replies.read_count, deadline_ns=deadline_ns)
+        for batch in _batches(rest):
+            await self._call(self._administer, "know", batch, replies.read_nothing, deadline_ns=deadline_ns)
 
     async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
         """See InvalidationLog. Read in several calls: one that is entered meanwhile may be missed."""
-        found: dict[bytes, None] = {}
-        place: int | None = 0
-        while place is not None:
-            rest = [b"%d" % place, b"%d" % LOG_NAMESPACES_BATCH_MAX]
-            following, canonicals = await self._call(
-                self._administer, "namespaces", rest, replies.read_namespaces, deadline_ns=deadline_ns
+        ids = await self._call(
+            self._administer, "namespaces", [], replies.read_namespace_ids, deadline_ns=deadline_ns
+        )
+        found: list[bytes] = []
+        for batch in _batches(ids):
+            found += await self._call(
+                self._administer, "namespaces", batch, replies.read_namespaces, deadline_ns=deadline_ns
             )
-            found |= dict.fromkeys(canonicals)
-            if following is not None and following <= place:
-                raise LogUnavailableError("malformed", f"the namespaces after {place} go on at {following}")
-            place = following
-        return list(found)
+        return found
 
     async def woken(self, after: int, *, deadline_ns: int) -> bool:
         """See InvalidationLog."""
@@ -305,3 +301,9 @@ class RedisLog(InvalidationLog):
 def _answer_ms(remaining_ms: int) -> int:
     """Time kept for the answer to come in, so that what waits in the server ends before its caller gives up."""
     return min(100, remaining_ms // 4)
+
+
+def _batches(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """So many at a time that no call keeps the server, or a message, for long."""
+    for first in range(0, len(items), LOG_NAMESPACES_BATCH_MAX):
+        yield items[first : first + LOG_NAMESPACES_BATCH_MAX]

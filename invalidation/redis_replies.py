@@ -218,14 +218,8 @@ def read_fence(answer: Answer, *, confirmed: bool) -> FenceState:
 
 
 def read_nothing(answer: Answer) -> None:
-    """Read what `fork` and `set_replicas` return; raises MalformedReplyError."""
+    """Read what `fork`, `set_replicas` and `know` return; raises MalformedReplyError."""
     _shape(answer.rest, 0, "an answer")
-
-
-def read_count(answer: Answer) -> int:
-    """Read what `know` returned; raises MalformedReplyError."""
-    (count,) = _shape(answer.rest, 1, "an answer")
-    return _number(count, "a count")
 
 
 def read_flag(answer: Answer) -> bool:
@@ -240,11 +234,20 @@ def read_read(answer: Answer) -> tuple[Stamp, list[LogRecord]]:
     return answer.stamp, [record.decode() for record in read_records(entries)]
 
 
-def read_namespaces(answer: Answer) -> tuple[int | None, list[bytes]]:
-    """Read what `namespaces` returned: where to go on, None at the end, and canonical encodings."""
-    place, canonicals = _shape(answer.rest, 2, "namespaces")
-    following = None if place == b"" else _number(place, "a place")
-    return following, [_bytes(canonical, "a namespace") for canonical in _list(canonicals, "namespaces")]
+def read_namespace_ids(answer: Answer) -> list[bytes]:
+    """Read what `namespaces` returned when it was asked for nothing in particular; raises MalformedReplyError."""
+    (ids,) = _shape(answer.rest, 1, "ids of namespaces")
+    return [_bytes(id, "a namespace's id") for id in _list(ids, "ids of namespaces")]
+
+
+def read_namespaces(answer: Answer) -> list[bytes]:
+    """Read canonical encodings, without those that were gone when they were asked for; raises MalformedReplyError."""
+    (canonicals,) = _shape(answer.rest, 1, "namespaces")
+    return [
+        _bytes(canonical, "a namespace")
+        for canonical in _list(canonicals, "namespaces")
+        if canonical is not None
+    ]
 
 
 def read_sizes(answer: Answer) -> Mapping[str, int]:

@@ -32,6 +32,7 @@ KEY_NAMES = (
     "requests",
     "weights",
     "namespaces",
+    "known",
 )
 """In the order of the script's KEYS."""
 

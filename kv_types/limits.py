@@ -113,7 +113,6 @@ LOG_CANDIDATES_MAX = 16
 """Servers that may be named for one log."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
-LOG_KNOW_BATCH_MAX = 64
 LOG_NAMESPACES_BATCH_MAX = 128
 """Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
