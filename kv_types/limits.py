@@ -104,6 +104,8 @@ ORIGINS_REMEMBERED_MAX = 1024
 """Origins of pages whose judgement is kept until the next selector by origin: the pages of one put have one."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
+LOG_REVISION_MAX = 2**53 - 1
+"""The log's script counts in numbers of double precision: beyond it some revisions would be skipped."""
 LOG_WEIGHTS_MAX = 1024
 """Models with an announced weights version."""
 FLEET_NAMESPACES_MAX = 4096
@@ -111,6 +113,12 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_CANDIDATES_MAX = 16
+"""Servers that may be named for one log."""
+LOG_UNCONFIRMED_MAX = 3
+"""Renewals in a row that no replica confirms before another server is tried."""
+LOG_NAMESPACES_BATCH_MAX = 128
+"""Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
 RENEWALS_BURST_MAX = 8
