@@ -3,74 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cache_l2.inspection import PageFacts
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError
-from kv_types.ids import NamespaceId, PageKey, Stamp
-from kv_types.limits import INSPECT_PAGES_MAX
+from kv_types.ids import PageKey, Stamp
+from kv_types.limits import ANCESTORS_WALKED_MAX, INSPECT_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.page_keys import unpack_keys
 from kv_types.selectors import Origin
 
 _PAGES_A_TURN = 64
 _UNKNOWN = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
-
-
-class PageFacts(Protocol):
-    """What a store knows of one resident page."""
-
-    @property
-    def namespace(self) -> NamespaceId:
-        """The namespace that it was put under."""
-        ...
-
-    @property
-    def parent(self) -> PageKey | None:
-        """Key of the page that it stands on; None at the root."""
-        ...
-
-    @property
-    def stamp(self) -> Stamp:
-        """Position that its request loaded before it reused anything."""
-        ...
-
-    @property
-    def origin(self) -> Origin:
-        """How it came to be."""
-        ...
-
-    @property
-    def payload_bytes(self) -> int:
-        """Size."""
-        ...
-
-    @property
-    def leases(self) -> int:
-        """Leases that pin it now."""
-        ...
-
-    @property
-    def expires_in_ms(self) -> int:
-        """Time to live that is left; -1: no end."""
-        ...
-
-    @property
-    def last_access_ms_ago(self) -> int:
-        """Time since it was last read; -1: not yet."""
-        ...
-
-
-class NamedNamespace(Protocol):
-    """A namespace that a store knows."""
-
-    @property
-    def namespace(self) -> Namespace:
-        """Its fields."""
-        ...
 
 
 class InspectedStore(Protocol):
@@ -80,16 +28,8 @@ class InspectedStore(Protocol):
         """What is visible under a key; None: nothing."""
         ...
 
-    def chain(self, key: PageKey) -> Sequence[PageKey] | None:
-        """Keys from the root to a visible page; None where they are too many to be looked at."""
-        ...
-
-    def namespace(self, namespace: NamespaceId) -> NamedNamespace:
-        """A namespace of this life; raises UnknownNamespaceError."""
-        ...
-
-    def freshness_ns(self) -> int:
-        """Boot-clock time until which anything is served."""
+    def chain(self, key: PageKey, *, pages_max: int) -> Sequence[PageKey] | None:
+        """Keys from the root to a visible page; None: more than `pages_max`."""
         ...
 
 
@@ -114,10 +54,14 @@ class ChainReport:
 class Inspection:
     """Reads the store and the validity of one sidecar. All calls run on the store's own thread."""
 
-    def __init__(self, store: InspectedStore, validity: Validity, *, clock: Clock) -> None:
+    def __init__(
+        self, store: InspectedStore, validity: Validity, *, clock: Clock, freshness_ns: Callable[[], int]
+    ) -> None:
+        """`freshness_ns` gives the boot-clock time until which this sidecar serves anything."""
         self._store = store
         self._validity = validity
         self._clock = clock
+        self._freshness_ns = freshness_ns
 
     async def chain(self, packed: bytes, *, start: int, namespace: Namespace | None) -> ChainReport:
         """Tell about pages `start`… of a chain (n × 32 bytes), at most INSPECT_PAGES_MAX of them.
@@ -161,14 +105,14 @@ class Inspection:
         if not _in_place(facts, keys, index):
             why = "it is here, but stands on another page than the one before it in this chain"
             return PageReport(key, facts, servable=False, why=why)
-        if self._clock.now_ns() >= self._store.freshness_ns():
+        if self._clock.now_ns() >= self._freshness_ns():
             why = "this sidecar serves nothing now: the log is not confirmed; see `stratakv status`"
             return PageReport(key, facts, servable=False, why=why)
         terms = (
-            self._store.namespace(facts.namespace).namespace,
+            facts.namespace.namespace,
             facts.stamp,
             facts.origin,
-            lambda: self._store.chain(key),
+            lambda: self._store.chain(key, pages_max=ANCESTORS_WALKED_MAX),
         )
         refused = self._validity.judge(*terms)
         return PageReport(key, facts, servable=not refused, why=self._validity.explain(*terms))
