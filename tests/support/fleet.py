@@ -12,7 +12,7 @@ from invalidation.local_log import LocalLog
 from invalidation.log import LogUnavailableError, Member
 from invalidation.notes import MemberNote
 from invalidation.timing import Timing
-from kv_types.clock import ManualClock
+from kv_types.clock import BoottimeClock, ManualClock
 from kv_types.ids import Stamp
 
 SECOND_NS = 1_000_000_000
@@ -47,16 +47,13 @@ class FailingLog:
 class ScriptedMember:
     """A member that renews when the fleet's clock moves, as its fields say at that time."""
 
-    def __init__(self, *, engines_keep: int = 0, note: str | None = None) -> None:
+    def __init__(self, *, engines_keep: int = 0, lease_ns: int = TIMING.lease_ns) -> None:
         self.id = os.urandom(16)
         self.number = 0
         self.is_silent = False
         self.acknowledges = True
         self.drains = True
-        self.note = (
-            note
-            or MemberNote(lease_ns=TIMING.lease_ns, engines_keep=engines_keep, host="node", pid=1).encode()
-        )
+        self.note = MemberNote(lease_ns=lease_ns, engines_keep=engines_keep, host="node", pid=1).encode()
         self._acknowledged = 0
         self._drained = 0
 
@@ -86,7 +83,7 @@ class ScriptedFleet:
 
     def __init__(self, *members: ScriptedMember) -> None:
         self.clock = ManualClock()
-        self.local = LocalLog(clock=self.clock)
+        self.local = LocalLog(clock=BoottimeClock())
         self.log = FailingLog(self.local)
         self.members = list(members)
         self.at_pause: list[Callable[[], Awaitable[None]]] = []
