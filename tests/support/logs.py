@@ -50,8 +50,8 @@ class Logs:
             await log.close()
 
 
-def entry(selector: Selector | None = None, **fields: str) -> LogEntry:
-    return LogEntry(event=Selected(selector or Selector(model="m")), **fields)
+def entry(selector: Selector | None = None) -> LogEntry:
+    return LogEntry(event=Selected(selector or Selector(model="m")))
 
 
 async def append(log: InvalidationLog, what: LogEntry | None = None) -> Appended:

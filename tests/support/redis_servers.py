@@ -102,7 +102,7 @@ class RedisServer:
             self._process = None
             raise _PortTakenError(self.log_path.read_text()[-2000:])
         try:
-            return self.client.info("persistence")["loading"] == 0
+            return bool(self.client.info("persistence")["loading"] == 0)
         except RedisError:
             return False
 
