@@ -146,6 +146,17 @@ LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
 
+# The private Redis of a sidecar without a fleet
+PRIVATE_REDIS_BYTES_MIN = 4 * 1024 * 1024
+"""An empty server has about one MiB; the log of one sidecar, full, a few more."""
+PRIVATE_REDIS_LOG_LINES_MAX = 20
+"""Last lines of what it said, for the error that tells how it ended."""
+PRIVATE_REDIS_START_S_MAX = 10.0
+PRIVATE_REDIS_STOP_S_MAX = 2.0
+PRIVATE_REDIS_BACKOFF_S_MIN = 0.1
+PRIVATE_REDIS_BACKOFF_S_MAX = 5.0
+"""How long it waits after one end before it starts it again."""
+
 # Messages and batches
 BATCH_PAGES_MAX = 1024
 """Pages of one reserve or commit over the attach connection."""
