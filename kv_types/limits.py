@@ -65,6 +65,8 @@ SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
 TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
+HIDING_STEP_WORK_MAX = 16_384
+"""Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536
@@ -92,8 +94,12 @@ LOG_BATCH_RECORDS_MAX = 1000
 """Records that one renewal returns."""
 LOG_TOMBSTONES_PER_SCOPE_MAX = 1024
 """Tombstones of one namespace, or of the whole fleet; the older half of more become a floor."""
+LOG_TOMBSTONES_MAX = 8 * LOG_TOMBSTONES_PER_SCOPE_MAX
+"""Tombstones in all, which bounds what a follower reads when it starts; the older half of more become floors."""
 LOG_SCOPES_MAX = 1024
-"""Namespaces with tombstones or floors of their own; the oldest of more become a floor of everything."""
+"""Namespaces with a floor of their own; the older half of more become a floor of everything."""
+ORIGINS_REMEMBERED_MAX = 1024
+"""Origins of pages whose judgement is kept until the next selector by origin: the pages of one put have one."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
 LOG_WEIGHTS_MAX = 1024
@@ -103,6 +109,11 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_RENEWAL_GAP_S = 0.002
+"""Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
+LOG_BACKOFF_S_MIN = 0.05
+LOG_BACKOFF_S_MAX = 1.0
+"""How long a follower waits after failures in a row, at most."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
@@ -140,6 +151,10 @@ CALL_S_MAX = 3600.0
 """The longest deadline that a call may have."""
 ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
+PAUSE_BOUND_S_DEFAULT = 2.0
+"""The longest pause of a node that its clock does not notice."""
+SKEW_BOUND_S_DEFAULT = 1.0
+"""How far the wall clocks of producers and of who invalidates may lie apart."""
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
