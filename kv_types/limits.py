@@ -67,6 +67,8 @@ TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
+HIDING_WALK_WORK = 1024
+"""Entries' worth of work that hiding one small subtree counts as: it looks at all leases once."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536
@@ -102,6 +104,8 @@ ORIGINS_REMEMBERED_MAX = 1024
 """Origins of pages whose judgement is kept until the next selector by origin: the pages of one put have one."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
+LOG_REVISION_MAX = 2**53 - 1
+"""The log's script counts in numbers of double precision: beyond it some revisions would be skipped."""
 LOG_WEIGHTS_MAX = 1024
 """Models with an announced weights version."""
 FLEET_NAMESPACES_MAX = 4096
@@ -109,8 +113,32 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_CANDIDATES_MAX = 16
+"""Servers that may be named for one log."""
+LOG_UNCONFIRMED_MAX = 3
+"""Renewals in a row that no replica confirms before another server is tried."""
+LOG_NAMESPACES_BATCH_MAX = 128
+"""Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
+RENEWALS_BURST_MAX = 8
+RENEWALS_PER_S_MAX = 100
+"""Renewals of one sidecar: so many at once, then at this rate, whatever happens."""
+LOG_APPLY_RECORDS_MAX = 128
+"""Records whose floors are raised, or whose events are published, without letting others run."""
+LOG_WAKE_S_MAX = 10.0
+"""How long one call waits to be woken by the log; then it asks anew."""
+LOG_STATISTICS_S = 10.0
+"""How often a sidecar asks the log for the sizes of its tables."""
+LOG_KNOW_NAMESPACES_MAX = 32
+"""Namespaces that one call enters into the fleet's directory."""
+LOG_REPORT_S_MIN = 30.0
+"""A trouble that goes on is logged no more often."""
+VIEW_POSITIONS_MAX = 4096
+"""Views that clients have not all applied yet and whose revisions are told apart."""
+CLIENTS_WATCH_S_MIN = 0.005
+CLIENTS_WATCH_S_MAX = 0.05
+"""How often clients that hold something back are looked at, at first and in the end."""
 LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
