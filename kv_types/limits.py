@@ -114,8 +114,7 @@ FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
 PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
-PRIVATE_REDIS_BYTES_MIN = 16 * 1024 * 1024
-"""Memory of a private server: what the bounded tables of a log take at most, and some less."""
+"""Memory of a private server: about what the bounded tables of a log take at most."""
 LOG_KNOW_AGAIN_S = 3600.0
 """How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
 LOG_CANDIDATES_MAX = 16
