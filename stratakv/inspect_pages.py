@@ -165,7 +165,7 @@ def _print(space: Namespace | None, parts: list[admin_pb2.InspectResponse]) -> N
     if space is not None:
         console.print(
             f"namespace {space.id.hex()}, model {space.model}: {servable} of {len(pages)} pages would be served",
-            markup=False, highlight=False,
+            markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(_table(pages[:_ROWS_SHOWN]))
     if len(pages) > _ROWS_SHOWN:
