@@ -43,6 +43,7 @@ EndpointOption = Annotated[
 RuntimeDirOption = Annotated[
     Path | None, typer.Option("--runtime-dir", help="The sidecar's runtime directory.")
 ]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Recorded in the log, with who and when.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
