@@ -94,18 +94,20 @@ if verb == 'renew' then
   local number, applied, records = ARGV[6], tonumber(ARGV[8]), {}
   if ARGV[7] ~= incarnation then return answer('INC', number, records) end
   if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, records) end
-  local most = limits()
   if applied < tip then
-    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(most.batch))
+    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(limits().batch))
     if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return answer('GAP', number, {}) end
     -- The first record that follows proves the digest that the member has: its own was made from it.
     if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return answer('FORK', number, {}) end
   end
-  if call('HEXISTS', members, ARGV[5]) == 0 then
-    if call('HLEN', members) >= most.members and not displace() then return answer('REFUSED', 'members') end
-    call('HSET', state, 'members', text(call('HLEN', members) + 1))
+  local value = number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12]
+  if call('HSET', members, ARGV[5], value) == 1 then
+    if call('HLEN', members) > limits().members and not displace() then
+      call('HDEL', members, ARGV[5])
+      return answer('REFUSED', 'members')
+    end
+    call('HSET', state, 'members', text(call('HLEN', members)))
   end
-  call('HSET', members, ARGV[5], number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12])
   return answer('OK', number, records)
 end
 
