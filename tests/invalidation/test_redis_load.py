@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from benchmarks import log_load
@@ -12,7 +13,7 @@ from kv_types.limits import FRESHNESS_LEASE_S_DEFAULT
 
 
 def test_a_small_fleet_is_measured() -> None:
-    app = log_load.typer.Typer()
+    app = typer.Typer()
     app.command()(log_load.main)
     result = CliRunner().invoke(app, ["--members", "24", "--rounds", "2", "--json"])
     assert result.exit_code == 0, result.output
