@@ -237,9 +237,13 @@ class Reader:
         start: int = 0,
         lease_ns: int = 5_000_000_000,
         kernel: int = -1,
+        instances: Memory | None = None,
     ) -> tuple[int, int, int]:
         """Look up, copy out, check again: (pages, reason, instance of the last page served, 0 for none). Destinations: one
-        writable contiguous buffer a key of keys[start:], or one for all of them. Without the GIL. Counts as `lease` does."""
+        writable contiguous buffer a key of keys[start:], or one for all of them. Without the GIL. Counts as `lease` does.
+
+        `instances`: 8 writable bytes a key of the whole chain, to be told the instance of each page served and of
+        keys[start - 1], on which the first of them stands; those of other keys are left as they are."""
     def counts(self, counter: int) -> dict[str, int]:
         """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
@@ -279,6 +283,10 @@ class Lease:
         """Instance of the last page (what `Arena.commit` calls so), 0 for none. Stays readable after the release."""
     def instances(self) -> list[int]:
         """Instance of each page, for a holder that may reuse fewer of them later."""
+    @property
+    def stands_on(self) -> int:
+        """Instance of keys[start - 1], on which the first page stands; 0 when start is 0 or there is no page. It tells a
+        holder of the pages before `start` whether its own are the ones below these."""
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> memoryview: ...
     def __iter__(self) -> Iterator[memoryview]: ...
