@@ -16,7 +16,8 @@ from stratakv.cli import app
 from tests.stratakv.conftest import Command
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import ROOT
-from tests.test_documents import DOCUMENTS, _name
+from tests.test_documents import DOCUMENTS
+from tests.test_tidy import _name
 
 _PAGE = ROOT / "docs" / "invalidation.md"
 _INLINE = re.compile(r"`(stratakv [^`]+)`")
