@@ -26,12 +26,13 @@
 
 namespace {
 std::atomic<std::uint64_t> pause_seed{0};
+std::uint64_t pause_every = 512;
 }
 
 // Holds a thread up now and then between two steps of the protocol, long enough for the other side to do all of its own.
 void stratakv::pause_here() noexcept {
   thread_local std::minstd_rand random(static_cast<std::uint32_t>(++pause_seed));
-  if (random() % 512 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+  if (random() % pause_every == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
 }
 
 namespace {
@@ -224,7 +225,7 @@ class Writer {
     serve_rows();
     switch (random_() % 64) {
       case 0: case 1: begin_hiding(); break;
-      case 2: publish(); break;
+      case 2: storm(); break;
       case 3: arena_.expire(boottime_ns()); break;
       case 4: arena_.check_invariants(); break;
       case 5: abandon(); break;
@@ -288,6 +289,11 @@ class Writer {
     hiding.cell->store(hiding.epoch << 32 | (arena_.view_number() + 1), std::memory_order_release);
     publish();
     hidings_.erase(hidings_.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+
+  // More events at once than the ring has records, now and then.
+  void storm() {
+    for (std::size_t events = 1 + random_() % 12; events > 0; --events) publish();
   }
 
   void publish() { arena_.publish_event(event_of(arena_.view_number() + 1)); }
@@ -447,6 +453,7 @@ int run(double seconds, std::uint64_t seed) {
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 5;
   const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}();
+  if (argc > 3) pause_every = std::max(1ULL, std::strtoull(argv[3], nullptr, 10));
   std::printf("seed %llu, %g s\n", static_cast<unsigned long long>(seed), seconds);
   std::fflush(stdout);
   pause_seed.store(seed);
