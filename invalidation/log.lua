@@ -8,8 +8,8 @@
 -- Replies {status, incarnation, k, tip, settled, …the verb's own}; all strings. Status is OK, or INC, FORK, GAP of a
 --         renewal (rule R8), or REFUSED with the reason in words as the sixth.
 --
--- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors
---             (how many of each), known (how often a namespace was entered), fence
+-- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors,
+--             scopes (how many of each), known (how often a namespace was entered), fence
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
@@ -43,13 +43,14 @@ end
 -- not wholly the data that this server has kept since the incarnation began is a new incarnation, and starts from nothing.
 local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')
   .. string.match(call('INFO', 'server'), 'run_id:(%w+)')
-local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors')
+local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors',
+  'scopes')
 
 local function begin(incarnation, k)
   call('UNLINK', state, stream, tombstones, floors, scopes, members, requests, weights, namespaces, known)
   call('HSET', state, 'history', history, 'incarnation', incarnation, 'tip', '0', 'digest', NO_DIGEST, 'settled', '0',
-    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'known', '0')
-  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0' }
+    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'scopes', '0', 'known', '0')
+  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0', '0' }
 end
 
 local function raised(k)
@@ -60,7 +61,8 @@ end
 if kept[1] ~= history
   or tonumber(kept[7]) ~= call('HLEN', members)
   or tonumber(kept[8]) ~= call('HLEN', tombstones)
-  or tonumber(kept[9]) ~= call('HLEN', floors) then
+  or tonumber(kept[9]) ~= call('HLEN', floors)
+  or tonumber(kept[10]) ~= call('HLEN', scopes) then
   kept = begin(ARGV[2], raised(kept[6]))
 end
 local incarnation, tip, digest, settled, k = kept[2], tonumber(kept[3]), kept[4], kept[5], kept[6]
@@ -94,18 +96,20 @@ if verb == 'renew' then
   local number, applied, records = ARGV[6], tonumber(ARGV[8]), {}
   if ARGV[7] ~= incarnation then return answer('INC', number, records) end
   if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, records) end
-  local most = limits()
   if applied < tip then
-    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(most.batch))
+    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(limits().batch))
     if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return answer('GAP', number, {}) end
     -- The first record that follows proves the digest that the member has: its own was made from it.
     if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return answer('FORK', number, {}) end
   end
-  if call('HEXISTS', members, ARGV[5]) == 0 then
-    if call('HLEN', members) >= most.members and not displace() then return answer('REFUSED', 'members') end
-    call('HSET', state, 'members', text(call('HLEN', members) + 1))
+  local value = number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12]
+  if call('HSET', members, ARGV[5], value) == 1 then
+    if call('HLEN', members) > limits().members and not displace() then
+      call('HDEL', members, ARGV[5])
+      return answer('REFUSED', 'members')
+    end
+    call('HSET', state, 'members', text(call('HLEN', members)))
   end
-  call('HSET', members, ARGV[5], number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12])
   return answer('OK', number, records)
 end
 
@@ -137,7 +141,7 @@ local function drop(list, many)
   remove(tombstones, fields)
   for scope, revision in pairs(highest) do
     raise(scope, revision)
-    local left = tonumber(call('HGET', scopes, scope)) - counts[scope]
+    local left = tonumber(call('HGET', scopes, scope) or '0') - counts[scope]
     if left > 0 then call('HSET', scopes, scope, text(left)) else call('HDEL', scopes, scope) end
   end
 end
@@ -175,7 +179,8 @@ local function keep(kind, scope, selector, revision, most)
     end
     remove(floors, gone)
   end
-  call('HSET', state, 'tombstones', text(call('HLEN', tombstones)), 'floors', text(call('HLEN', floors)))
+  call('HSET', state, 'tombstones', text(call('HLEN', tombstones)), 'floors', text(call('HLEN', floors)),
+    'scopes', text(call('HLEN', scopes)))
 end
 
 local function announce(model, version, revision, most)
