@@ -92,10 +92,14 @@ LOG_BATCH_RECORDS_MAX = 1000
 """Records that one renewal returns."""
 LOG_TOMBSTONES_PER_SCOPE_MAX = 1024
 """Tombstones of one namespace, or of the whole fleet; the older half of more become a floor."""
+LOG_TOMBSTONES_MAX = 16_384
+"""Tombstones of all scopes together, which one boot reads; the older half of more become floors of their scopes."""
 LOG_SCOPES_MAX = 1024
-"""Namespaces with tombstones or floors of their own; the oldest of more become a floor of everything."""
+"""Namespaces with tombstones or floors of their own; the older half of more become a floor of everything."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
+LOG_REVISION_MAX = 2**53 - 1
+"""The log's script counts in numbers of double precision: beyond it some revisions would be skipped."""
 LOG_WEIGHTS_MAX = 1024
 """Models with an announced weights version."""
 FLEET_NAMESPACES_MAX = 4096
