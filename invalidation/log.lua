@@ -13,8 +13,8 @@
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
--- scopes      scope -> "tombstones newest", newest the newest revision among its tombstones and its floor
--- members     id -> "number acknowledged drained note"
+-- scopes      scope -> how many tombstones it has
+-- members     id -> "number acknowledged drained gone note"; gone 1 for one that is remembered only until it has drained
 -- requests    "i"‖request id -> revision, "s"‖place -> request id: a ring of places, so that the oldest goes
 -- weights     model -> "revision version"
 -- namespaces  "i"‖sha1 -> canonical encoding, "s"‖place -> sha1: a ring of places too
@@ -74,29 +74,36 @@ local function limits()
     requests = found[6], weights = found[7], namespaces = found[8], members = found[9] }
 end
 
+-- Makes room for a member that is one too many in place of one that is gone; false if there is none.
+local function displace()
+  local flat = call('HGETALL', members)
+  for at = 1, #flat, 2 do
+    if string.match(flat[at + 1], '^%d+ %d+ %d+ 1 ') then
+      call('HDEL', members, flat[at])
+      return true
+    end
+  end
+  return false
+end
+
 -- 5 member, 6 number, 7 incarnation, 8 applied, 9 digest there, 10 acknowledged, 11 drained, 12 note
 -- -> number, records after applied
 if verb == 'renew' then
-  local number, applied = ARGV[6], tonumber(ARGV[8])
-  if ARGV[7] ~= incarnation then return answer('INC', number, {}) end
-  if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, {}) end
+  local number, applied, records = ARGV[6], tonumber(ARGV[8]), {}
+  if ARGV[7] ~= incarnation then return answer('INC', number, records) end
+  if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, records) end
   local most = limits()
-  local records, gap = {}, false
   if applied < tip then
     records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(most.batch))
-    gap = not records[1] or records[1][1] ~= text(applied + 1) .. '-0'
+    if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return answer('GAP', number, {}) end
     -- The first record that follows proves the digest that the member has: its own was made from it.
-    if not gap and redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then
-      return answer('FORK', number, {})
-    end
+    if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return answer('FORK', number, {}) end
   end
   if call('HEXISTS', members, ARGV[5]) == 0 then
-    local count = tonumber(kept[7])
-    if count >= most.members then return answer('REFUSED', 'members') end
-    call('HSET', state, 'members', text(count + 1))
+    if call('HLEN', members) >= most.members and not displace() then return answer('REFUSED', 'members') end
+    call('HSET', state, 'members', text(call('HLEN', members) + 1))
   end
-  call('HSET', members, ARGV[5], number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' ' .. ARGV[12])
-  if gap then return answer('GAP', number, {}) end
+  call('HSET', members, ARGV[5], number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12])
   return answer('OK', number, records)
 end
 
@@ -107,118 +114,65 @@ local function remove(key, fields)
   end
 end
 
-local function scope_of(field)
-  if string.sub(field, 1, 1) == FLEET then return FLEET end
-  return string.sub(field, 1, 33)
+local function oldest_first(flat)
+  local list = {}
+  for at = 1, #flat, 2 do list[#list + 1] = { name = flat[at], revision = tonumber(flat[at + 1]) } end
+  table.sort(list, function(a, b) return a.revision < b.revision end)
+  return list
 end
 
--- What is held, read whole: scope -> {floor, newest, list of {field, revision}, oldest first}, and all tombstones so.
-local function held()
-  local by_scope, all = {}, {}
-  local function of(scope)
-    if not by_scope[scope] then by_scope[scope] = { floor = 0, newest = 0, list = {} } end
-    return by_scope[scope]
-  end
-  local flat = call('HGETALL', floors)
-  for at = 1, #flat, 2 do
-    local revision = tonumber(flat[at + 1])
-    of(flat[at]).floor, of(flat[at]).newest = revision, revision
-  end
-  flat = call('HGETALL', tombstones)
-  for at = 1, #flat, 2 do
-    all[#all + 1] = { field = flat[at], revision = tonumber(flat[at + 1]), scope = scope_of(flat[at]) }
-  end
-  table.sort(all, function(a, b) return a.revision < b.revision end)
-  for _, tombstone in ipairs(all) do
-    local entry = of(tombstone.scope)
-    entry.list[#entry.list + 1] = tombstone
-    if tombstone.revision > entry.newest then entry.newest = tombstone.revision end
-  end
-  return by_scope, all
+local function raise(scope, revision)
+  if revision > tonumber(call('HGET', floors, scope) or '0') then call('HSET', floors, scope, text(revision)) end
 end
 
--- Rule R4. The older half of too many tombstones of one scope, or of all scopes together, becomes the floor of each one's
--- scope; the older half of too many namespaces becomes the floor of the fleet. A floor is the newest revision that it
--- stands for, never less. What a floor of the fleet covers goes with it.
-local function compact(scope, most)
-  local by_scope, all = held()
-  local raise, gone, left = {}, {}, #all
-  local function drop(tombstone)
-    if not gone[tombstone] then
-      gone[tombstone], left = true, left - 1
-      if tombstone.revision > (raise[tombstone.scope] or 0) then raise[tombstone.scope] = tombstone.revision end
-    end
+-- Drops the oldest so many tombstones of a list, the floors of their scopes raised to their own revisions.
+local function drop(list, many)
+  local fields, highest, counts = {}, {}, {}
+  for at = 1, many do
+    local name = list[at].name
+    local scope = string.sub(name, 1, 1) == FLEET and FLEET or string.sub(name, 1, 33)
+    fields[at], highest[scope], counts[scope] = name, list[at].revision, (counts[scope] or 0) + 1
   end
-  local list = by_scope[scope].list
-  if #list > most.per_scope then
-    for at = 1, math.floor(#list / 2) do drop(list[at]) end
-  end
-  local function cover()
-    for _, tombstone in ipairs(all) do
-      if tombstone.revision <= (raise[FLEET] or 0) then drop(tombstone) end
-    end
-  end
-  cover()
-  if left > most.tombstones then
-    local excess = math.floor(left / 2)
-    for _, tombstone in ipairs(all) do
-      if excess == 0 then break end
-      if not gone[tombstone] then
-        drop(tombstone)
-        excess = excess - 1
-      end
-    end
-    cover()
-  end
-  local order = {}
-  for name, entry in pairs(by_scope) do
-    if name ~= FLEET and entry.newest > (raise[FLEET] or 0) then order[#order + 1] = { name = name, newest = entry.newest } end
-  end
-  if #order > most.scopes then
-    table.sort(order, function(a, b) return a.newest < b.newest end)
-    local newest = order[math.floor(#order / 2)].newest
-    if newest > (raise[FLEET] or 0) then raise[FLEET] = newest end
-    cover()
-  end
-  local fields = {}
-  for tombstone in pairs(gone) do fields[#fields + 1] = tombstone.field end
   remove(tombstones, fields)
-  local fleet = math.max(raise[FLEET] or 0, by_scope[FLEET] and by_scope[FLEET].floor or 0)
-  local covered = {}
-  call('UNLINK', scopes)
-  for name, entry in pairs(by_scope) do
-    local floor, count = math.max(entry.floor, raise[name] or 0), 0
-    for _, tombstone in ipairs(entry.list) do
-      if not gone[tombstone] then count = count + 1 end
-    end
-    if name ~= FLEET and floor <= fleet then
-      if entry.floor > 0 then covered[#covered + 1] = name end
-      floor = 0
-    elseif floor > entry.floor then
-      call('HSET', floors, name, text(floor))
-    end
-    if count > 0 or floor > 0 then call('HSET', scopes, name, text(count) .. ' ' .. text(entry.newest)) end
+  for scope, revision in pairs(highest) do
+    raise(scope, revision)
+    local left = tonumber(call('HGET', scopes, scope)) - counts[scope]
+    if left > 0 then call('HSET', scopes, scope, text(left)) else call('HDEL', scopes, scope) end
   end
-  if not by_scope[FLEET] and fleet > 0 then
-    call('HSET', floors, FLEET, text(fleet))
-    call('HSET', scopes, FLEET, '0 ' .. text(fleet))
-  end
-  remove(floors, covered)
 end
 
-local function tombstone(scope, selector, revision, most)
-  if selector == '' then  -- everything
+-- Rule R4, as `invalidation.compaction` says it step by step.
+local function keep(kind, scope, selector, revision, most)
+  if kind == 'E' then
     call('UNLINK', tombstones, floors, scopes)
     call('HSET', floors, FLEET, revision)
-    call('HSET', scopes, FLEET, '0 ' .. revision)
+  elseif kind == 'N' then
+    call('HSET', floors, scope, revision)
   else
-    local count = string.match(call('HGET', scopes, scope) or '0 0', '^%d+')
-    count = tonumber(count) + call('HSET', tombstones, scope .. selector, revision)
-    call('HSET', scopes, scope, text(count) .. ' ' .. revision)
-    local spaces = call('HLEN', scopes) - call('HEXISTS', scopes, FLEET)
-    if count > most.per_scope or call('HLEN', tombstones) > most.tombstones or spaces > most.scopes then
-      compact(scope, most)
+    local count = tonumber(call('HGET', scopes, scope) or '0') + call('HSET', tombstones, scope .. selector, revision)
+    call('HSET', scopes, scope, text(count))
+    if count > most.per_scope then
+      local list = {}
+      for _, tombstone in ipairs(oldest_first(call('HGETALL', tombstones))) do
+        if string.sub(tombstone.name, 1, #scope) == scope then list[#list + 1] = tombstone end
+      end
+      drop(list, #list - math.floor(most.per_scope / 2))
     end
+    local total = call('HLEN', tombstones)
+    if total > most.tombstones then
+      drop(oldest_first(call('HGETALL', tombstones)), total - math.floor(most.tombstones / 2))
+    end
+  end
+  local spaces = call('HLEN', floors) - call('HEXISTS', floors, FLEET)
+  if spaces > most.scopes then
+    local gone, many = {}, spaces - math.floor(most.scopes / 2)
+    for _, floor in ipairs(oldest_first(call('HGETALL', floors))) do
+      if floor.name ~= FLEET and #gone < many then
+        gone[#gone + 1] = floor.name
+        raise(FLEET, floor.revision)
+      end
+    end
+    remove(floors, gone)
   end
   call('HSET', state, 'tombstones', text(call('HLEN', tombstones)), 'floors', text(call('HLEN', floors)))
 end
@@ -243,7 +197,8 @@ local function enter(key, id, value, place)
   call('HSET', key, 's' .. place, id, 'i' .. id, value)
 end
 
--- 5 request id, 6 payload, then "S", scope, selector or "W", model, version -> revision, ids of the members
+-- 5 request id, 6 payload, 7 kind: "E" everything; "N" a namespace, 8 its scope; "T" anything else that is selected, 8 scope,
+-- 9 selector; "W" announced weights, 8 model, 9 version -> revision, ids of the members
 if verb == 'append' then
   local done = call('HGET', requests, 'i' .. ARGV[5])
   if done then return answer('OK', done, call('HKEYS', members)) end
@@ -257,7 +212,7 @@ if verb == 'append' then
   if ARGV[7] == 'W' then
     announce(ARGV[8], ARGV[9], revision, most)
   else
-    tombstone(ARGV[8], ARGV[9], revision, most)
+    keep(ARGV[7], ARGV[8], ARGV[9], revision, most)
   end
   enter(requests, ARGV[5], revision, text(tip % most.requests))
   call('HSET', state, 'tip', revision, 'digest', digest)
@@ -293,13 +248,16 @@ if verb == 'settle' then
   return answer('OK', '1')
 end
 
--- 5 member, 6 number -> 1 if the member is not in the table now, 0 if it has renewed since
+-- 5 member, 6 number, 7 whether it has drained, 1 or 0 -> 1, or 0 if it has renewed since or is not there
 if verb == 'leave' then
-  local member = call('HGET', members, ARGV[5])
-  if member then
-    if string.match(member, '^%d+') ~= ARGV[6] then return answer('OK', '0') end
+  local number, acknowledged, drained, note =
+    string.match(call('HGET', members, ARGV[5]) or '', '^(%d+) (%d+) (%d+) %d (.*)$')
+  if number ~= ARGV[6] then return answer('OK', '0') end
+  if ARGV[7] == '1' then
     call('HDEL', members, ARGV[5])
     call('HSET', state, 'members', text(call('HLEN', members)))
+  else
+    call('HSET', members, ARGV[5], number .. ' ' .. acknowledged .. ' ' .. drained .. ' 1 ' .. note)
   end
   return answer('OK', '1')
 end

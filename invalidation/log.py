@@ -77,7 +77,7 @@ class Boot:
     floors: Mapping[NamespaceId | None, int]
     """Revision below which no stamp of a namespace is valid; under None that of everything."""
     tombstones: Mapping[Selector, int]
-    """Revision of the newest record of each selector that the floors do not cover yet."""
+    """Revision of the newest record of each selector that has not become part of a floor (`invalidation.compaction`)."""
     weights: Mapping[str, str]
     """Weights version announced last for each model."""
     settled: bool
@@ -86,12 +86,17 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member as the log has it."""
+    """One member as the log has it. `number` is that of its last renewal.
+
+    `gone`: it said goodbye, or a fence gave it up, while something older may still have been in use below it. It grants
+    itself no freshness any more, so that only fences that wait for `drained` still ask for it; a renewal of it ends that.
+    """
 
     number: int
     acknowledged: int
     drained: int
     note: str = "{}"
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class FenceState:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an entry stands now. `first_kept` … of a repeated request is that of the first one."""
+    """Where an entry stands, and what must be known of the log to wait for it."""
 
     stamp: Stamp
     settled: bool
@@ -133,18 +138,22 @@ class InvalidationLog(Protocol):
     then have been carried out.
     """
 
-    async def append(
-        self, entry: LogEntry, *, request_id: bytes, scope: NamespaceId | None, deadline_ns: int
-    ) -> Appended:
-        """Append one entry; idempotent by `request_id` (16 random bytes, rule R7).
+    async def append(self, entry: LogEntry, *, request_id: bytes, deadline_ns: int) -> Appended:
+        """Append one entry, and let `invalidation.compaction` keep what it selects (rule R4).
 
-        `scope` is the namespace that the selector is known to stay in, None when it may reach others: what its
-        tombstone collapses into when there are too many (rule R4).
+        Idempotent by `request_id` (16 random bytes, rule R7): the same again returns where its entry stands already.
         """
         ...
 
     async def renew(self, member: Member, *, number: int, deadline_ns: int) -> Renewal:
-        """Confirm life and position, and get what follows; `number` grows with every renewal of a life (rule R8)."""
+        """Confirm life and position, and get what follows; `number` grows with every renewal of a life (rule R8).
+
+        NEW_INCARNATION: the position is of another one; nothing is registered. FORK: the position lies ahead of the tip,
+        or the digest there is another. GAP: records after it are kept no longer, or nothing that its digest could be
+        compared with. OK registers the member, with at most LOG_BATCH_RECORDS_MAX records. A member that would be one
+        too many takes the place of one that is gone; with FLEET_MEMBERS_MAX others it is refused (LogUnavailableError
+        of reason "members").
+        """
         ...
 
     async def boot(self, *, deadline_ns: int) -> Boot:
@@ -163,10 +172,13 @@ class InvalidationLog(Protocol):
         """Declare an incarnation settled, by whoever has observed it for the fence's waiting time (rule R12)."""
         ...
 
-    async def leave(self, member: bytes, *, number: int, deadline_ns: int) -> bool:
+    async def leave(self, member: bytes, *, number: int, drained: bool, deadline_ns: int) -> bool:
         """Deregister a member: itself, its header closed (rule R13), or one that a fence saw gone at renewal `number`.
 
-        Does nothing, and returns False, if it has renewed since.
+        `drained`: nothing that its workers took from it is in use any more, and its entry goes. Otherwise it stays,
+        marked as gone: an expiry never shows that something has drained (rule R12), so a fence that waits for that
+        names it until whoever knows better calls this again with `drained`. Does nothing, and returns False, if the
+        member has renewed since `number` or is not there.
         """
         ...
 

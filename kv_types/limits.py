@@ -92,10 +92,10 @@ LOG_BATCH_RECORDS_MAX = 1000
 """Records that one renewal returns."""
 LOG_TOMBSTONES_PER_SCOPE_MAX = 1024
 """Tombstones of one namespace, or of the whole fleet; the older half of more become a floor."""
-LOG_TOMBSTONES_MAX = 16_384
-"""Tombstones of all scopes together, which one boot reads; the older half of more become floors of their scopes."""
+LOG_TOMBSTONES_MAX = 8 * LOG_TOMBSTONES_PER_SCOPE_MAX
+"""Tombstones in all, which bounds what a follower reads when it starts; the older half of more become floors."""
 LOG_SCOPES_MAX = 1024
-"""Namespaces with tombstones or floors of their own; the older half of more become a floor of everything."""
+"""Namespaces with a floor of their own; the older half of more become a floor of everything."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
 LOG_REVISION_MAX = 2**53 - 1
@@ -107,6 +107,11 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_RENEWAL_GAP_S = 0.002
+"""Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
+LOG_BACKOFF_S_MIN = 0.05
+LOG_BACKOFF_S_MAX = 1.0
+"""How long a follower waits after failures in a row, at most."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
