@@ -80,7 +80,9 @@ def keep(kept: Kept, selector: Selector, revision: int) -> list[Selector]:
             mine = [old for old in kept.tombstones if scope_of(old) == scope]
             dropped += _drop(kept, mine[: len(mine) - kept.limits.tombstones_per_scope // 2])
         if len(kept.tombstones) > kept.limits.tombstones:
-            dropped += _drop(kept, list(kept.tombstones)[: len(kept.tombstones) - kept.limits.tombstones // 2])
+            dropped += _drop(
+                kept, list(kept.tombstones)[: len(kept.tombstones) - kept.limits.tombstones // 2]
+            )
     _bound_floors(kept)
     return dropped
 
@@ -93,7 +95,9 @@ def load(
     kept.floor = floors.get(None, 0)
     kept.floors = {scope: revision for scope, revision in floors.items() if scope is not None}
     for selector, revision in sorted(tombstones.items(), key=lambda item: item[1]):
-        if selector.is_everything:  # of a log that wrote what this one does not understand; floors above it stand
+        if (
+            selector.is_everything
+        ):  # of a log that wrote what this one does not understand; floors above it stand
             kept.floor = max(kept.floor, revision)
         else:
             keep(kept, selector, revision)

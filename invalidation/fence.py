@@ -106,5 +106,7 @@ class FenceEvaluation:
         return now.gone or now_ns - self._seen[member].first_ns >= window_ns
 
 
-def _without(missing: Mapping[bytes, MemberState], gone: Mapping[bytes, MemberState]) -> dict[bytes, MemberState]:
+def _without(
+    missing: Mapping[bytes, MemberState], gone: Mapping[bytes, MemberState]
+) -> dict[bytes, MemberState]:
     return {member: now for member, now in missing.items() if member not in gone}

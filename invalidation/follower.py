@@ -118,7 +118,16 @@ class Applied:
 
 
 Event = (
-    Started | TimeCame | Woken | AcknowledgedMoved | Booted | Renewed | Forked | Settled | CallFailed | Applied
+    Started
+    | TimeCame
+    | Woken
+    | AcknowledgedMoved
+    | Booted
+    | Renewed
+    | Forked
+    | Settled
+    | CallFailed
+    | Applied
 )
 
 
@@ -184,17 +193,7 @@ class WaitUntil:
     at_ns: int
 
 
-Action = (
-    CallBoot
-    | CallRenew
-    | CallFork
-    | CallSettle
-    | Reset
-    | Reapply
-    | Apply
-    | PublishFreshness
-    | WaitUntil
-)
+Action = CallBoot | CallRenew | CallFork | CallSettle | Reset | Reapply | Apply | PublishFreshness | WaitUntil
 
 
 class Follower:

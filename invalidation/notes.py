@@ -61,7 +61,9 @@ class MemberNote:
             host=host if isinstance(host, str) else "",
             pid=pid if _whole(pid) else 0,
             version=version if isinstance(version, str) else "",
-            held_back_by=tuple(what for what in held if isinstance(what, str)) if isinstance(held, list) else (),
+            held_back_by=tuple(what for what in held if isinstance(what, str))
+            if isinstance(held, list)
+            else (),
         )
 
 

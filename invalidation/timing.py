@@ -27,7 +27,9 @@ class Timing:
                 f"a lease lasts longer than 0 ns and a pause is never negative; got {self.lease_ns} and {self.pause_ns}"
             )
         if not 0.0 <= self.drift < 1.0:
-            raise InvalidArgumentError(f"clocks run apart by a part of 1, from 0 to below 1; got {self.drift}")
+            raise InvalidArgumentError(
+                f"clocks run apart by a part of 1, from 0 to below 1; got {self.drift}"
+            )
 
     def window_ns(self, *, lease_ns: int | None = None) -> int:
         """(L + P)(1 + ρ): how long who hears nothing of a member waits before its freshness is over for sure.

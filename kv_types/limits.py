@@ -96,6 +96,8 @@ LOG_TOMBSTONES_MAX = 8 * LOG_TOMBSTONES_PER_SCOPE_MAX
 """Tombstones in all, which bounds what a follower reads when it starts; the older half of more become floors."""
 LOG_SCOPES_MAX = 1024
 """Namespaces with a floor of their own; the older half of more become a floor of everything."""
+ORIGINS_REMEMBERED_MAX = 1024
+"""Origins of pages whose judgement is kept until the next selector by origin: the pages of one put have one."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
 LOG_REVISION_MAX = 2**53 - 1
