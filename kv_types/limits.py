@@ -65,6 +65,8 @@ SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
 TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
+HIDING_STEP_WORK_MAX = 16_384
+"""Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536
@@ -151,6 +153,10 @@ CALL_S_MAX = 3600.0
 """The longest deadline that a call may have."""
 ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
+PAUSE_BOUND_S_DEFAULT = 2.0
+"""The longest pause of a node that its clock does not notice."""
+SKEW_BOUND_S_DEFAULT = 1.0
+"""How far the wall clocks of producers and of who invalidates may lie apart."""
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
