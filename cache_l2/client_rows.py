@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kv_types.engines import EngineMode
+from kv_types.validity import EngineMode
 
 _ROW_STATES = {0: "free", 1: "attached", 2: "orphaned"}
 

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.reservations import PendingPage
-from kv_types.ids import INSTANCE_UNKNOWN, KEY_BYTES, NOTHING_REUSED, PageKey, Stamp
+from kv_types.ids import KEY_BYTES, PageKey, Stamp
 from kv_types.limits import ANCESTORS_WALKED_MAX, CHAIN_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import RefuseReason
 from kv_types.selectors import Origin
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 
 Chain = Callable[[], Sequence[PageKey] | None]
 """Keys from the root to a page; None: more than may be looked at."""
@@ -57,7 +58,7 @@ class CommitTerms:
     tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
-    rests_on: int = INSTANCE_UNKNOWN
+    rests_on: int = UNKNOWN_INSTANCE
 
 
 class BatchJudging:
@@ -77,7 +78,7 @@ class BatchJudging:
 
     def judge(self, page: PendingPage) -> RefuseReason:
         """Reason why this page must not be published; NONE where nothing speaks against it."""
-        reason = self._ask(page, lineage_known=self._terms.rests_on == NOTHING_REUSED)
+        reason = self._ask(page, lineage_known=self._terms.rests_on == NO_INSTANCE)
         if reason is RefuseReason.INVALIDATED and self._rests_on_ancestor(page):
             # Only now does it matter what it rests on: to find that out costs a walk.
             reason = self._ask(page, lineage_known=True)
@@ -111,7 +112,7 @@ class BatchJudging:
 
     def _rests_on_ancestor(self, page: PendingPage) -> bool:
         """Whether the instance that the request reused is a resident ancestor of the page."""
-        if self._terms.rests_on in (NOTHING_REUSED, INSTANCE_UNKNOWN) or page.parent is None:
+        if self._terms.rests_on in (NO_INSTANCE, UNKNOWN_INSTANCE) or page.parent is None:
             return False
         known = self._lineage.get(page.parent)
         if known is None:

@@ -19,14 +19,11 @@ from cache_l2.provenance import ProvenanceTable
 from cache_l2.reservations import ReservationBook
 from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
-from kv_types.engines import EngineMode
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, LogStarted, encode_event
 from kv_types.ids import (
-    INSTANCE_UNKNOWN,
     KEY_BYTES,
     NO_INCARNATION,
-    NOTHING_REUSED,
     LifeId,
     NamespaceId,
     PageKey,
@@ -43,6 +40,7 @@ from kv_types.outcomes import (
 )
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, EngineMode
 
 __all__ = [
     "ArenaConfig", "ArenaStore", "ClientRow", "HeldBack", "NamespaceCounts", "NamespaceRecord", "PageFacts",
@@ -260,7 +258,7 @@ class ArenaStore:
         tags: tuple[bytes, ...] = (),
         computed_from_ms: int = 0,
         computed_until_ms: int = 0,
-        rests_on: int = INSTANCE_UNKNOWN,
+        rests_on: int = UNKNOWN_INSTANCE,
     ) -> list[tuple[int, int]]:
         """Publish filled reservations, parents first: (PutStatus, RefuseReason) each. A refused one ends.
 
@@ -462,7 +460,7 @@ class ArenaStore:
             except BaseException:
                 self.abort(self._own_row, reservations)
                 raise
-        rests_on = INSTANCE_UNKNOWN if start else NOTHING_REUSED
+        rests_on = UNKNOWN_INSTANCE if start else NO_INSTANCE
         committed = iter(self.commit(self._own_row, reservations, stamp=stamp, rests_on=rests_on))
         return [
             put_outcome(*(next(committed) if status == PutStatus.STORED else (status, reason)))

@@ -1,1 +1,270 @@
 """LocalLog: the invalidation log of one sidecar without a fleet, in its memory; same verbs, same bounds, same rules."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from invalidation.compaction import Kept, floors_of, keep
+from invalidation.log import (
+    Appended,
+    Boot,
+    FenceState,
+    LogStatistics,
+    LogUnavailableError,
+    Member,
+    MemberState,
+    Renewal,
+    RenewalStatus,
+)
+from invalidation.records import NO_DIGEST, LogEntry, LogRecord, next_digest, read_record
+from kv_types.clock import Clock
+from kv_types.errors import InvalidArgumentError
+from kv_types.events import Selected, WeightsAnnounced
+from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp, log_incarnation
+from kv_types.limits import (
+    FLEET_MEMBERS_MAX,
+    FLEET_NAMESPACES_MAX,
+    LOG_BATCH_RECORDS_MAX,
+    LOG_RECORDS_KEPT_MAX,
+    LOG_REQUESTS_KEPT_MAX,
+    LOG_WEIGHTS_MAX,
+    REPLICAS_MAX,
+)
+
+ID_BYTES = 16
+
+
+@dataclass(slots=True)
+class _Incarnation:
+    """What one incarnation holds."""
+
+    id: LogIncarnation
+    replicas: int
+    settled: bool = False
+    tip: int = 0
+    digest: bytes = NO_DIGEST
+    records: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_RECORDS_KEPT_MAX))
+    kept: Kept = field(default_factory=Kept)
+    weights: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    members: OrderedDict[bytes, MemberState] = field(default_factory=OrderedDict)
+    requests: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    namespaces: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.id, self.tip)
+
+    @property
+    def confirmed(self) -> bool:
+        """Nobody else has a copy, so that only a log which asks for none is confirmed."""
+        return self.replicas == 0
+
+
+class LocalLog:
+    """An InvalidationLog that nobody else can reach: it ends with its process, and a new one is a new incarnation.
+
+    `random` gives random bytes, for incarnations. Verbs answer at once; only `woken` waits. For one event loop.
+    """
+
+    def __init__(self, *, clock: Clock, random: Callable[[int], bytes] = os.urandom) -> None:
+        self._clock = clock
+        self._random = random
+        self._grown = asyncio.Event()
+        self._counters: Counter[str] = Counter()
+        self._is_closed = False
+        self._now = self._begin(replicas=0)
+
+    async def append(self, entry: LogEntry, *, request_id: bytes, deadline_ns: int) -> Appended:
+        """Append one entry; the same `request_id` again returns where its entry stands."""
+        now = self._call("append")
+        _check_id(request_id, "request id")
+        if request_id not in now.requests:
+            self._append(now, entry.encode())
+            now.requests[request_id] = now.tip
+            if len(now.requests) > LOG_REQUESTS_KEPT_MAX:
+                now.requests.popitem(last=False)
+        stamp = Stamp(now.id, now.requests[request_id])
+        return Appended(stamp, now.settled, frozenset(now.members))
+
+    async def renew(self, member: Member, *, number: int, deadline_ns: int) -> Renewal:
+        """Register the member at its position, and return what follows."""
+        now = self._call("renew")
+        _check_id(member.id, "member id")
+        status = _compare(now, member)
+        if status is RenewalStatus.OK:
+            self._register(now, member, number)
+        first = member.applied.revision + 1
+        records = _after(now, first - 1, LOG_BATCH_RECORDS_MAX) if status is RenewalStatus.OK else ()
+        return Renewal(status, now.id, number, now.tip, tuple(records), now.confirmed, now.replicas)
+
+    async def boot(self, *, deadline_ns: int) -> Boot:
+        """Return all that a follower starts from."""
+        now = self._call("boot")
+        return Boot(
+            tip=now.stamp,
+            digest=now.digest,
+            floors=floors_of(now.kept),
+            tombstones=dict(now.kept.tombstones),
+            weights=dict(now.weights),
+            settled=now.settled,
+            replicas=now.replicas,
+        )
+
+    async def fence(self, *, deadline_ns: int) -> FenceState:
+        """Return the members as they are."""
+        now = self._call("fence")
+        return FenceState(now.stamp, now.settled, dict(now.members), now.confirmed, now.replicas)
+
+    async def fork(self, incarnation: LogIncarnation, *, deadline_ns: int) -> None:
+        """Start a new incarnation if it still is this one."""
+        now = self._call("fork")
+        if now.id == incarnation:
+            self._now = self._begin(replicas=now.replicas)
+            self._wake()
+
+    async def settle(self, incarnation: LogIncarnation, *, deadline_ns: int) -> bool:
+        """Declare the incarnation settled if it still is this one."""
+        now = self._call("settle")
+        now.settled = now.settled or now.id == incarnation
+        return now.id == incarnation
+
+    async def leave(self, member: bytes, *, number: int, drained: bool, deadline_ns: int) -> bool:
+        """Take a member out, or mark it as gone, unless it has renewed since."""
+        now = self._call("leave")
+        state = now.members.get(member)
+        if state is None or state.number != number:
+            return False
+        if drained:
+            del now.members[member]
+        else:
+            now.members[member] = replace(state, gone=True)
+        return True
+
+    async def set_replicas(self, replicas: int, *, deadline_ns: int) -> None:
+        """Set k. With any but 0 nothing is confirmed: a log in one process's memory has no replicas."""
+        now = self._call("set_replicas")
+        if not 0 <= replicas <= REPLICAS_MAX:
+            raise InvalidArgumentError(f"a log has 0 to {REPLICAS_MAX} configured replicas; got {replicas}")
+        now.replicas = replicas
+
+    async def read(self, after: int, *, count: int, deadline_ns: int) -> tuple[Stamp, Sequence[LogRecord]]:
+        """Return the first `count` of the kept records after a revision, and the tip."""
+        now = self._call("read")
+        return now.stamp, tuple(_after(now, after, min(count, LOG_BATCH_RECORDS_MAX)))
+
+    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
+        """Enter namespaces; the one entered longest ago makes room."""
+        now = self._call("know")
+        for canonical in canonicals:
+            now.namespaces[canonical] = None
+            now.namespaces.move_to_end(canonical)
+            if len(now.namespaces) > FLEET_NAMESPACES_MAX:
+                now.namespaces.popitem(last=False)
+
+    async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
+        """Return what was entered."""
+        return tuple(self._call("namespaces").namespaces)
+
+    async def woken(self, after: int, *, deadline_ns: int) -> bool:
+        """Wait for a record after `after`, or another incarnation, until the deadline."""
+        now = self._call("woken")
+        while self._now is now and now.tip <= after and not self._is_closed:
+            remaining_s = (deadline_ns - self._clock.now_ns()) / 1e9
+            try:
+                async with asyncio.timeout(max(remaining_s, 0.0)):
+                    await self._grown.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    async def statistics(self, *, deadline_ns: int) -> LogStatistics:
+        """Return the sizes."""
+        now = self._call("statistics")
+        return LogStatistics(
+            records=len(now.records),
+            tombstones=len(now.kept.tombstones),
+            floors=len(floors_of(now.kept)),
+            members=len(now.members),
+            requests=len(now.requests),
+            counters=dict(self._counters),
+        )
+
+    async def close(self) -> None:
+        """Answer no further call, and end those that wait."""
+        self._is_closed = True
+        self._wake()
+
+    def _begin(self, *, replicas: int) -> _Incarnation:
+        return _Incarnation(log_incarnation(self._random(INCARNATION_BYTES)), replicas)
+
+    def _call(self, verb: str) -> _Incarnation:
+        if self._is_closed:
+            raise LogUnavailableError("closed")
+        self._counters[verb] += 1
+        return self._now
+
+    def _append(self, now: _Incarnation, payload: bytes) -> None:
+        now.tip += 1
+        now.digest = next_digest(now.digest, payload)
+        record = read_record(now.tip, payload, now.digest)
+        now.records.append(record)
+        match record.event:
+            case Selected(selector):
+                keep(now.kept, selector, now.tip)
+            case WeightsAnnounced(model, version):
+                now.weights[model] = version
+                now.weights.move_to_end(model)
+                if len(now.weights) > LOG_WEIGHTS_MAX:
+                    now.weights.popitem(last=False)
+        self._wake()
+
+    def _register(self, now: _Incarnation, member: Member, number: int) -> None:
+        if member.id not in now.members and len(now.members) >= FLEET_MEMBERS_MAX:
+            gone = next((id for id, state in now.members.items() if state.gone), None)
+            if gone is None:
+                raise LogUnavailableError("members", f"{FLEET_MEMBERS_MAX} members are all there may be")
+            del now.members[gone]
+        now.members[member.id] = MemberState(number, member.acknowledged, member.drained, member.note)
+
+    def _wake(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+
+def _compare(now: _Incarnation, member: Member) -> RenewalStatus:
+    """Whether the member's position is one of this log's, and what follows it is kept (rule R8)."""
+    applied = member.applied.revision
+    if member.applied.incarnation != now.id:
+        return RenewalStatus.NEW_INCARNATION
+    if applied > now.tip:
+        return RenewalStatus.FORK
+    digest = _digest_at(now, applied)
+    if digest is None:
+        return RenewalStatus.GAP
+    return RenewalStatus.OK if digest == member.digest else RenewalStatus.FORK
+
+
+def _digest_at(now: _Incarnation, revision: int) -> bytes | None:
+    """Digest of the log after a revision; None where its record is kept no longer."""
+    if revision == now.tip:
+        return now.digest
+    first = now.tip - len(now.records) + 1
+    if revision == 0:
+        return NO_DIGEST if first == 1 else None
+    return now.records[revision - first].digest if revision >= first else None
+
+
+def _after(now: _Incarnation, revision: int, count: int) -> list[LogRecord]:
+    first = now.tip - len(now.records) + 1
+    begin = max(revision + 1 - first, 0)
+    return list(itertools.islice(now.records, begin, begin + count))
+
+
+def _check_id(value: bytes, what: str) -> None:
+    if not isinstance(value, bytes) or len(value) != ID_BYTES:
+        raise InvalidArgumentError(f"a {what} is exactly {ID_BYTES} random bytes; got {value!r}")

@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.events import Event, Selected, WeightsAnnounced
-from kv_types.limits import LOG_NOTE_BYTES_MAX, NAME_BYTES_MAX, SELECTOR_BYTES_MAX
-from kv_types.selectors import Selector
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX, LOG_NOTE_BYTES_MAX, SELECTOR_BYTES_MAX
+from kv_types.selectors import EVERYTHING, Selector
 
 VERSION = 1
 DIGEST_BYTES = 20
 NO_DIGEST = bytes(DIGEST_BYTES)
 """Digest at revision 0."""
 
-_HEAD = struct.Struct(
-    "<BBHHHQ"
-)  # version, kind, bytes of subject, reason and author, appender's wall clock (Unix ms)
+_HEAD = struct.Struct("<BBHHHQ")
+"""Version, kind, bytes of subject, reason and author, appender's wall clock."""
 _INVALIDATION, _WEIGHTS = 1, 2
-_SEPARATOR = b"\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +36,13 @@ class LogEntry:
 
     def __post_init__(self) -> None:
         for text, what in ((self.reason, "reason"), (self.author, "author")):
-            if len(text.encode(errors="surrogatepass")) > LOG_NOTE_BYTES_MAX:
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError as error:
+                raise InvalidArgumentError(f"a {what} is text that UTF-8 can encode: {error}") from error
+            if size > LOG_NOTE_BYTES_MAX:
                 raise LimitExceededError(
-                    f"a {what} has at most {LOG_NOTE_BYTES_MAX} bytes of UTF-8; shorten it"
+                    f"a {what} has at most {LOG_NOTE_BYTES_MAX} bytes of UTF-8, not {size}; shorten it"
                 )
         if not 0 <= self.appended_wall_ms < 1 << 64:
             raise InvalidArgumentError(f"appended_wall_ms is Unix ms; got {self.appended_wall_ms}")
@@ -50,8 +52,8 @@ class LogEntry:
         match self.event:
             case Selected(selector):
                 kind, subject = _INVALIDATION, selector.encode()
-            case WeightsAnnounced(model, version):
-                kind, subject = _WEIGHTS, model.encode() + _SEPARATOR + version.encode()
+            case WeightsAnnounced():
+                kind, subject = _WEIGHTS, self.event.encode()
         reason, author = self.reason.encode(), self.author.encode()
         head = _HEAD.pack(VERSION, kind, len(subject), len(reason), len(author), self.appended_wall_ms)
         return head + subject + reason + author
@@ -81,10 +83,8 @@ class LogEntry:
 def _event(kind: int, subject: bytes) -> Selected | WeightsAnnounced:
     if kind == _INVALIDATION:
         return Selected(Selector.decode(subject))
-    if kind == _WEIGHTS and subject.count(_SEPARATOR) == 1:
-        model, version = subject.split(_SEPARATOR)
-        if model and version:
-            return WeightsAnnounced(model.decode(), version.decode())
+    if kind == _WEIGHTS:
+        return WeightsAnnounced.decode(subject)
     raise ProtocolError(f"a log entry of kind {kind} has no known meaning")
 
 
@@ -106,8 +106,8 @@ def read_record(revision: int, payload: bytes, digest: bytes) -> LogRecord:
     """Make a record of what the log returned. A payload of no known meaning selects everything (invariant I6)."""
     try:
         entry = LogEntry.decode(payload)
-    except ProtocolError as error:
-        entry = LogEntry(event=Selected(Selector()), reason=f"not understood: {error}"[:LOG_NOTE_BYTES_MAX])
+    except ProtocolError:
+        entry = LogEntry(event=Selected(EVERYTHING), reason=f"{len(payload)} bytes that are not understood")
     return LogRecord(revision, entry, digest)
 
 
@@ -119,5 +119,6 @@ def next_digest(digest: bytes, payload: bytes) -> bytes:
     return hashlib.sha1(digest.hex().encode() + payload, usedforsecurity=False).digest()
 
 
-assert SELECTOR_BYTES_MAX + 2 * LOG_NOTE_BYTES_MAX + _HEAD.size < 1 << 16
-assert 2 * NAME_BYTES_MAX + 1 < 1 << 16
+assert max(SELECTOR_BYTES_MAX, EVENT_PAYLOAD_BYTES_MAX, LOG_NOTE_BYTES_MAX) < 1 << 16, (
+    "sizes are 16 bits wide"
+)

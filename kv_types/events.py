@@ -9,8 +9,9 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kv_types.errors import InvalidArgumentError, ProtocolError
-from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX, SELECTOR_BYTES_MAX
+from kv_types.computation import check_name
+from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX
 from kv_types.selectors import EVERYTHING, Selector
 
 _NAMES = struct.Struct("<HH")  # bytes of model, bytes of version
@@ -41,35 +42,59 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class WeightsAnnounced:
-    """Workers that follow announcements compute `model` under weights version `version` from here on (rule R5)."""
+    """Workers that follow announcements compute `model` under weights version `version` from here on (rule R5).
+
+    Raises InvalidArgumentError on names that no namespace could have, or that are too long for the ring.
+    """
 
     model: str
     version: str
+
+    def __post_init__(self) -> None:
+        for value, what in ((self.model, "model"), (self.version, "weights version")):
+            check_name(value, what)
+        size = len(self.encode())
+        if size > EVENT_PAYLOAD_BYTES_MAX:
+            raise LimitExceededError(
+                f"model and weights version have at most {EVENT_PAYLOAD_BYTES_MAX - _NAMES.size} bytes of UTF-8 "
+                f"together, to be announced; got {size - _NAMES.size}"
+            )
+
+    def encode(self) -> bytes:
+        """Bytes in the ring and in the log."""
+        model, version = self.model.encode(), self.version.encode()
+        return _NAMES.pack(len(model), len(version)) + model + version
+
+    @classmethod
+    def decode(cls, data: bytes) -> WeightsAnnounced:
+        """Read the bytes back; raises ProtocolError on any that encode() does not give."""
+        try:
+            model, version = _NAMES.unpack_from(data)
+            names = data[_NAMES.size :]
+            if model + version != len(names):
+                raise ProtocolError(f"{len(data)} bytes name no model and version")
+            return cls(names[:model].decode(), names[model:].decode())
+        except (struct.error, UnicodeDecodeError, InvalidArgumentError) as error:
+            raise ProtocolError(f"{len(data)} bytes announce no weights: {error}") from error
 
 
 Event = LogStarted | Selected | WeightsAnnounced
 
 
 def encode_event(event: Event) -> tuple[EventKind, bytes]:
-    """Return the (kind, payload) of an event; raises InvalidArgumentError on names too long for the ring."""
+    """Return the (kind, payload) of an event.
+
+    A selector too long for the ring is told as one of everything: L1 drops more than it must, never less.
+    """
     match event:
         case LogStarted():
             return EventKind.LOG_STARTED, b""
         case Selected(selector):
             payload = selector.encode()
-            # A selector too long for the ring is told as everything: L1 drops more than it must, never less.
-            return EventKind.SELECTED, payload if len(
-                payload
-            ) <= EVENT_PAYLOAD_BYTES_MAX else EVERYTHING.encode()
-        case WeightsAnnounced(model, version):
-            names = model.encode(), version.encode()
-            payload = _NAMES.pack(len(names[0]), len(names[1])) + b"".join(names)
-            if not names[0] or not names[1] or len(payload) > EVENT_PAYLOAD_BYTES_MAX:
-                raise InvalidArgumentError(
-                    f"model and version need 1 byte each and have at most {EVENT_PAYLOAD_BYTES_MAX - _NAMES.size} "
-                    f"together; got {len(names[0])} and {len(names[1])}"
-                )
-            return EventKind.WEIGHTS, payload
+            fits = len(payload) <= EVENT_PAYLOAD_BYTES_MAX
+            return EventKind.SELECTED, payload if fits else EVERYTHING.encode()
+        case WeightsAnnounced():
+            return EventKind.WEIGHTS, event.encode()
 
 
 def decode_event(kind: int, payload: bytes) -> Event:
@@ -82,20 +107,6 @@ def decode_event(kind: int, payload: bytes) -> Event:
             return LogStarted()
         if kind == EventKind.SELECTED:
             return Selected(Selector.decode(payload))
-        if kind == EventKind.WEIGHTS and len(payload) >= _NAMES.size:
-            return _weights(payload)
+        if kind == EventKind.WEIGHTS:
+            return WeightsAnnounced.decode(payload)
     raise ProtocolError(f"event kind {kind} with {len(payload)} payload bytes has no known meaning")
-
-
-def _weights(payload: bytes) -> WeightsAnnounced:
-    model, version = _NAMES.unpack_from(payload)
-    names = payload[_NAMES.size :]
-    if not model or not version or model + version != len(names):
-        raise ProtocolError(f"{len(payload)} bytes name no model and version")
-    try:
-        return WeightsAnnounced(names[:model].decode(), names[model:].decode())
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"a model's name or version is no UTF-8: {error}") from error
-
-
-assert SELECTOR_BYTES_MAX >= EVENT_PAYLOAD_BYTES_MAX

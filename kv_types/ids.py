@@ -31,14 +31,6 @@ NO_LIFE = LifeId(bytes(LIFE_BYTES))
 NO_INCARNATION = LogIncarnation(bytes(INCARNATION_BYTES))
 """Stands for the incarnation before a sidecar has joined a log; no stamp of it may commit anything."""
 
-NOTHING_REUSED = 0
-"""Instance that a put rests on when its request reused no page.
-
-An instance names one life of a resident page: the low 32 bits of its visible generation, then its entry + 1.
-"""
-INSTANCE_UNKNOWN = (1 << 64) - 1
-"""Instance of a put that can't say what it rests on."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, fields
 from typing import cast
 
-from kv_types.computation import check_name
+from kv_types.computation import Weights, check_name
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, StrataError
 from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
 from kv_types.limits import PRODUCER_BYTES_MAX, SELECTOR_BYTES_MAX, TAG_BYTES_MAX
@@ -125,16 +125,19 @@ class Selector:
 
     def matches_namespace(self, namespace: Namespace) -> bool:
         """Whether pages of a namespace may be selected at all."""
-        weights = namespace.weights
-        version = weights.digest.hex() if weights.digest is not None else weights.version
         adapter = namespace.adapter.name if namespace.adapter is not None else ""
         return (
             (self.namespace is None or self.namespace == namespace.id)
             and (self.model is None or self.model == namespace.model)
-            and (self.weights_version is None or self.weights_version == version)
+            and (self.weights_version is None or self._names_weights(namespace.weights))
             and (self.adapter is None or self.adapter == adapter)
             and (self.tenant is None or self.tenant == namespace.tenant)
         )
+
+    def _names_weights(self, weights: Weights) -> bool:
+        if weights.digest is not None:
+            return self.weights_version is not None and self.weights_version.lower() == weights.digest.hex()
+        return self.weights_version == weights.version
 
     def matches_origin(self, origin: Origin, *, skew_ms: int) -> bool:
         """Whether a page of this origin is selected by its own origin, or may be by that of an unknown ancestor."""

@@ -82,17 +82,3 @@ class ValiditySource(Protocol):
     def set_applied_view(self, view: int) -> None:
         """Tell the sidecar that L1 trusts no page that an event up to `view` selects."""
         ...
-
-
-class EngineMode(IntEnum):
-    """What a client's own cache does while its sidecar cannot vouch for pages (rule R18).
-
-    Numbers are part of the shared-memory contract and never reused.
-    """
-
-    NONE = 0
-    """It has none, or looks at the view before each use of it: nobody waits for it."""
-    KEEP = 1
-    """It goes on: fences wait until it has applied a record, and name it where it can't be reached."""
-    DROP = 2
-    """It drops its pages once its freshness is over."""

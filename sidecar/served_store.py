@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_types.ids import INSTANCE_UNKNOWN, LifeId, NamespaceId, PageKey, Stamp
+from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
 from kv_types.outcomes import Known, LookUpOutcome, MissReason, PutOutcome, Refused
+from kv_types.validity import UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class PutTerms:
     tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
-    rests_on: int = INSTANCE_UNKNOWN
+    rests_on: int = UNKNOWN_INSTANCE
 
 
 class LeasedPages(Protocol):
@@ -57,7 +58,7 @@ class LeasedPages(Protocol):
 
     @property
     def instance(self) -> int:
-        """Instance of the last page, NOTHING_REUSED for none."""
+        """Instance of the last page, NO_INSTANCE for none."""
         ...
 
     def release(self) -> None:
