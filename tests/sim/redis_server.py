@@ -5,6 +5,7 @@ What it mirrors is compared with real servers by test_redis_model.py. Replicatio
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,9 @@ Effect = tuple[bytes, tuple[bytes, ...]]
 Watcher = Callable[["RedisServer", bytes, tuple[bytes, ...]], None]
 READ_ONLY = "READONLY You can't write against a read only replica."
 VERSION = "7.0.15"
+RECONNECT_NS = 500_000_000
+TIMEOUT_NS = 10_000_000_000
+"""After how long without a word a primary forgets a replica (repl-timeout)."""
 
 
 class Session:
@@ -64,7 +68,9 @@ class RedisServer:
         self._effects: list[Effect] = []
         self._effects_since = 0
         self._replicas: list[Replica] = []
-        self._had_replicas = False
+        self._has_backlog = False
+        self._is_connecting = False
+        self._at_primary: Replica | None = None
         self._waits: list[tuple[int, int, Callable[[Reply], None]]] = []
         self._readers: list[tuple[bytes, bytes, Callable[[Reply], None]]] = []
         self.run_id = self._identifier()
@@ -273,26 +279,32 @@ class RedisServer:
 
     def follow(self, primary: RedisServer) -> None:
         """REPLICAOF: drop what one has and take over all of the primary's, once the link stands."""
-        self._unlink()
-        self.primary, self.is_linked = primary, False
+        self._leave_primary()
+        self.primary = primary
         self._drop_replicas()
         self._connect()
 
     def _connect(self) -> None:
-        """Try to synchronise; again and again, as long as the primary can't be reached."""
+        """Begin to synchronise, and go on trying as long as the primary can't be reached."""
+        if not self._is_connecting:
+            self._is_connecting = True
+            self._attempt()
+
+    def _attempt(self) -> None:
         primary = self.primary
         if primary is None or self.is_linked:
+            self._is_connecting = False
             return
         forth = self._network.channel(primary.node.name, self.node.name)
         back = self._network.channel(self.node.name, primary.node.name)
         back.send(lambda: primary._accept(self, forth, back), primary.process)
-        self._clockwork.after(500_000_000, self._connect, self.process)
+        self._clockwork.after(RECONNECT_NS, self._attempt, self.process)
 
     def _accept(self, server: RedisServer, forth: Channel, back: Channel) -> None:
         if server.primary is not self or server.is_linked or self.primary is not None:
             return
-        if not self._had_replicas:  # a backlog begins, and with it another history
-            self._had_replicas = True
+        if not self._has_backlog:  # a backlog begins, and with it another history
+            self._has_backlog = True
             self.replication_id = self._identifier()
         data, identifier, offset = self.keyspace.snapshot(), self.replication_id, self.offset
 
@@ -310,47 +322,54 @@ class RedisServer:
     def _attach(self, server: RedisServer, forth: Channel, back: Channel) -> None:
         if server.primary is not self or not server.is_linked or self.primary is not None:
             return
-        if server.replication_id != self.replication_id or server.offset < self._effects_since:
-            server.is_linked = False
-            server._connect()
-            return
         replica = Replica(server, forth, back, server.offset)
         self._replicas = [one for one in self._replicas if one.server is not server] + [replica]
+        server._at_primary = replica
         self._answer_waits()
         if server.offset < self.offset:
             self._send(replica)
 
-    def _unlink(self) -> None:
-        if self.primary is not None:
-            primary = self.primary
-            primary._replicas = [one for one in primary._replicas if one.server is not self]
+    def _leave_primary(self) -> None:
+        """Close the link to the primary, which learns of it when that arrives, or when nothing has come for long."""
+        primary, replica = self.primary, self._at_primary
+        self.is_linked = False
+        self._at_primary = None
+        if primary is not None and replica is not None:
+
+            def forget() -> None:
+                if replica in primary._replicas:
+                    primary._replicas.remove(replica)
+
+            replica.back.send(forget, primary.process)
+            self._clockwork.after(TIMEOUT_NS, forget, primary.process)
 
     def _drop_replicas(self) -> None:
         """Replicas of a server that is none any more for them begin anew."""
         replicas, self._replicas = self._replicas, []
         for replica in replicas:
-            replica.server.is_linked = False
-            replica.server._connect()
+            if replica.server.primary is self:
+                replica.server.is_linked = False
+                replica.server._at_primary = None
+                replica.server._connect()
 
     # --- what befalls a server ---
 
     def promote(self) -> None:
         """REPLICAOF NO ONE: what had not arrived is lost, and a new replication id begins."""
         if self.primary is not None:
-            self._unlink()
-            self.primary, self.is_linked = None, False
+            self._leave_primary()
+            self.primary = None
             self.replication_id = self._identifier()
-            self._had_replicas = True  # a promoted replica has a backlog already
+            self._has_backlog = True  # a replica keeps one
 
     def crash(self) -> None:
         """End the process: connections, replication links and what it had in memory."""
         self._clockwork.kill(self.process)
-        self._unlink()
-        self.is_linked = False
-        for replica in self._replicas:
-            replica.server.is_linked = False
+        self._leave_primary()
+        self._is_connecting = False
         self._waits.clear()
         self._readers.clear()
+        self._drop_replicas()
 
     def restart(self, dump: dict[bytes, Any]) -> None:
         """Start again with what a dump held: another run, another history."""
@@ -360,17 +379,12 @@ class RedisServer:
         self._loaded.clear()
         self._effects, self._effects_since = [], self.offset
         self.run_id, self.replication_id = self._identifier(), self._identifier()
-        self._had_replicas = False
-        replicas, self._replicas = self._replicas, []
-        for replica in replicas:
-            replica.server._connect()
+        self._has_backlog = False
         if self.primary is not None:
             self._connect()
 
 
 def _sha(text: bytes) -> bytes:
-    import hashlib
-
     return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
