@@ -235,8 +235,6 @@ class ModelArena:
     ) -> tuple[RefuseReason, Entry | None, bool, int]:
         """(reason, entry, is new, pages that still need room)."""
         entry = self.index.get(key)
-        if entry is not None and entry.namespace_slot != namespace_slot:
-            return RefuseReason.PARENT_ABSENT, None, False, missing
         if entry is not None and entry.state == VISIBLE and _expired(entry, now_ns):
             self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
             self._reclaim()
@@ -252,7 +250,7 @@ class ModelArena:
             return RefuseReason.NONE, self._free.pop(), True, missing - 1
         if entry.state == RESERVED:
             return RefuseReason.BUSY, None, False, missing
-        if entry.parent is above:
+        if entry.parent is above and entry.namespace_slot == namespace_slot:
             return RefuseReason.NONE, entry, False, missing
         return RefuseReason.PARENT_ABSENT, None, False, missing
 
@@ -353,7 +351,7 @@ class ModelArena:
             if entry.state == VISIBLE and _expired(entry, now_ns):
                 hidden += self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
         for entry in self.entries:
-            if entry.state == RESERVED and not entry.cut_off and now_ns > entry.deadline_ns:
+            if entry.state == RESERVED and now_ns > entry.deadline_ns:
                 self._quarantine(entry)
         self._reclaim()
         return hidden
