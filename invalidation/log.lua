@@ -1,6 +1,6 @@
 -- The invalidation log's verbs as one script: each call is one atomic step on one fleet's keys, all in one hash slot.
 --
--- KEYS    1 state  2 stream  3 tombstones  4 floors  5 scopes  6 members  7 requests  8 weights  9 namespaces
+-- KEYS    1 state  2 stream  3 tombstones  4 floors  5 scopes  6 members  7 requests  8 weights  9 namespaces  10 known
 --         Nothing here has a time to live, and no verb reads a clock (rule R11).
 -- ARGV    1 verb   2 32 random hexadecimal digits, the incarnation if one has to begin   3 least k of a new incarnation
 --         4 limits: records kept, records a batch, tombstones a scope, tombstones, scopes, requests, weights, namespaces,
@@ -9,7 +9,7 @@
 --         renewal (rule R8), or REFUSED with the reason in words as the sixth.
 --
 -- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors
---             (how many of each), known (namespaces entered so far), fence
+--             (how many of each), known (how often a namespace was entered), fence
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
@@ -17,12 +17,14 @@
 -- members     id -> "number acknowledged drained gone note"; gone 1 for one that is remembered only until it has drained
 -- requests    "i"‖request id -> revision, "s"‖place -> request id: a ring of places, so that the oldest goes
 -- weights     model -> "revision version"
--- namespaces  "i"‖sha1 -> canonical encoding, "s"‖place -> sha1: a ring of places too
+-- namespaces  sha1 -> canonical encoding
+-- known       sha1 -> which entry its last one was, so that the oldest goes
 
 local state, stream, tombstones, floors, scopes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local members, requests, weights, namespaces = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local members, requests, weights, namespaces, known = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local verb, call = ARGV[1], redis.call
 local FLEET = '-'
+local unpacked = unpack or table.unpack
 local NO_DIGEST = string.rep('0', 40)
 local REVISION_MAX = 9007199254740991  -- 2^53 - 1: beyond it a Lua number would skip some
 
@@ -44,7 +46,7 @@ local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')
 local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors')
 
 local function begin(incarnation, k)
-  call('UNLINK', state, stream, tombstones, floors, scopes, members, requests, weights, namespaces)
+  call('UNLINK', state, stream, tombstones, floors, scopes, members, requests, weights, namespaces, known)
   call('HSET', state, 'history', history, 'incarnation', incarnation, 'tip', '0', 'digest', NO_DIGEST, 'settled', '0',
     'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'known', '0')
   return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0' }
@@ -108,9 +110,8 @@ if verb == 'renew' then
 end
 
 local function remove(key, fields)
-  local unpack = unpack or table.unpack
   for first = 1, #fields, 512 do
-    call('HDEL', key, unpack(fields, first, math.min(first + 511, #fields)))
+    call('HDEL', key, unpacked(fields, first, math.min(first + 511, #fields)))
   end
 end
 
@@ -181,20 +182,9 @@ local function announce(model, version, revision, most)
   call('HSET', weights, model, revision .. ' ' .. version)
   if call('HLEN', weights) > most.weights then
     local flat = call('HGETALL', weights)
-    local oldest, least = nil, nil
-    for at = 1, #flat, 2 do
-      local at_revision = tonumber(string.match(flat[at + 1], '^%d+'))
-      if not least or at_revision < least then oldest, least = flat[at], at_revision end
-    end
-    call('HDEL', weights, oldest)
+    for at = 2, #flat, 2 do flat[at] = string.match(flat[at], '^%d+') end
+    call('HDEL', weights, oldest_first(flat)[1].name)
   end
-end
-
--- Enters an id into a bounded ring of places, in place of the one that was entered so many before it.
-local function enter(key, id, value, place)
-  local before = call('HGET', key, 's' .. place)
-  if before then call('HDEL', key, 'i' .. before) end
-  call('HSET', key, 's' .. place, id, 'i' .. id, value)
 end
 
 -- 5 request id, 6 payload, 7 kind: "E" everything; "N" a namespace, 8 its scope; "T" anything else that is selected, 8 scope,
@@ -214,7 +204,10 @@ if verb == 'append' then
   else
     keep(ARGV[7], ARGV[8], ARGV[9], revision, most)
   end
-  enter(requests, ARGV[5], revision, text(tip % most.requests))
+  local place = 's' .. text(tip % most.requests)
+  local before = call('HGET', requests, place)
+  if before then call('HDEL', requests, 'i' .. before) end
+  call('HSET', requests, place, ARGV[5], 'i' .. ARGV[5], revision)
   call('HSET', state, 'tip', revision, 'digest', digest)
   return answer('OK', revision, call('HKEYS', members))
 end
@@ -274,30 +267,29 @@ if verb == 'read' then
   return answer('OK', call('XRANGE', stream, text(tonumber(ARGV[5]) + 1) .. '-0', '+', 'COUNT', ARGV[6]))
 end
 
--- 5… canonical encodings -> how many were new
+-- 5… canonical encodings
 if verb == 'know' then
-  local most, known, new = limits(), tonumber(call('HGET', state, 'known')), 0
+  local most, entries = limits(), tonumber(call('HGET', state, 'known'))
   for at = 5, #ARGV do
     local id = redis.sha1hex(ARGV[at])
-    if call('HEXISTS', namespaces, 'i' .. id) == 0 then
-      enter(namespaces, id, ARGV[at], text(known % most.namespaces))
-      known, new = known + 1, new + 1
+    entries = entries + 1
+    call('HSET', known, id, text(entries))
+    if call('HSET', namespaces, id, ARGV[at]) == 1 and call('HLEN', namespaces) > most.namespaces then
+      local oldest = oldest_first(call('HGETALL', known))[1].name
+      call('HDEL', known, oldest)
+      call('HDEL', namespaces, oldest)
     end
   end
-  call('HSET', state, 'known', text(known))
-  return answer('OK', text(new))
+  call('HSET', state, 'known', text(entries))
+  return answer('OK')
 end
 
--- 5 place to begin at, 6 places -> place to go on at or "", canonical encodings
+-- Without more -> sha1 of each namespace. 5… some of those -> their canonical encodings, nil for one that is gone
 if verb == 'namespaces' then
-  local first, places = tonumber(ARGV[5]), math.min(tonumber(call('HGET', state, 'known')), limits().namespaces)
-  local last, found = math.min(first + tonumber(ARGV[6]), places), {}
-  for place = first, last - 1 do
-    local id = call('HGET', namespaces, 's' .. text(place))
-    local canonical = id and call('HGET', namespaces, 'i' .. id)
-    if canonical then found[#found + 1] = canonical end
-  end
-  return answer('OK', last < places and text(last) or '', found)
+  if #ARGV == 4 then return answer('OK', call('HKEYS', namespaces)) end
+  local ids = {}
+  for at = 5, #ARGV do ids[#ids + 1] = ARGV[at] end
+  return answer('OK', call('HMGET', namespaces, unpacked(ids, 1, #ids)))
 end
 
 -- -> records, tombstones, floors, scopes, members, requests, weights, namespaces: how many there are
@@ -306,7 +298,7 @@ if verb == 'statistics' then
   for _, key in ipairs({ tombstones, floors, scopes, members }) do sizes[#sizes + 1] = text(call('HLEN', key)) end
   sizes[#sizes + 1] = text(call('HLEN', requests) / 2)
   sizes[#sizes + 1] = text(call('HLEN', weights))
-  sizes[#sizes + 1] = text(call('HLEN', namespaces) / 2)
+  sizes[#sizes + 1] = text(call('HLEN', namespaces))
   return answer('OK', sizes)
 end
 

@@ -111,6 +111,12 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+LOG_CANDIDATES_MAX = 16
+"""Servers that may be named for one log."""
+LOG_UNCONFIRMED_MAX = 3
+"""Renewals in a row that no replica confirms before another server is tried."""
+LOG_NAMESPACES_BATCH_MAX = 128
+"""Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
 LOG_BACKOFF_S_MIN = 0.05
@@ -134,6 +140,17 @@ FENCE_INCARNATIONS_MAX = 8
 """Incarnations of the log that one call appends its records to before it gives up."""
 LOG_FOLLOW_S_MAX = 3600.0
 """How long one call may follow the log; whoever wants more calls again."""
+
+# The private Redis of a sidecar without a fleet
+PRIVATE_REDIS_BYTES_MIN = 4 * 1024 * 1024
+"""An empty server has about one MiB; the log of one sidecar, full, a few more."""
+PRIVATE_REDIS_LOG_LINES_MAX = 20
+"""Last lines of what it said, for the error that tells how it ended."""
+PRIVATE_REDIS_START_S_MAX = 10.0
+PRIVATE_REDIS_STOP_S_MAX = 2.0
+PRIVATE_REDIS_BACKOFF_S_MIN = 0.1
+PRIVATE_REDIS_BACKOFF_S_MAX = 5.0
+"""How long it waits after one end before it starts it again."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
