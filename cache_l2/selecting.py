@@ -8,7 +8,7 @@ from typing import Protocol, TypedDict
 from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
 from kv_types.errors import LimitExceededError
-from kv_types.limits import HIDING_STEP_WORK_MAX
+from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK
 from kv_types.selectors import Selector
 
 _U64_MAX = (1 << 64) - 1
@@ -85,12 +85,24 @@ class Selecting:
         self._censuses = 0
 
     def hiding(self, selectors: Sequence[Selector]) -> Iterator[int]:
-        """Hide what any of the selectors selects, in steps of bounded work; yields the pages hidden in each."""
+        """Hide what any of the selectors selects, in steps of bounded work; yields the pages hidden in each.
+
+        Short walks share a step, so that a storm of small invalidations does not spend its time on taking turns.
+        """
+        left, hidden = HIDING_STEP_WORK_MAX, 0
         for terms in self.terms(selectors):
             cursor = 0
             while cursor >= 0:
-                cursor, hidden = self._arena.hide_step(**terms, cursor=cursor, work_max=HIDING_STEP_WORK_MAX)
-                yield hidden
+                cursor, pages = self._arena.hide_step(
+                    **terms, cursor=cursor, work_max=max(left, HIDING_WALK_WORK)
+                )
+                hidden += pages
+                left -= pages + HIDING_WALK_WORK if _is_subtree(terms) else HIDING_STEP_WORK_MAX
+                if left <= 0:
+                    yield hidden
+                    left, hidden = HIDING_STEP_WORK_MAX, 0
+        if left < HIDING_STEP_WORK_MAX:
+            yield hidden
 
     def counting(self, selectors: Sequence[Selector]) -> Iterator[tuple[int, int]]:
         """Count what hiding would hide, each page once, in steps of bounded work; yields (pages, bytes) of each.
@@ -185,6 +197,11 @@ def _terms(
         key=key, namespaces=namespaces, provenances=provenances, since_ms=since_ms, until_ms=until_ms,
         since_revision=since_revision, until_revision=until_revision,
     )  # fmt: skip
+
+
+def _is_subtree(terms: StepTerms) -> bool:
+    """Whether a walk goes no further than the pages that it hides."""
+    return terms["key"] is not None and terms == _terms(key=terms["key"])
 
 
 def _bits(numbers: Sequence[int]) -> bytes:

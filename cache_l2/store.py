@@ -20,7 +20,7 @@ from cache_l2.reservations import ReservationBook
 from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.events import Event, LogStarted, encode_event
+from kv_types.events import Event, encode_event
 from kv_types.ids import (
     KEY_BYTES,
     NO_INCARNATION,
@@ -86,11 +86,9 @@ class ArenaStore:
         self._book = ReservationBook()
         self._accounts = Accounts(self._arena)
         self._rows: set[int] = set()
-        self._engine_rows: set[int] = set()
+        self._engines: dict[int, EngineMode] = {}
         self._draining = False
         self._closed = False
-        # An event before any log is joined: views begin at 1, so that no request in flight ever stands at view 0.
-        self.publish(LogStarted(), self._position)
         self._own_row = self.open_client(os.getpid())
         self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
 
@@ -190,7 +188,7 @@ class ArenaStore:
             ) from error
         self._rows.add(row)
         if engine is not EngineMode.NONE:
-            self._engine_rows.add(row)
+            self._engines[row] = engine
         self._accounts.open_row(row)
         return row
 
@@ -209,7 +207,7 @@ class ArenaStore:
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
-        self._engine_rows.discard(row)
+        self._engines.pop(row, None)
 
     def client_leases(self, row: int) -> int:
         """Leases that a row still holds."""
@@ -338,11 +336,11 @@ class ArenaStore:
 
     def acknowledged_view(self) -> int:
         """Newest view that every engine below this node's clients has applied (rule R18)."""
-        return acknowledged_view(self._engines(), view=self.view, now_ns=self._clock.now_ns())
+        return acknowledged_view(self._engine_clients(), view=self.view, now_ns=self._clock.now_ns())
 
     def held_back_by(self) -> list[HeldBack]:
         """Clients whose engines have not applied the present view."""
-        return held_back_by(self._engines(), view=self.view, now_ns=self._clock.now_ns())
+        return held_back_by(self._engine_clients(), view=self.view, now_ns=self._clock.now_ns())
 
     def drained_view(self) -> int:
         """Newest view up to which nothing hidden is in use: no engine, no request in flight, no lease (rule R19)."""
@@ -350,8 +348,12 @@ class ArenaStore:
         views = [self.acknowledged_view(), oldest_view(self.clients(), view=self.view)]
         return min([*views, hidden_view] if hidden_view else views)
 
-    def _engines(self) -> Iterator[ClientRow]:
-        return (self._client(row) for row in self._engine_rows)
+    def engines(self, mode: EngineMode) -> int:
+        """Clients with an engine of this mode."""
+        return sum(one is mode for one in self._engines.values())
+
+    def _engine_clients(self) -> Iterator[ClientRow]:
+        return (self._client(row) for row in self._engines)
 
     # --- asking about pages ---
 

@@ -67,6 +67,8 @@ TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
+HIDING_WALK_WORK = 1024
+"""Entries' worth of work that hiding one small subtree counts as: it looks at all leases once."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536
@@ -111,6 +113,10 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
+"""Memory of a private server: about what the bounded tables of a log take at most."""
+LOG_KNOW_AGAIN_S = 3600.0
+"""How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
 LOG_CANDIDATES_MAX = 16
 """Servers that may be named for one log."""
 LOG_UNCONFIRMED_MAX = 3
@@ -119,6 +125,22 @@ LOG_NAMESPACES_BATCH_MAX = 128
 """Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
+RENEWALS_BURST_MAX = 8
+RENEWALS_PER_S_MAX = 100
+"""Renewals of one sidecar: so many at once, then at this rate, whatever happens."""
+LOG_APPLY_RECORDS_MAX = 128
+"""Records whose floors are raised, or whose events are published, without letting others run."""
+LOG_WAKE_S_MAX = 10.0
+"""How long one call waits to be woken by the log; then it asks anew."""
+LOG_STATISTICS_S = 10.0
+"""How often a sidecar asks the log for the sizes of its tables."""
+LOG_REPORT_S_MIN = 30.0
+"""A trouble that goes on is logged no more often."""
+VIEW_POSITIONS_MAX = 4096
+"""Views that clients have not all applied yet and whose revisions are told apart."""
+CLIENTS_WATCH_S_MIN = 0.005
+CLIENTS_WATCH_S_MAX = 0.05
+"""How often clients that hold something back are looked at, at first and in the end."""
 LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
@@ -190,6 +212,9 @@ ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
 PAUSE_BOUND_S_DEFAULT = 2.0
 """The longest pause of a node that its clock does not notice."""
+DRIFT_BOUND_DEFAULT = 0.001
+DRIFT_BOUND_MAX = 0.1
+"""By which part two boot clocks run apart."""
 SKEW_BOUND_S_DEFAULT = 1.0
 """How far the wall clocks of producers and of who invalidates may lie apart."""
 RESERVATION_S_DEFAULT = 30.0
