@@ -323,7 +323,7 @@ def _page(report: PageReport) -> admin_pb2.PageStatus:
     return admin_pb2.PageStatus(
         key=report.key,
         resident=True,
-        namespace_id=facts.namespace,
+        namespace_id=facts.namespace.id,
         parent=facts.parent or b"",
         stamp=stamp_to_wire(facts.stamp),
         producer=origin.producer or b"",
@@ -334,8 +334,9 @@ def _page(report: PageReport) -> admin_pb2.PageStatus:
         computed_until_ms=origin.until_ms,
         payload_bytes=facts.payload_bytes,
         leases=facts.leases,
-        expires_in_ms=facts.expires_in_ms,
-        last_access_ms_ago=facts.last_access_ms_ago,
+        expires_in_ms=-1 if facts.expires_in_ms is None else facts.expires_in_ms,
+        last_access_ms_ago=-1 if facts.last_access_ms_ago is None else facts.last_access_ms_ago,
+        servable=report.servable,
         why=report.why,
         lineage_known=origin.lineage_known,
     )

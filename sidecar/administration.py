@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from cache_l2.namespaces import NamespaceRecord
 from invalidation.fence import Wait
 from invalidation.log import FenceState, InvalidationLog, LogStatistics, LogUnavailableError
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
 from invalidation.timing import Timing
 from kv_types.clock import Clock
-from kv_types.computation import check_name
 from kv_types.errors import InvalidArgumentError, LimitExceededError, LogUnreachableError, ProtocolError
-from kv_types.events import Selected, WeightsAnnounced, encode_event
+from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import NamespaceId, Stamp
 from kv_types.limits import (
     CALL_DEADLINE_S_DEFAULT,
@@ -51,15 +51,6 @@ class Following(Protocol):
         ...
 
 
-class NamedNamespace(Protocol):
-    """A namespace that a store knows."""
-
-    @property
-    def namespace(self) -> Namespace:
-        """Its fields."""
-        ...
-
-
 class CountingStore(Protocol):
     """What administration needs of the node's pages."""
 
@@ -67,7 +58,7 @@ class CountingStore(Protocol):
         """Count what any of the selectors selects, each page once, in steps of bounded work: (pages, bytes) of each."""
         ...
 
-    def namespaces(self) -> Sequence[NamedNamespace]:
+    def namespaces(self) -> Sequence[NamespaceRecord]:
         """Every namespace of this life."""
         ...
 
@@ -113,6 +104,7 @@ class Administration:
         self._clock = clock
         self._pause = pause
         self._wall_ms = wall_ms
+        self._counting = asyncio.Lock()
         self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause)
 
     @property
@@ -161,10 +153,7 @@ class Administration:
         request_id: bytes,
     ) -> FenceResult:
         """Tell workers that `model` has weights `version` from now on, then invalidate the version that it replaces."""
-        check_name(model, "model")
-        check_name(version, "weights version")
         announced = WeightsAnnounced(model, version)
-        encode_event(announced)  # refuses names that no ring could carry, before the log has them
         appends = [self._append(announced, reason, author, derived_id(request_id, "weights"))]
         if invalidate_version is not None:
             if invalidate_version == version:
@@ -222,9 +211,10 @@ class Administration:
         """Count what selectors would hide in L2 of this node: (pages, bytes), each page once."""
         _check_selectors(selectors)
         pages = size = 0
-        for more_pages, more_bytes in self._store.census(selectors):
-            pages, size = pages + more_pages, size + more_bytes
-            await asyncio.sleep(0)
+        async with self._counting:  # a store counts for one at a time
+            for more_pages, more_bytes in self._store.census(selectors):
+                pages, size = pages + more_pages, size + more_bytes
+                await asyncio.sleep(0)
         return pages, size
 
     async def namespaces(self) -> KnownNamespaces:
@@ -316,14 +306,7 @@ class Administration:
     def _append(
         self, event: Selected | WeightsAnnounced, reason: str, author: str, request_id: bytes
     ) -> Append:
-        """Make an entry that whoever reads the log will understand: what they don't selects everything."""
         entry = LogEntry(event=event, reason=reason, author=author, appended_wall_ms=self._wall_ms())
-        try:
-            LogEntry.decode(entry.encode())
-        except (ProtocolError, UnicodeEncodeError) as error:
-            raise InvalidArgumentError(
-                f"names, reason and author are Unicode text without zero characters: {error}"
-            ) from error
         return Append(entry, request_id)
 
     def _window_s(self, note: str) -> float:

@@ -264,7 +264,7 @@ class InspectRequest(_message.Message):
     def __init__(self, keys: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
 
 class PageStatus(_message.Message):
-    __slots__ = ("key", "resident", "namespace_id", "parent", "stamp", "producer", "producer_known", "tags", "computed_from_ms", "computed_until_ms", "payload_bytes", "leases", "expires_in_ms", "last_access_ms_ago", "why", "lineage_known", "tags_known")
+    __slots__ = ("key", "resident", "namespace_id", "parent", "stamp", "producer", "producer_known", "tags", "computed_from_ms", "computed_until_ms", "payload_bytes", "leases", "expires_in_ms", "last_access_ms_ago", "why", "lineage_known", "tags_known", "servable")
     KEY_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +282,7 @@ class PageStatus(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_KNOWN_FIELD_NUMBER: _ClassVar[int]
     TAGS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SERVABLE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     resident: bool
     namespace_id: bytes
@@ -299,7 +300,8 @@ class PageStatus(_message.Message):
     why: str
     lineage_known: bool
     tags_known: bool
-    def __init__(self, key: _Optional[bytes] = ..., resident: _Optional[bool] = ..., namespace_id: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., stamp: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., producer: _Optional[bytes] = ..., producer_known: _Optional[bool] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., last_access_ms_ago: _Optional[int] = ..., why: _Optional[str] = ..., lineage_known: _Optional[bool] = ..., tags_known: _Optional[bool] = ...) -> None: ...
+    servable: bool
+    def __init__(self, key: _Optional[bytes] = ..., resident: _Optional[bool] = ..., namespace_id: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., stamp: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., producer: _Optional[bytes] = ..., producer_known: _Optional[bool] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., last_access_ms_ago: _Optional[int] = ..., why: _Optional[str] = ..., lineage_known: _Optional[bool] = ..., tags_known: _Optional[bool] = ..., servable: _Optional[bool] = ...) -> None: ...
 
 class InspectResponse(_message.Message):
     __slots__ = ("pages", "position")
