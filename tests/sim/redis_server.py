@@ -60,6 +60,9 @@ class RedisServer:
         self.is_linked = False
         self.is_full = False
         self.offset = 0
+        self.connections: list[Any] = []
+        self.repeat_ns: Callable[[], int] = lambda: 0
+        """After how long a message that arrives now arrives a second time; 0: it does not."""
         self._clockwork = clockwork
         self._network = network
         self._scripts = scripts
@@ -369,6 +372,9 @@ class RedisServer:
         self._is_connecting = False
         self._waits.clear()
         self._readers.clear()
+        connections, self.connections = self.connections, []
+        for connection in connections:
+            connection.reset()
         self._drop_replicas()
 
     def restart(self, dump: dict[bytes, Any]) -> None:
