@@ -27,10 +27,11 @@ class SimulationError(Exception):
 class Process:
     """A process on a node. Stopped, its work waits; dead, its work is forgotten."""
 
-    __slots__ = ("alive", "held", "name", "stops")
+    __slots__ = ("alive", "held", "name", "node", "stops")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, node: Any) -> None:
         self.name = name
+        self.node = node
         self.alive = True
         self.stops = 0
         self.held: list[Action] = []

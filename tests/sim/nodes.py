@@ -19,6 +19,8 @@ class Node:
         self._since_ns = clockwork.now_ns
         self._boot_ns = boot_ns
         self._stands_still = False
+        self.stood_still = False
+        """Whether its clock has stood still in this simulation; more than once might be longer than the bound."""
         self._asleep_ns = 0
         self._asleep_since_ns: int | None = None
         self.wall_offset_ns = 1_700_000_000 * 1_000_000_000
@@ -28,7 +30,7 @@ class Node:
 
     def process(self, name: str) -> Process:
         """Start a process here."""
-        process = Process(f"{self.name}.{name}")
+        process = Process(f"{self.name}.{name}", self)
         self.processes = [one for one in self.processes if one.alive]
         self.processes.append(process)
         return process
@@ -70,7 +72,7 @@ class Node:
             self._clockwork.stop(process)
         if clock_stands_still:
             self._boot_ns = self.now_ns()
-            self._stands_still = True
+            self._stands_still = self.stood_still = True
         else:
             self._asleep_since_ns = self.now_ns()
 

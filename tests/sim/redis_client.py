@@ -34,9 +34,12 @@ class ServerEnd:
         self._queue: deque[tuple[bytes, ...]] = deque()
         self._replies: list[Any] = []
         self._is_blocked = False
+        self._sent_ns = 0
 
-    def receive(self, batch: Batch) -> None:
+    def receive(self, batch: Batch, sent_ns: int) -> None:
+        """Take commands that were sent at this time of the client's boot clock."""
         self._queue += batch
+        self._sent_ns = sent_ns
         if not self._is_blocked:
             self._go_on()
 
@@ -53,9 +56,12 @@ class ServerEnd:
                 server.read_stream(command[4], command[5], int(command[2]), self._unblocked)
             else:
                 try:
-                    self._replies.append(server.execute(self._session, *command))
+                    reply = server.execute(self._session, *command)
+                    if server.on_script is not None and name in (b"EVALSHA", b"EVAL"):
+                        server.on_script(server, command[1:], reply, self._sent_ns)
                 except ErrorReply as error:
-                    self._replies.append(error)
+                    reply = error
+                self._replies.append(reply)
         self._flush()
 
     def _unblocked(self, reply: Any) -> None:
@@ -129,11 +135,12 @@ class SimulatedConnection:
         if self._broken:
             raise RedisConnectionError(self._broken)
         end, server = self._end, self._server
-        self._forth.send(lambda: end.receive(batch), self._server_process)
+        sent_ns = self.process.node.now_ns()
+        self._forth.send(lambda: end.receive(batch, sent_ns), self._server_process)
         repeat_ns = server.repeat_ns()
         if repeat_ns:
             again = ServerEnd(self, server, _NOWHERE)
-            self._clockwork.after(repeat_ns, lambda: again.receive(batch), self._server_process)
+            self._clockwork.after(repeat_ns, lambda: again.receive(batch, sent_ns), self._server_process)
 
     async def read_response(self) -> Any:
         """Return the next reply; raises what an error reply stands for."""

@@ -5,6 +5,7 @@ What it mirrors is compared with real servers by test_redis_model.py. Replicatio
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,8 @@ class RedisServer:
         self.connections: list[Any] = []
         self.repeat_ns: Callable[[], int] = lambda: 0
         """After how long a message that arrives now arrives a second time; 0: it does not."""
+        self.on_script: Callable[[RedisServer, tuple[bytes, ...], Reply, int], None] | None = None
+        """Told of each script that was run: arguments, reply, and when its client sent it, by the client's boot clock."""
         self._clockwork = clockwork
         self._network = network
         self._scripts = scripts
@@ -364,6 +367,15 @@ class RedisServer:
             self.primary = None
             self.replication_id = self._identifier()
             self._has_backlog = True  # a replica keeps one
+
+    def flush(self) -> None:
+        """FLUSHALL, by somebody who did not think of the log."""
+        self._run(b"FLUSHALL", ())
+
+    @staticmethod
+    def copy(dump: dict[bytes, Any]) -> dict[bytes, Any]:
+        """A dump to start from, so that what it held stays as it was."""
+        return copy.deepcopy(dump)
 
     def crash(self) -> None:
         """End the process: connections, replication links and what it had in memory."""
