@@ -162,6 +162,8 @@ FENCE_POLL_S_MAX = 0.05
 """Longest pause between two looks at a fence."""
 FENCE_INCARNATIONS_MAX = 8
 """Incarnations of the log that one call appends its records to before it gives up."""
+PREFIX_FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file of token ids, or of text to be made into some, that an administrator names a prefix by."""
 LOG_FOLLOW_S_MAX = 3600.0
 """How long one call may follow the log; whoever wants more calls again."""
 
@@ -237,7 +239,11 @@ assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
-assert INVALIDATE_SELECTORS_MAX <= min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX), "one call stays apart in the log"
-assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, "two lists must fit one message"
+assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (
+    "one call stays apart in the log"
+)
+assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, (
+    "two lists must fit one message"
+)
 assert INVALIDATE_SELECTORS_MAX < LOG_REQUESTS_KEPT_MAX, "a repeated call must be recognised"
 assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"
