@@ -301,6 +301,10 @@ class ModelArena:
             self.counters["stored" if reason is RefuseReason.NONE else "refused"] += 1
         return results
 
+    def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
+        entries = [self._reserved_by(row, reservation) for reservation in reservations]
+        return [entry is not None and _rests(entry, rests_on) for entry in entries]
+
     def _publish(self, entry: Entry) -> None:
         if entry.parent is not None:
             entry.parent_number = entry.parent.number + 1

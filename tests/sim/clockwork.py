@@ -51,7 +51,7 @@ class Clockwork:
         self._events_max = events_max
         self._queue: list[tuple[int, int, Action, Process | None]] = []
         self._order = 0
-        self._hub = getcurrent()
+        self.hub = getcurrent()
         self._until_give_way = 1 << 60
         self._give_way_every = 0.0
         self._give_way_ns: Callable[[], int] = lambda: 0
@@ -116,7 +116,7 @@ class Clockwork:
 
     def spawn(self, process: Process | None, body: Callable[[], Any], *, delay_ns: int = 0) -> None:
         """Run straight-line code as a fiber of a process. An exception in it ends the simulation."""
-        fiber = greenlet(self._guarded)
+        fiber = greenlet(self._guarded, self.hub)
         self._graves.append(fiber)  # or a killed fiber would be unwound, and its `finally` run, in mid-simulation
         fiber.sim_process = process
         self.after(delay_ns, lambda: fiber.switch(body), process)
@@ -139,7 +139,7 @@ class Clockwork:
         """Leave the current fiber until somebody switches to it."""
         if self.over:
             raise GreenletExit
-        self._hub.switch()
+        self.hub.switch()
 
     def often(self, every: float, length_ns: Callable[[], int]) -> None:
         """How often (on average once in `every` calls; 0: never) and for how long `give_way` gives way."""
@@ -156,7 +156,7 @@ class Clockwork:
         if self._until_give_way <= 0:
             self._draw()
             fiber = getcurrent()
-            if fiber is self._hub:
+            if fiber is self.hub:
                 return
             leave = getattr(fiber, "sim_leave", None)
             if leave is None:

@@ -64,7 +64,7 @@ class Faults:
             undo()
         world = self._world
         world.network.restore()
-        primary = self._primary()
+        primary = self.primary()
         for server in world.servers:
             if not server.process.alive:
                 server.restart(self._latest(server))
@@ -78,7 +78,7 @@ class Faults:
     def _pick(self, fault: Fault, of: Sequence[_One]) -> _One:
         return of[int(fault.pick * len(of))]
 
-    def _primary(self) -> RedisServer:
+    def primary(self) -> RedisServer:
         """The server that is the primary for everybody who knows."""
         living = [one for one in self._world.servers if one not in self._world.superseded]
         return next((one for one in living if one.primary is None), living[0])
@@ -92,7 +92,7 @@ class Faults:
     # --- servers ---
 
     def _flush(self, fault: Fault) -> None:
-        primary = self._primary()
+        primary = self.primary()
         if primary.process.alive and primary.primary is None:
             primary.flush()
 
@@ -103,7 +103,7 @@ class Faults:
         self._restart_with(fault, lambda server: self._dumps.get(server, [{}])[int(fault.size * 2) % 2 - 1])
 
     def _restart_with(self, fault: Fault, dump: Callable[[RedisServer], dict[bytes, Any]]) -> None:
-        server = self._primary()
+        server = self.primary()
         if server.process.alive:
             server.crash()
 
@@ -122,7 +122,7 @@ class Faults:
         self._for(fault, lambda: self._world.clockwork.resume(process))
 
     def _full(self, fault: Fault) -> None:
-        server = self._primary()
+        server = self.primary()
         server.is_full = True
         self._for(fault, lambda: setattr(server, "is_full", False))
 
@@ -136,7 +136,7 @@ class Faults:
         self._promote_one(fault, kills=True)
 
     def _promote_one(self, fault: Fault, *, kills: bool) -> None:
-        world, old, replicas = self._world, self._primary(), self._replicas()
+        world, old, replicas = self._world, self.primary(), self._replicas()
         if not replicas:
             return
         new = self._pick(fault, replicas)
@@ -174,14 +174,14 @@ class Faults:
 
     def _lag(self, fault: Fault) -> None:
         """What replicas get comes late."""
-        network, primary = self._world.network, self._primary()
+        network, primary = self._world.network, self.primary()
         for replica in self._replicas():
             names = primary.node.name, replica.node.name
             network.slow(*names, least_ns=int(fault.size * S), spread_ns=100 * MS)
             self._for(fault, lambda names=names: network.slow(*names, least_ns=MS // 10, spread_ns=MS))  # type: ignore[misc]
 
     def _cut_replication(self, fault: Fault) -> None:
-        network, primary = self._world.network, self._primary()
+        network, primary = self._world.network, self.primary()
         for replica in self._replicas():
             self._cut(fault, primary.node.name, replica.node.name)
             if fault.size < 0.5:
@@ -276,7 +276,7 @@ class Faults:
 
     def _unreachable(self, fault: Fault) -> list[RedisServer]:
         """All servers, or the primary alone."""
-        return list(self._world.servers) if fault.size < 0.6 else [self._primary()]
+        return list(self._world.servers) if fault.size < 0.6 else [self.primary()]
 
     def _cut(self, fault: Fault, source: str, target: str) -> None:
         network = self._world.network

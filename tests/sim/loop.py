@@ -58,7 +58,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._turn_ns = turn_ns
         self._ready: deque[_Handle] = deque()
         self._is_awaited = False
-        self._fiber = greenlet(self._turns)
+        self._fiber = greenlet(self._turns, clockwork.hub)
         self._fiber.sim_process = process  # type: ignore[attr-defined]
         self._fiber.sim_leave = self._leave  # type: ignore[attr-defined]
 

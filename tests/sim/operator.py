@@ -25,6 +25,8 @@ class Operator:
     def __init__(self, world: World) -> None:
         self._world = world
         self.purged: list[tuple[Namespace, Selector]] = []
+        self.waiting: list[Life] = []
+        """Through whom an invalidation is under way."""
 
     def schedule(self, wishes: list[Wish]) -> None:
         """Ask for all of this in its time."""
@@ -44,6 +46,7 @@ class Operator:
     async def _invalidate(self, life: Life, selector: Selector, wait: str) -> None:
         world = self._world
         request_id = world.clockwork.random.randbytes(16)
+        self.waiting.append(life)
         try:
             result = await life.administration.invalidate(
                 [selector], reason="", author="", wait=None if wait == "none" else Wait(wait),
@@ -51,8 +54,10 @@ class Operator:
             )  # fmt: skip
         except LogUnreachableError as error:
             world.note("operator", f"is told that nothing was appended: {error}")
-            return
-        self._returned(result, selector, wait)
+        else:
+            self._returned(result, selector, wait)
+        finally:
+            self.waiting.remove(life)
 
     def _returned(self, result: FenceResult, selector: Selector, wait: str) -> None:
         world = self._world

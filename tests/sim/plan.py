@@ -93,7 +93,7 @@ def plan_of(seed: int) -> Plan:
     plan.sidecars = draw.choice((1, 2, 2, 2, 3))
     plan.workers = draw.choice((1, 1, 2))
     plan.servers = draw.choice((1, 2, 2, 2, 3))
-    plan.replicas = 0 if draw.random() < 0.1 else plan.servers - 1
+    plan.replicas = plan.servers - 1
     plan.duration_ns = int(draw.uniform(2.5, 6) * S)
     plan.has_shelf = draw.random() < 0.5
     plan.replicas_named_apart = draw.random() < 0.3

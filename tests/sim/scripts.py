@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.sim.redis_server import RedisServer
 from tests.support.lua_redis import LuaScripts
 
 LUA = LuaScripts()
+STATE = b"stratakv:{fleet}:log:state"
 
 
 def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, int] | None:
@@ -18,3 +20,11 @@ def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, 
     if arguments[verb] != b"renew" or not isinstance(reply, list) or reply[0] != b"OK":
         return None
     return arguments[verb + 4], bytes.fromhex(reply[1].decode()), int(reply[3])
+
+
+def incarnation_of(server: RedisServer) -> bytes | None:
+    """The log's incarnation on a server; None where there is none, or the next call will begin another."""
+    state = server.keyspace.values.get(STATE)
+    if state is None or state[b"history"] != (server.replication_id + server.run_id).encode():
+        return None
+    return bytes.fromhex(state[b"incarnation"].decode())

@@ -19,6 +19,8 @@ from inference_worker.lease import Home
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.settings import ClientSettings
+from kv_types.errors import ClosedError, DeadlineExceededError, SidecarUnreachableError
+from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, MissReason, PutOutcome
 from tests.sim.clockwork import MS
@@ -144,7 +146,10 @@ class Worker:
         registered = self.link.register(space)
         arena = self.link.arena
         if arena is not None and registered.pages is registered.absent:
-            pages = arena.bind(registered, Deadline(0.5))
+            try:
+                pages = arena.bind(registered, Deadline(0.5))
+            except (DeadlineExceededError, SidecarUnreachableError, ClosedError):
+                return registered  # stays absent, and the next request asks again
             if self.link.arena is arena:
                 registered.pages = pages
         return registered
@@ -183,10 +188,10 @@ class Worker:
                 chunk = len(path) if world.chance(0.6) else len(now.pages) + 1
                 self._compute(now, position, 0 if stamp is None else stamp.revision, until=chunk)
             words = [_bytes(page) for page in now.pages]
-            if world.chance(plan.keep):
-                cache.insert(keys, 0, words, view=view)
             if now.found < len(path):
                 outcomes = request.put(keys, words[now.found :], start=now.found, tags=world.tags_of(now))
+            if world.chance(plan.keep):
+                cache.insert(keys, 0, words, view=view, instances=request.instances(keys))
             if world.chance(0.1):
                 world.clockwork.sleep(world.pass_ns())
         self.passes.remove(now)
@@ -199,9 +204,10 @@ class Worker:
         numbers = cache.match(keys)
         local = [bytearray(PAGE_BYTES) for _ in numbers]
         cache.read(numbers, local)
+        request.reused(keys[: len(numbers) * KEY_BYTES], cache.instances(numbers))
         cache.release(numbers)
         wanted = len(now.path) - len(local)
-        if world.chance(0.0):
+        if world.chance(0.5):
             remote = [bytearray(PAGE_BYTES) for _ in range(wanted)]
             outcome = request.get(keys, remote, start=len(local))
             pages = [*local, *remote[: outcome.pages if isinstance(outcome, Hit) else 0]]

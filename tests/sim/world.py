@@ -18,7 +18,7 @@ from tests.sim.nodes import Node
 from tests.sim.operator import Operator
 from tests.sim.plan import Plan
 from tests.sim.redis_server import RedisServer
-from tests.sim.scripts import LUA, renewal_of
+from tests.sim.scripts import LUA, incarnation_of, renewal_of
 from tests.sim.shelf import ShelfRecord
 from tests.sim.sidecar import Life, SimulatedSidecar
 from tests.sim.spaces import Path, namespace
@@ -251,11 +251,18 @@ class World:
 
     def _ailing(self) -> list[str]:
         ailing = []
+        incarnation = incarnation_of(self.faults.primary())
         for sidecar in self.sidecars:
             life = sidecar.life
-            if life is None or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
-                ailing.append(f"{sidecar.node}: {'dead' if life is None else life.shell.state().phase}")
+            if life is None:
+                ailing.append(f"{sidecar.node} is dead")
+                continue
+            position = life.shell.position
+            follows = position is not None and position.incarnation == incarnation
+            if not follows or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
+                ailing.append(f"{sidecar.node} is {life.shell.state().phase}")
         ailing += [f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes]
+        ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
         return ailing
 
     def _recreate(self, finished: list[bool]) -> None:
