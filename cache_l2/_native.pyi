@@ -114,6 +114,9 @@ class Arena:
         2**32); 0: nothing was reused, 2**64 - 1: unknown. A page that has it not among its ancestors, or not within the
         bounded number that is looked at, is flagged: its lineage is unknown.
         """
+    def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
+        """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
+        row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
     def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
     def expire(self, now_ns: int) -> int:
         """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
@@ -136,7 +139,7 @@ class Arena:
         Cursor 0 begins; each step takes the cursor that the one before returned, with the same other arguments; -1: done.
         Then every page that was visible at the first step and is selected is hidden, whatever happened between the
         steps. A step looks at and hides `work_max` entries together at most and scans the leases once; a subtree goes
-        from its leaves on. Hidden at once; freed at the last release.
+        from its leaves on. Hidden at once; freed at the last release. Four selections can be under way side by side.
 
         `key`: this page and what stands on it; None: all. `namespaces`, `provenances`: bitmaps by number, number n being
         bit n % 8 of byte n // 8; None: all; a number beyond its bitmap doesn't match, the provenance 2**32 - 1 always

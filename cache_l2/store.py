@@ -20,7 +20,7 @@ from cache_l2.reservations import ReservationBook
 from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.events import Event, LogStarted, encode_event
+from kv_types.events import Event, encode_event
 from kv_types.ids import (
     KEY_BYTES,
     NO_INCARNATION,
@@ -89,8 +89,6 @@ class ArenaStore:
         self._engines: dict[int, EngineMode] = {}
         self._draining = False
         self._closed = False
-        # An event before any log is joined: views begin at 1, so that no request in flight ever stands at view 0.
-        self.publish(LogStarted(), self._position)
         self._own_row = self.open_client(os.getpid())
         self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
 

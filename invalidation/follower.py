@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from invalidation.log import Boot, Renewal
+from invalidation.log import Boot, Renewal, RenewalStatus
 from invalidation.records import LogRecord
 from kv_types.ids import LogIncarnation, Stamp
 from kv_types.limits import LOG_BACKOFF_S_MAX, LOG_BACKOFF_S_MIN, LOG_RENEWAL_GAP_S

@@ -9,11 +9,12 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from invalidation.compaction import Kept, floors_of, keep
+from invalidation.compaction import CompactionLimits, Kept, floors_of, keep
 from invalidation.log import (
     Appended,
     Boot,
     FenceState,
+    LogLimits,
     LogStatistics,
     LogUnavailableError,
     Member,
@@ -26,15 +27,7 @@ from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp, log_incarnation
-from kv_types.limits import (
-    FLEET_MEMBERS_MAX,
-    FLEET_NAMESPACES_MAX,
-    LOG_BATCH_RECORDS_MAX,
-    LOG_RECORDS_KEPT_MAX,
-    LOG_REQUESTS_KEPT_MAX,
-    LOG_WEIGHTS_MAX,
-    REPLICAS_MAX,
-)
+from kv_types.limits import REPLICAS_MAX
 
 ID_BYTES = 16
 
@@ -44,16 +37,31 @@ class _Incarnation:
     """What one incarnation holds."""
 
     id: LogIncarnation
-    replicas: int
+    limits: LogLimits
+    replicas: int = 0
     settled: bool = False
     tip: int = 0
     digest: bytes = NO_DIGEST
-    records: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_RECORDS_KEPT_MAX))
-    kept: Kept = field(default_factory=Kept)
+    records: deque[tuple[LogRecord, bytes]] = field(default_factory=deque)
+    """Each with its payload."""
+    kept: Kept = field(init=False)
     weights: OrderedDict[str, str] = field(default_factory=OrderedDict)
     members: OrderedDict[bytes, MemberState] = field(default_factory=OrderedDict)
     requests: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     namespaces: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        bounds = self.limits
+        self.kept = Kept(
+            limits=CompactionLimits(
+                tombstones_per_scope=bounds.per_scope, tombstones=bounds.tombstones, scopes=bounds.scopes
+            )
+        )
+
+    @property
+    def first(self) -> int:
+        """Revision of the oldest record kept, or of the next one."""
+        return self.tip - len(self.records) + 1
 
     @property
     def stamp(self) -> Stamp:
@@ -71,8 +79,11 @@ class LocalLog:
     `random` gives random bytes, for incarnations. Verbs answer at once; only `woken` waits. For one event loop.
     """
 
-    def __init__(self, *, clock: Clock, random: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self, *, clock: Clock, random: Callable[[int], bytes] = os.urandom, limits: LogLimits | None = None
+    ) -> None:
         self._clock = clock
+        self._limits = limits or LogLimits()
         self._random = random
         self._grown = asyncio.Event()
         self._counters: Counter[str] = Counter()
@@ -86,7 +97,7 @@ class LocalLog:
         if request_id not in now.requests:
             self._append(now, entry.encode())
             now.requests[request_id] = now.tip
-            if len(now.requests) > LOG_REQUESTS_KEPT_MAX:
+            if len(now.requests) > self._limits.requests:
                 now.requests.popitem(last=False)
         stamp = Stamp(now.id, now.requests[request_id])
         return Appended(stamp, now.settled, frozenset(now.members))
@@ -98,8 +109,9 @@ class LocalLog:
         status = _compare(now, member)
         if status is RenewalStatus.OK:
             self._register(now, member, number)
-        first = member.applied.revision + 1
-        records = _after(now, first - 1, LOG_BATCH_RECORDS_MAX) if status is RenewalStatus.OK else ()
+        records = (
+            _after(now, member.applied.revision, self._limits.batch) if status is RenewalStatus.OK else ()
+        )
         return Renewal(status, now.id, number, now.tip, tuple(records), now.confirmed, now.replicas)
 
     async def boot(self, *, deadline_ns: int) -> Boot:
@@ -155,7 +167,7 @@ class LocalLog:
     async def read(self, after: int, *, count: int, deadline_ns: int) -> tuple[Stamp, Sequence[LogRecord]]:
         """Return the first `count` of the kept records after a revision, and the tip."""
         now = self._call("read")
-        return now.stamp, tuple(_after(now, after, min(count, LOG_BATCH_RECORDS_MAX)))
+        return now.stamp, tuple(_after(now, after, min(count, self._limits.batch)))
 
     async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
         """Enter namespaces; the one entered longest ago makes room."""
@@ -163,7 +175,7 @@ class LocalLog:
         for canonical in canonicals:
             now.namespaces[canonical] = None
             now.namespaces.move_to_end(canonical)
-            if len(now.namespaces) > FLEET_NAMESPACES_MAX:
+            if len(now.namespaces) > self._limits.namespaces:
                 now.namespaces.popitem(last=False)
 
     async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
@@ -200,7 +212,7 @@ class LocalLog:
         self._wake()
 
     def _begin(self, *, replicas: int) -> _Incarnation:
-        return _Incarnation(log_incarnation(self._random(INCARNATION_BYTES)), replicas)
+        return _Incarnation(log_incarnation(self._random(INCARNATION_BYTES)), self._limits, replicas)
 
     def _call(self, verb: str) -> _Incarnation:
         if self._is_closed:
@@ -212,22 +224,24 @@ class LocalLog:
         now.tip += 1
         now.digest = next_digest(now.digest, payload)
         record = read_record(now.tip, payload, now.digest)
-        now.records.append(record)
+        now.records.append((record, payload))
+        if len(now.records) > self._limits.records:
+            now.records.popleft()
         match record.event:
             case Selected(selector):
                 keep(now.kept, selector, now.tip)
             case WeightsAnnounced(model, version):
                 now.weights[model] = version
                 now.weights.move_to_end(model)
-                if len(now.weights) > LOG_WEIGHTS_MAX:
+                if len(now.weights) > self._limits.weights:
                     now.weights.popitem(last=False)
         self._wake()
 
     def _register(self, now: _Incarnation, member: Member, number: int) -> None:
-        if member.id not in now.members and len(now.members) >= FLEET_MEMBERS_MAX:
+        if member.id not in now.members and len(now.members) >= self._limits.members:
             gone = next((id for id, state in now.members.items() if state.gone), None)
             if gone is None:
-                raise LogUnavailableError("members", f"{FLEET_MEMBERS_MAX} members are all there may be")
+                raise LogUnavailableError("members", f"{self._limits.members} members are all there may be")
             del now.members[gone]
         now.members[member.id] = MemberState(number, member.acknowledged, member.drained, member.note)
 
@@ -243,26 +257,18 @@ def _compare(now: _Incarnation, member: Member) -> RenewalStatus:
         return RenewalStatus.NEW_INCARNATION
     if applied > now.tip:
         return RenewalStatus.FORK
-    digest = _digest_at(now, applied)
-    if digest is None:
+    if applied == now.tip:
+        return RenewalStatus.OK if member.digest == now.digest else RenewalStatus.FORK
+    if applied + 1 < now.first:
         return RenewalStatus.GAP
-    return RenewalStatus.OK if digest == member.digest else RenewalStatus.FORK
-
-
-def _digest_at(now: _Incarnation, revision: int) -> bytes | None:
-    """Digest of the log after a revision; None where its record is kept no longer."""
-    if revision == now.tip:
-        return now.digest
-    first = now.tip - len(now.records) + 1
-    if revision == 0:
-        return NO_DIGEST if first == 1 else None
-    return now.records[revision - first].digest if revision >= first else None
+    following, payload = now.records[applied + 1 - now.first]
+    is_same = next_digest(member.digest, payload) == following.digest
+    return RenewalStatus.OK if is_same else RenewalStatus.FORK
 
 
 def _after(now: _Incarnation, revision: int, count: int) -> list[LogRecord]:
-    first = now.tip - len(now.records) + 1
-    begin = max(revision + 1 - first, 0)
-    return list(itertools.islice(now.records, begin, begin + count))
+    begin = max(revision + 1 - now.first, 0)
+    return [record for record, _ in itertools.islice(now.records, begin, begin + count)]
 
 
 def _check_id(value: bytes, what: str) -> None:

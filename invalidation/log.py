@@ -13,6 +13,17 @@ from typing import Protocol
 
 from invalidation.records import LogEntry, LogRecord
 from kv_types.ids import LogIncarnation, NamespaceId, Stamp
+from kv_types.limits import (
+    FLEET_MEMBERS_MAX,
+    FLEET_NAMESPACES_MAX,
+    LOG_BATCH_RECORDS_MAX,
+    LOG_RECORDS_KEPT_MAX,
+    LOG_REQUESTS_KEPT_MAX,
+    LOG_SCOPES_MAX,
+    LOG_TOMBSTONES_MAX,
+    LOG_TOMBSTONES_PER_SCOPE_MAX,
+    LOG_WEIGHTS_MAX,
+)
 from kv_types.selectors import Selector
 
 
@@ -22,6 +33,21 @@ class LogUnavailableError(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """What bounds a log (invariant I8). The product has one set of them; tests make it smaller."""
+
+    records: int = LOG_RECORDS_KEPT_MAX
+    batch: int = LOG_BATCH_RECORDS_MAX
+    per_scope: int = LOG_TOMBSTONES_PER_SCOPE_MAX
+    tombstones: int = LOG_TOMBSTONES_MAX
+    scopes: int = LOG_SCOPES_MAX
+    requests: int = LOG_REQUESTS_KEPT_MAX
+    weights: int = LOG_WEIGHTS_MAX
+    namespaces: int = FLEET_NAMESPACES_MAX
+    members: int = FLEET_MEMBERS_MAX
 
 
 class RenewalStatus(Enum):
@@ -55,8 +81,8 @@ class Member:
 class Renewal:
     """The answer to renewal `number`: `records` after the applied revision, up to `tip` or a batch of them.
 
-    `confirmed`: `replicas` configured replicas have acknowledged it (`WAIT` on the same connection, rule R10); without,
-    it grants no freshness.
+    `confirmed`: `replicas` configured replicas have acknowledged it (`WAIT` on the same connection, rule R10), whatever
+    the status. What is not confirmed grants no freshness, and costs nobody their pages: an old primary may say it.
     """
 
     status: RenewalStatus
@@ -149,8 +175,8 @@ class InvalidationLog(Protocol):
         """Confirm life and position, and get what follows; `number` grows with every renewal of a life (rule R8).
 
         NEW_INCARNATION: the position is of another one; nothing is registered. FORK: the position lies ahead of the tip,
-        or the digest there is another. GAP: records after it are kept no longer, or nothing that its digest could be
-        compared with. OK registers the member, with at most LOG_BATCH_RECORDS_MAX records. A member that would be one
+        or the digest there is another, as the digest of the record after it shows. GAP: the record after it is kept no
+        longer. OK registers the member, with at most LOG_BATCH_RECORDS_MAX records. A member that would be one
         too many takes the place of one that is gone; with FLEET_MEMBERS_MAX others it is refused (LogUnavailableError
         of reason "members").
         """
@@ -195,7 +221,10 @@ class InvalidationLog(Protocol):
         ...
 
     async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
-        """Canonical encodings of the namespaces that the fleet has used in this incarnation of the log's data."""
+        """Canonical encodings of the namespaces that the fleet has used in this incarnation.
+
+        Where they are FLEET_NAMESPACES_MAX, there may have been more.
+        """
         ...
 
     async def woken(self, after: int, *, deadline_ns: int) -> bool:

@@ -113,6 +113,11 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
+PRIVATE_REDIS_BYTES_MIN = 16 * 1024 * 1024
+"""Memory of a private server: what the bounded tables of a log take at most, and some less."""
+LOG_KNOW_AGAIN_S = 3600.0
+"""How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
 LOG_CANDIDATES_MAX = 16
 """Servers that may be named for one log."""
 LOG_UNCONFIRMED_MAX = 3
@@ -130,8 +135,6 @@ LOG_WAKE_S_MAX = 10.0
 """How long one call waits to be woken by the log; then it asks anew."""
 LOG_STATISTICS_S = 10.0
 """How often a sidecar asks the log for the sizes of its tables."""
-LOG_KNOW_NAMESPACES_MAX = 32
-"""Namespaces that one call enters into the fleet's directory."""
 LOG_REPORT_S_MIN = 30.0
 """A trouble that goes on is logged no more often."""
 VIEW_POSITIONS_MAX = 4096
@@ -199,6 +202,9 @@ ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
 PAUSE_BOUND_S_DEFAULT = 2.0
 """The longest pause of a node that its clock does not notice."""
+DRIFT_BOUND_DEFAULT = 0.001
+DRIFT_BOUND_MAX = 0.1
+"""By which part two boot clocks run apart."""
 SKEW_BOUND_S_DEFAULT = 1.0
 """How far the wall clocks of producers and of who invalidates may lie apart."""
 RESERVATION_S_DEFAULT = 30.0

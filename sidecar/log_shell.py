@@ -72,6 +72,8 @@ class LogShell:
         self.validity = validity
         self.idle = asyncio.Event()
         """Set while nothing is under way, and the log's tip was reached at the last renewal."""
+        self.confirmed = asyncio.Event()
+        """Set once the log has confirmed this member for the first time."""
         self._log = log
         self._store = store
         self._clock = clock
@@ -269,6 +271,7 @@ class LogShell:
                 self._wait_until(at_ns)
             case machine.PublishFreshness(freshness_ns):
                 self._store.publish_freshness(freshness_ns)
+                self.confirmed.set()
             case machine.Reset(boot):
                 await self._applier.reset(boot)
             case machine.Reapply(boot, after):

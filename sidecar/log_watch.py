@@ -12,7 +12,8 @@ from kv_types.limits import (
     CLIENTS_WATCH_S_MAX,
     CLIENTS_WATCH_S_MIN,
     LOG_BACKOFF_S_MAX,
-    LOG_KNOW_NAMESPACES_MAX,
+    LOG_KNOW_AGAIN_S,
+    LOG_NAMESPACES_BATCH_MAX,
     LOG_STATISTICS_S,
     LOG_WAKE_S_MAX,
     RENEWALS_PER_S_MAX,
@@ -43,7 +44,9 @@ class LogWatch:
         self._clock = clock
         self._call_ns = call_ns
         self._pause = pause
-        self._known: tuple[LogIncarnation | None, int] = (None, 0)
+        self._entered_in: LogIncarnation | None = None
+        self._entered = 0
+        self._entered_ns = 0
 
     async def run(self) -> None:
         """Run all of them until cancelled."""
@@ -80,16 +83,17 @@ class LogWatch:
             await self._pause(period_s if quick else CLIENTS_WATCH_S_MAX)
 
     async def _keep_directory(self) -> None:
-        """Enter namespaces into the fleet's directory, all of them anew in another incarnation."""
+        """Enter namespaces into the fleet's directory, all of them anew in another incarnation and now and then."""
         while True:
             await self._pause(_DIRECTORY_S)
             position = self._shell.position
             if position is None or not self._shell.is_following:
                 continue
-            incarnation, entered = self._known
-            if incarnation != position.incarnation:
-                entered = 0
-            fresh = self._store.namespaces()[entered : entered + LOG_KNOW_NAMESPACES_MAX]
+            now_ns = self._clock.now_ns()
+            is_old = now_ns - self._entered_ns > LOG_KNOW_AGAIN_S * _SECOND_NS
+            if self._entered_in != position.incarnation or is_old:
+                self._entered_in, self._entered, self._entered_ns = position.incarnation, 0, now_ns
+            fresh = self._store.namespaces()[self._entered : self._entered + LOG_NAMESPACES_BATCH_MAX]
             if not fresh:
                 continue
             try:
@@ -99,7 +103,7 @@ class LogWatch:
             except LogUnavailableError:
                 await self._pause(LOG_BACKOFF_S_MAX)
             else:
-                self._known = (position.incarnation, entered + len(fresh))
+                self._entered += len(fresh)
 
     async def _keep_figures(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cache_l2.store import ArenaStore
+from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_wire.gen import cache_pb2
 from sidecar.arena_service import ArenaService
@@ -13,7 +14,9 @@ from sidecar.cache_service import CacheService
 from sidecar.calls import Calls
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
+from sidecar.following import Following
 from sidecar.grpc_server import GrpcServer
+from sidecar.log_choice import ChosenLog
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
 from sidecar.metrics_server import MetricsServer
@@ -31,6 +34,8 @@ class Services:
     def __init__(
         self,
         store: ArenaStore,
+        validity: Validity,
+        chosen: ChosenLog,
         directory: RuntimeDirectory,
         settings: Settings,
         *,
@@ -42,8 +47,14 @@ class Services:
         self._settings = settings
         self._addresses = Addresses(runtime_dir=str(directory.path), attach_path=str(directory.attach_path))
         service = ArenaService(store)
-        self._report = StatusReport(store, service, version=version, clock=clock, addresses=self._addresses)
         self.metrics = Metrics(version=version, life=store.life, snapshot=self._snapshot)
+        self.following = Following(
+            chosen, store, validity, settings, version=version, clock=clock,
+            observe=self.metrics.observe_applying,
+        )  # fmt: skip
+        self._report = StatusReport(
+            store, service, self.following, version=version, clock=clock, addresses=self._addresses
+        )
         self._attach = AttachServer(
             store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
         )
@@ -69,6 +80,7 @@ class Services:
             "grpc": self._addresses.grpc,
             "metrics": f"http://{self._addresses.metrics}/metrics" if self._addresses.metrics else "off",
             "life": self._store.life.hex(),
+            "log": self.following.chosen.address or str(self.following.chosen.kind),
         }
 
     async def drain(self, drain_s: float) -> None:

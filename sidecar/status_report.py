@@ -14,6 +14,9 @@ from kv_types.outcomes import MissReason
 from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
 from sidecar.arena_service import ArenaService
+from sidecar.following import Following
+from sidecar.log_choice import ChosenLog
+from sidecar.log_state import LogState
 from sidecar.metrics import Snapshot
 
 _NS = 1_000_000_000
@@ -33,10 +36,18 @@ class StatusReport:
     """Reads one store for the status call and for metrics."""
 
     def __init__(
-        self, store: ArenaStore, service: ArenaService, *, version: str, clock: Clock, addresses: Addresses
+        self,
+        store: ArenaStore,
+        service: ArenaService,
+        following: Following,
+        *,
+        version: str,
+        clock: Clock,
+        addresses: Addresses,
     ) -> None:
         self._store = store
         self._service = service
+        self._following = following
         self._version = version
         self._clock = clock
         self._addresses = addresses
@@ -62,6 +73,8 @@ class StatusReport:
             metrics_address=self._addresses.metrics,
             runtime_dir=self._addresses.runtime_dir,
             freshness_remaining_ms=int(self._freshness_remaining_s() * 1000),
+            log=_log_status(self._following.chosen, self._following.shell.state()),
+            weights_versions=dict(self._following.shell.validity.weights),
         )
         for record in self._store.namespaces():
             count = counts.get(record.id, NamespaceCounts())
@@ -81,12 +94,35 @@ class StatusReport:
             attach=attach,
             arena_bytes=self._store.config.arena_bytes,
             freshness_remaining_s=self._freshness_remaining_s(),
+            log=self._following.shell.state(),
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
 
     def _freshness_remaining_s(self) -> float:
         return (self._store.reader.freshness_ns() - self._clock.now_ns()) / _NS
+
+
+def _log_status(chosen: ChosenLog, state: LogState) -> cache_pb2.LogStatus:
+    position, ago_s = state.position, state.confirmed_ago_s
+    return cache_pb2.LogStatus(
+        fleet=chosen.fleet,
+        kind=str(chosen.kind),
+        address=chosen.address,
+        phase=state.phase,
+        reason=state.reason,
+        member=state.member,
+        incarnation=b"" if position is None else position.incarnation,
+        tip=state.tip,
+        applied=0 if position is None else position.revision,
+        acknowledged=state.acknowledged,
+        drained=state.drained,
+        confirmed_ms_ago=-1 if ago_s is None else int(ago_s * 1000),
+        held_by=state.held_by,
+        sizes=dict(state.sizes),
+        settled=state.settled,
+        why_local=chosen.why_local,
+    )
 
 
 def _namespace(

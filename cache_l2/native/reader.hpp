@@ -23,6 +23,7 @@ struct LookUpResult {
   std::uint64_t view = 0;
   std::uint64_t now_ns = 0;
   std::uint64_t collisions = 0;
+  std::uint64_t instance = kNoInstance;  // of the last page that `get` served
 };
 
 class Reader {
@@ -43,9 +44,14 @@ class Reader {
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
   std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
   void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
+  // Says until when an index of this client's own may serve without asking (the header's F if nothing is given), then
+  // loads the view: (what was said, view) (rule R18).
+  std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
   // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.
   std::pair<int, StampedView> begin_request();
+  // Raises the view that a request works on; invalid_argument for a view not published or a slot not taken.
+  void advance_request(std::uint32_t slot, std::uint64_t view);
   void end_request(std::uint32_t slot);
 
   LookUpResult match(const std::uint8_t* keys, std::size_t start, std::size_t count);
