@@ -67,6 +67,7 @@ def _commit(store: ArenaStore, process: AttachedProcess, message: Commit) -> Com
     outcomes = store.commit(
         process.row, message.reservations, stamp=message.stamp, producer=message.producer, tags=message.tags,
         computed_from_ms=message.computed_from_ms, computed_until_ms=message.computed_until_ms,
+        rests_on=message.rests_on,
     )  # fmt: skip
     return CommittedPages(bytes(status for status, _ in outcomes), bytes(reason for _, reason in outcomes))
 

@@ -87,9 +87,13 @@ nb::object view_over(nb::object exporter) {
 
 class PyLease {
  public:
-  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view) {}
+  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view), stands_on_(result.stands_on) {}
   PyLease(PyLease&& other) noexcept
-      : held_(std::exchange(other.held_, nullptr)), reason_(other.reason_), view_(other.view_), views_(std::move(other.views_)) {}
+      : held_(std::exchange(other.held_, nullptr)),
+        reason_(other.reason_),
+        view_(other.view_),
+        stands_on_(other.stands_on_),
+        views_(std::move(other.views_)) {}
   PyLease(const PyLease&) = delete;
   ~PyLease() {
     views_.clear();  // whoever kept one keeps its page
@@ -107,6 +111,7 @@ class PyLease {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = held_->instance(i);
     return out;
   }
+  std::uint64_t stands_on() const { return stands_on_; }
 
   nb::object page(std::int64_t index) {
     const auto count = static_cast<std::int64_t>(pages());
@@ -144,6 +149,7 @@ class PyLease {
   HeldPages* held_;
   std::uint32_t reason_;
   std::uint64_t view_;
+  std::uint64_t stands_on_;
   std::vector<nb::object> views_;
 };
 
@@ -236,7 +242,8 @@ class PyReader {
 
   std::tuple<std::size_t, std::uint32_t, std::uint64_t> get(std::uint32_t counter, nb::handle keys, nb::handle destinations,
                                                             std::uint64_t page_bytes, std::int64_t start,
-                                                            std::uint64_t lease_ns, std::int64_t kernel) const {
+                                                            std::uint64_t lease_ns, std::int64_t kernel,
+                                                            nb::handle instances) const {
     const std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     check_page_bytes(page_bytes);
@@ -246,8 +253,10 @@ class PyReader {
     const std::size_t wanted = chain.count() - first;
     const BorrowedPages places(destinations, wanted, page_bytes, true, "destinations");
     const CopyChoice copier = checked_choice(*reader, kernel);
+    const std::optional<Borrowed> told = borrowed_words(instances, chain.count(), "instances");
+    auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
     const LookUpResult result = unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
-      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter);
+      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter, words);
     });
     return {result.pages, result.reason, result.instance};
   }
@@ -304,6 +313,16 @@ class PyReader {
     return static_cast<std::uint32_t>(std::min<std::int64_t>(slot, kRequestViews));
   }
 
+  // Aligned room for `count` words of 64 bits, or nothing for None.
+  static std::optional<Borrowed> borrowed_words(nb::handle object, std::size_t count, const char* what) {
+    if (object.is_none()) return std::nullopt;
+    std::optional<Borrowed> words(std::in_place, object, true, what);
+    if (words->bytes() < count * sizeof(std::uint64_t) || reinterpret_cast<std::uintptr_t>(words->data()) % 8 != 0) {
+      throw nb::value_error((std::string(what) + " must have 8 aligned bytes for each key").c_str());
+    }
+    return words;
+  }
+
   static void check_counter(std::uint32_t counter) {
     if (counter >= kNamespacesPerRow) throw nb::value_error("counter must be 0 to 31");
   }
@@ -350,6 +369,7 @@ void bind_lease(nb::module_& m) {
       .def_prop_ro("view", &PyLease::view)
       .def_prop_ro("instance", &PyLease::instance)
       .def("instances", &PyLease::instances)
+      .def_prop_ro("stands_on", &PyLease::stands_on)
       .def("__len__", &PyLease::pages)
       .def("__getitem__", &PyLease::page, nb::arg("index"))
       .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
@@ -384,7 +404,8 @@ void bind_reader(nb::module_& m) {
       .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
-           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1)
+           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
+           nb::arg("instances") = nb::none())
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))

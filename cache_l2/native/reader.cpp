@@ -166,6 +166,7 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
     }
     cut_expired(out, walk, result);
     unpin(out + result.pages, pinned - result.pages);
+    if (result.pages != 0 && start != 0) result.stands_on = instance_of(walk.parent);
     if (kind == kLeaseCopy) {
       Lease* leases = view_.leases(row_);
       for (std::size_t i = 0; i < result.pages; ++i) {
@@ -244,7 +245,8 @@ void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
 }
 
 LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter) {
+                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
+                         std::uint64_t* instances) {
   begin_counting(counter, count);
   FoundPage* pages = scratch<FoundPage>(count - start);
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
@@ -269,6 +271,10 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
     }
   }
   if (copied != 0) result.instance = instance_of(pages[copied - 1]);
+  if (instances != nullptr && copied != 0) {
+    if (start != 0) instances[start - 1] = result.stands_on;
+    for (std::size_t i = 0; i < copied; ++i) instances[start + i] = instance_of(pages[i]);
+  }
   unpin(pages, pinned);
   result.pages = copied;
   CountsDelta delta;

@@ -23,7 +23,8 @@ struct LookUpResult {
   std::uint64_t view = 0;
   std::uint64_t now_ns = 0;
   std::uint64_t collisions = 0;
-  std::uint64_t instance = kNoInstance;  // of the last page that `get` served
+  std::uint64_t instance = kNoInstance;   // of the last page that `get` served
+  std::uint64_t stands_on = kNoInstance;  // of keys[start − 1], on which the first page stands
 };
 
 class Reader {
@@ -59,9 +60,11 @@ class Reader {
   LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
                    FoundPage* out);
   void unpin(const FoundPage* pages, std::size_t count) noexcept;
-  // Look up under copy leases, copy, check generations and deadline again.
+  // Look up under copy leases, copy, check generations and deadline again. `instances`, one a key where it is given, is
+  // told those of the pages served and of the one that they stand on.
   LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter);
+                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
+                   std::uint64_t* instances = nullptr);
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 

@@ -43,6 +43,7 @@ from kv_types.limits import (
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
+from kv_types.validity import EngineMode
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -73,7 +74,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
         time_namespace=U64, boot_now_ns=U64, name=NAMES,
-        gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple),
+        gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple), engine=st.sampled_from(EngineMode),
     ),
     st.builds(Register, st.binary(max_size=200), U32),
     st.builds(
@@ -83,7 +84,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Commit, reservations=IDS, stamp=STAMPS, producer=st.binary(max_size=64),
         tags=st.lists(st.binary(max_size=TAG_BYTES_MAX), max_size=TAGS_PER_RECORD_MAX).map(tuple),
-        computed_from_ms=U64, computed_until_ms=U64,
+        computed_from_ms=U64, computed_until_ms=U64, rests_on=U64,
     ),
     st.builds(Abort, IDS),
     st.just(Detach()),
@@ -185,6 +186,10 @@ def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:
         (Reserve(namespace_number=1, parent=None, keys=bytes(31), ttl_s=None), InvalidArgumentError),
         (Reserve(namespace_number=1, parent=None, keys=b"", ttl_s=-5), InvalidArgumentError),
         (Abort((2**64,)), InvalidArgumentError),
+        (
+            Commit(reservations=(), stamp=Stamp(LogIncarnation(bytes(16)), 0), rests_on=2**64),
+            InvalidArgumentError,
+        ),
     ],
 )
 def test_values_that_do_not_fit_are_clear_errors(message: ClientMessage, error: type[Exception]) -> None:
