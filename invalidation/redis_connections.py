@@ -42,13 +42,19 @@ class Candidates:
 
 
 class Talk:
-    """One exchange with one server: commands sent at once, their replies in order."""
+    """One exchange with one server: commands sent at once, their replies in order.
 
-    def __init__(self, connection: AbstractConnection, clock: Clock, *, place: int, deadline_ns: int) -> None:
+    `place` is the server's among the candidates; `is_first` says that the connection had no exchange before.
+    """
+
+    def __init__(
+        self, connection: AbstractConnection, clock: Clock, *, place: int, is_first: bool, deadline_ns: int
+    ) -> None:
         self._connection = connection
         self._clock = clock
         self._deadline_ns = deadline_ns
         self.place = place
+        self.is_first = is_first
 
     @property
     def remaining_ms(self) -> int:
@@ -127,12 +133,15 @@ class Line:
         # Data or an end that nobody asked for: the server has closed it, or it is not where we think it is.
         if self._connection is not None and (self._place != place or await self._connection.can_read()):
             await self._drop()
+        is_first = self._connection is None
         connection = self._connection or address.connection()
         self._connection, self._place = connection, place
         done = False
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
-            result = await talk(Talk(connection, self._clock, place=place, deadline_ns=deadline_ns))
+            result = await talk(
+                Talk(connection, self._clock, place=place, is_first=is_first, deadline_ns=deadline_ns)
+            )
             done = True
         except MalformedReplyError as error:
             raise LogUnavailableError("malformed", f"{address.label}: {error}") from error

@@ -241,9 +241,7 @@ class RedisLog(InvalidationLog):
 
         async def talk(talk: Talk) -> _Result | Refusal:
             replicas = self._replicas
-            wait_ms = max(1, talk.remaining_ms - _answer_ms(talk.remaining_ms))  # 0 would be without end
-            wait: list[Command] = [("WAIT", str(replicas), str(wait_ms))] if replicas else []
-            answer, waited = await self._ask(talk, verb, rest, wait)
+            answer, waited = await self._ask(talk, verb, rest, replicas=replicas)
             if isinstance(answer, Refusal):
                 return answer
             acknowledged = waited[0] if waited else 0
@@ -259,9 +257,9 @@ class RedisLog(InvalidationLog):
         return self._granted(await self._counted(verb, line.exchange(talk, deadline_ns=deadline_ns)))
 
     async def _ask(
-        self, talk: Talk, verb: str, rest: Sequence[bytes], also: Sequence[Command] = ()
+        self, talk: Talk, verb: str, rest: Sequence[bytes], *, replicas: int = 0
     ) -> tuple[Answer | Refusal, Sequence[object]]:
-        """Call the script and then `also`, all sent at once; return its answer and their replies."""
+        """Call the script, and WAIT for so many replicas in the same breath; return its answer and WAIT's reply."""
         arguments = script_arguments(
             verb,
             *rest,
@@ -270,15 +268,23 @@ class RedisLog(InvalidationLog):
             limits=self._settings.limits,
         )
         call: Command = (str(len(self._keys)), *self._keys, *arguments)
-        reply, *more = await talk.send([("EVALSHA", self._sha, *call), *also])
+
+        def wait() -> list[Command]:
+            wait_ms = max(1, talk.remaining_ms - _answer_ms(talk.remaining_ms))  # 0 would be without end
+            return [("WAIT", str(replicas), str(wait_ms))] if replicas else []
+
+        # The first call of a connection brings the text along: who asks for an unknown script waits for nothing.
+        by_name = not talk.is_first
+        first: Command = ("EVALSHA", self._sha, *call) if by_name else ("EVAL", self._text, *call)
+        reply, *waited = await talk.send([first, *wait()])
         if isinstance(reply, NoScriptError):
-            reply, *more = await talk.send([("EVAL", self._text, *call), *also])
+            reply, *waited = await talk.send([("EVAL", self._text, *call), *wait()])
         if isinstance(reply, Exception):
             raise unavailable(reply, server=self._label(talk))
         answer = replies.read_answer(reply)
         if isinstance(answer, Answer):
             self._replicas = answer.replicas
-        return answer, more
+        return answer, waited
 
     async def _counted(self, verb: str, call: Awaitable[_Result]) -> _Result:
         self._counters[verb] += 1
@@ -299,8 +305,11 @@ class RedisLog(InvalidationLog):
 
 
 def _answer_ms(remaining_ms: int) -> int:
-    """Time kept for the answer to come in, so that what waits in the server ends before its caller gives up."""
-    return min(100, remaining_ms // 4)
+    """Time kept for the answer to come in, so that what waits in the server ends before its caller gives up.
+
+    A server looks at what waits in it ten times a second when nothing else wakes it.
+    """
+    return min(150, remaining_ms // 2)
 
 
 def _batches(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

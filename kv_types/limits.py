@@ -114,8 +114,7 @@ FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
 PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
-PRIVATE_REDIS_BYTES_MIN = 16 * 1024 * 1024
-"""Memory of a private server: what the bounded tables of a log take at most, and some less."""
+"""Memory of a private server: about what the bounded tables of a log take at most."""
 LOG_KNOW_AGAIN_S = 3600.0
 """How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
 LOG_CANDIDATES_MAX = 16
@@ -163,6 +162,17 @@ FENCE_INCARNATIONS_MAX = 8
 """Incarnations of the log that one call appends its records to before it gives up."""
 LOG_FOLLOW_S_MAX = 3600.0
 """How long one call may follow the log; whoever wants more calls again."""
+
+# The private Redis of a sidecar without a fleet
+PRIVATE_REDIS_BYTES_MIN = 4 * 1024 * 1024
+"""An empty server has about one MiB; the log of one sidecar, full, a few more."""
+PRIVATE_REDIS_LOG_LINES_MAX = 20
+"""Last lines of what it said, for the error that tells how it ended."""
+PRIVATE_REDIS_START_S_MAX = 10.0
+PRIVATE_REDIS_STOP_S_MAX = 2.0
+PRIVATE_REDIS_BACKOFF_S_MIN = 0.1
+PRIVATE_REDIS_BACKOFF_S_MAX = 5.0
+"""How long it waits after one end before it starts it again."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
@@ -222,7 +232,11 @@ assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
-assert INVALIDATE_SELECTORS_MAX <= min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX), "one call stays apart in the log"
-assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, "two lists must fit one message"
+assert INVALIDATE_SELECTORS_MAX <= min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX), (
+    "one call stays apart in the log"
+)
+assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, (
+    "two lists must fit one message"
+)
 assert INVALIDATE_SELECTORS_MAX < LOG_REQUESTS_KEPT_MAX, "a repeated call must be recognised"
 assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"

@@ -130,37 +130,42 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
     for label, value in (
         ("attach ", answer.attach_path),
         ("grpc   ", ", ".join(answer.grpc_addresses)),
+        ("log    ", _where(answer.log)),
         ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
     ):
-        text.append(f"\n{label} {value}", style="dim")
+        text.append(f"\n{label} ", style="dim")
+        text.append(_plain(value).plain, style="dim")
     return text
 
 
 def _log(answer: cache_pb2.StatusResponse) -> Table:
     log = answer.log
     table = _table(
-        "invalidation log", "fleet", "log", "phase", "applied", "tip", "acknowledged", "drained", "weights"
+        "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
     )
-    where = log.address or log.kind
-    if log.why_local:
-        where += f" ({log.why_local})"
     weights = ", ".join(f"{model} {version}" for model, version in sorted(answer.weights_versions.items()))
     table.add_row(
-        _plain(log.fleet),
-        _plain(where),
-        _plain(log.phase if log.settled else f"{log.phase}, settling"),
+        _plain(log.phase if log.settled else f"{log.phase}, not settled"),
         f"{log.applied:,}",
         f"{log.tip:,}",
         f"{log.acknowledged:,}",
         f"{log.drained:,}",
         _plain(weights),
     )
-    if log.reason or log.held_by:
-        ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
-        reasons = [f"{log.reason} (confirmed {ago})"] if log.reason else []
-        table.caption = _plain("; ".join([*reasons, *log.held_by]))
+    ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
+    troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
+    troubles += [f"held back by {held}" for held in log.held_by]
+    if troubles:
+        table.caption = _plain("; ".join(troubles))
         table.caption_justify = "left"
     return table
+
+
+def _where(log: cache_pb2.LogStatus) -> str:
+    """Where the log is, in a line."""
+    place = log.address or "in this sidecar's memory"
+    why = f": {log.why_local}" if log.why_local else ""
+    return f"{place} ({log.kind}{why}), fleet {log.fleet}"
 
 
 def _memory(answer: cache_pb2.StatusResponse) -> Table:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_types.errors import InvalidArgumentError, ProtocolError
 from kv_types.events import (
-    EVENT_PAGES_MAX,
     Event,
     EventKind,
-    EverythingHidden,
     LogStarted,
-    NamespaceHidden,
-    PagesHidden,
+    Selected,
+    WeightsAnnounced,
     decode_event,
     encode_event,
-    pages_hidden,
 )
-from kv_types.ids import NamespaceId, PageKey
-from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX, NAME_BYTES_MAX
+from kv_types.selectors import EVERYTHING, Selector
+from tests.kv_types.selector_samples import NAMES, SELECTORS
 
-KEYS = st.binary(min_size=32, max_size=32)
+ROOM = EVENT_PAYLOAD_BYTES_MAX - 4
+"""Bytes that model and version may have together: the ring's, less two lengths of two bytes."""
+
+SHORT_NAMES = NAMES.filter(lambda name: len(name.encode()) <= ROOM // 2)
 EVENTS = st.one_of(
     st.just(LogStarted()),
-    st.just(EverythingHidden()),
-    KEYS.map(lambda value: NamespaceHidden(NamespaceId(value))),
-    st.lists(KEYS.map(PageKey), min_size=1, max_size=EVENT_PAGES_MAX).map(
-        lambda keys: PagesHidden(tuple(keys))
-    ),
+    SELECTORS.map(Selected),
+    st.builds(WeightsAnnounced, model=SHORT_NAMES, version=SHORT_NAMES),
 )
 
 
@@ -39,7 +35,19 @@ EVENTS = st.one_of(
 def test_every_event_round_trips_within_a_ring_record(event: Event) -> None:
     kind, payload = encode_event(event)
     assert len(payload) <= EVENT_PAYLOAD_BYTES_MAX
-    assert decode_event(int(kind), payload) == event
+    told = decode_event(int(kind), payload)
+    if isinstance(event, Selected) and len(event.selector.encode()) > EVENT_PAYLOAD_BYTES_MAX:
+        assert told == Selected(EVERYTHING), "more than it selects, never less"
+    else:
+        assert told == event
+
+
+@pytest.mark.parametrize("model_bytes", [420, 421, 422, 423, NAME_BYTES_MAX])
+def test_a_selector_too_long_for_the_ring_is_told_as_everything(model_bytes: int) -> None:
+    selector = Selector(model="m" * model_bytes, tenant="tttt")
+    fits = len(selector.encode()) <= EVENT_PAYLOAD_BYTES_MAX
+    assert fits == (model_bytes + 4 + 2 * 3 <= EVENT_PAYLOAD_BYTES_MAX)
+    assert decode_event(*encode_event(Selected(selector))) == Selected(selector if fits else EVERYTHING)
 
 
 @given(kind=st.integers(0, 2**32 - 1), payload=st.binary(max_size=EVENT_PAYLOAD_BYTES_MAX + 40))
@@ -51,20 +59,39 @@ def test_bytes_that_no_encoder_wrote_are_refused(kind: int, payload: bytes) -> N
     assert encode_event(event) == (kind, payload)
 
 
-@pytest.mark.parametrize("count", [0, EVENT_PAGES_MAX + 1])
-def test_an_event_of_no_or_too_many_pages_is_not_encoded(count: int) -> None:
-    with pytest.raises(InvalidArgumentError, match="split"):
-        encode_event(PagesHidden(tuple(PageKey(os.urandom(32)) for _ in range(count))))
+@given(event=EVENTS, data=st.data())
+def test_damaged_payloads_are_refused_or_mean_something_else(event: Event, data: st.DataObject) -> None:
+    kind, payload = encode_event(event)
+    cut = payload[: data.draw(st.integers(0, len(payload)))] + data.draw(st.binary(max_size=3))
+    try:
+        told = decode_event(int(kind), cut)
+    except ProtocolError:
+        return
+    assert encode_event(told) == (kind, cut)
 
 
-@pytest.mark.parametrize("count", [0, 1, EVENT_PAGES_MAX, EVENT_PAGES_MAX + 1, 5 * EVENT_PAGES_MAX])
-def test_splitting_loses_and_reorders_nothing(count: int) -> None:
-    packed = os.urandom(32 * count)
-    events = list(pages_hidden(packed))
-    assert b"".join(encode_event(event)[1] for event in events) == packed
+@pytest.mark.parametrize(
+    ("model", "version"),
+    [("", "1"), ("m", ""), ("m" * ROOM, "1"), ("é" * (ROOM // 2), "1"), ("m", "\ud800")],
+)
+def test_weights_that_nobody_could_be_told_of_are_no_announcement(model: str, version: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        WeightsAnnounced(model, version)
+
+
+def test_the_longest_names_can_be_announced_whatever_they_contain() -> None:
+    for event in (
+        WeightsAnnounced("m" * (ROOM - 1), "1"),
+        WeightsAnnounced("a\0b", "\0"),
+        WeightsAnnounced("ü", "1.0"),
+    ):
+        assert decode_event(*encode_event(event)) == event
+
+
+def test_an_end_within_a_letter_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="announce no weights"):
+        decode_event(EventKind.WEIGHTS, b"\x01\x00\x02\x00\xc3\xa9x")
 
 
 def test_kinds_keep_their_numbers() -> None:
-    assert {kind.name: kind.value for kind in EventKind} == {
-        "LOG_STARTED": 1, "EVERYTHING": 2, "NAMESPACE": 3, "PAGES": 4,
-    }  # fmt: skip
+    assert {kind.name: kind.value for kind in EventKind} == {"LOG_STARTED": 1, "SELECTED": 2, "WEIGHTS": 3}
