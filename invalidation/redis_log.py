@@ -18,6 +18,7 @@ from invalidation.log import (
     Boot,
     FenceState,
     InvalidationLog,
+    LogLimits,
     LogStatistics,
     LogUnavailableError,
     Member,
@@ -29,7 +30,7 @@ from invalidation.redis_connections import Candidates, Command, Line, Talk
 from invalidation.redis_errors import unavailable
 from invalidation.redis_facts import RedisFacts, facts_commands, read_facts
 from invalidation.redis_replies import Answer, MalformedReplyError, Refusal
-from invalidation.redis_script import ScriptLimits, script_arguments, script_keys, script_text
+from invalidation.redis_script import script_arguments, script_keys, script_text
 from kv_types.clock import Clock
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp
 from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_NAMESPACES_BATCH_MAX
@@ -52,7 +53,7 @@ class RedisLogSettings:
     addresses: Sequence[RedisAddress]
     fleet: str
     replicas: int = 0
-    limits: ScriptLimits = field(default_factory=ScriptLimits)
+    limits: LogLimits = field(default_factory=LogLimits)
 
 
 class RedisLog(InvalidationLog):
