@@ -160,6 +160,8 @@ FENCE_POLL_S_MAX = 0.05
 """Longest pause between two looks at a fence."""
 FENCE_INCARNATIONS_MAX = 8
 """Incarnations of the log that one call appends its records to before it gives up."""
+PREFIX_FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file of token ids, or of text to be made into some, that an administrator names a prefix by."""
 LOG_FOLLOW_S_MAX = 3600.0
 """How long one call may follow the log; whoever wants more calls again."""
 

@@ -104,6 +104,7 @@ class AdminSite:
         self.tcp = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         self._ready.set()
+        self.server = server
         stopped = asyncio.ensure_future(self._stopping.wait())
         while not (await asyncio.wait([stopped], timeout=RENEW_S))[0]:
             await self.fleet.renew()
