@@ -99,6 +99,8 @@ class Line:
         """
         remaining_s = (deadline_ns - self._clock.now_ns()) / 1e9
         trying: list[int] = []
+        if remaining_s <= 0:
+            raise LogUnavailableError("timeout", "there was no time left to call it")
         try:
             async with asyncio.timeout(remaining_s), self._lock:
                 return await self._try_each(talk, trying, deadline_ns=deadline_ns)
@@ -116,8 +118,6 @@ class Line:
     ) -> _Result:
         first: LogUnavailableError | None = None
         for _ in self._candidates.addresses:
-            if self._closed:
-                raise LogUnavailableError("closed", "this log was closed")
             trying.append(self._candidates.current)
             try:
                 return await self._attempt(talk, trying[-1], deadline_ns=deadline_ns)
@@ -143,6 +143,8 @@ class Line:
         self, talk: Callable[[Talk], Awaitable[_Result]], place: int, *, deadline_ns: int
     ) -> _Result:
         address = self._candidates.addresses[place]
+        if self._closed:
+            raise LogUnavailableError("closed", "this log was closed")
         # Data or an end that nobody asked for: the server has closed it, or it is not where we think it is.
         if self._connection is not None and (self._place != place or await self._connection.can_read()):
             await self._drop()

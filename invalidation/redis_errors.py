@@ -37,6 +37,7 @@ _BY_CODE = {
 }
 _BY_WORDS = (
     ("max number of clients", "clients"),
+    ("unauthenticated", "denied"),
     ("acl failure", "denied"),
     ("no permissions", "denied"),
     ("can't run this command", "denied"),
