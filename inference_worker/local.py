@@ -222,7 +222,7 @@ class LocalPages:
             if packed is not keys or views is not destinations:
                 return self._get_views(packed, views, start, deadline)
             return self._elsewhere(error).get(packed, views, start, deadline)
-        return outcome_of(found)
+        return outcome_of(found[:2])
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
         """Store keys[terms.start:]: what is known already is not sent, the rest goes in batches, parents first."""
@@ -345,7 +345,7 @@ class LocalPages:
             )
         except ValueError as error:
             return self._elsewhere(error).get(packed, views, start, deadline)
-        return outcome_of(found)
+        return outcome_of(found[:2])
 
     def _views(self, buffers: Buffers, pages: int, *, writable: bool) -> list[memoryview]:
         what = "destination" if writable else "source"

@@ -7,7 +7,10 @@ import asyncio
 from cache_l2.store import ArenaStore
 from invalidation.validity import Validity
 from kv_types.clock import Clock
+from kv_types.limits import ADMIN_CALLS_MAX
 from kv_wire.gen import cache_pb2
+from sidecar.admin_service import AdminService
+from sidecar.administration import Administration
 from sidecar.arena_service import ArenaService
 from sidecar.attach_server import AttachServer
 from sidecar.cache_service import CacheService
@@ -16,6 +19,7 @@ from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
 from sidecar.following import Following
 from sidecar.grpc_server import GrpcServer
+from sidecar.inspection import Inspection
 from sidecar.log_choice import ChosenLog
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
@@ -59,7 +63,15 @@ class Services:
             store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
         )
         self._calls = Calls(self.metrics.observe_call)
-        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler())
+        self._administration = Administration(
+            self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock
+        )
+        self._admin_calls = Calls(self.metrics.observe_call, calls_max=ADMIN_CALLS_MAX)
+        inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
+        self._grpc = GrpcServer(
+            CacheService(service, self._calls, self._status).handler(),
+            AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet).handler(),
+        )
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._attach_started = False
 
@@ -86,12 +98,14 @@ class Services:
     async def drain(self, drain_s: float) -> None:
         """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
         await self._grpc.stop_serving()
+        self._administration.end()
         self._store.drain()
-        finished, _ = await asyncio.gather(self._calls.drain(drain_s), self._attach.stop(drain_s))
-        if not finished:
-            _log.warning(
-                "calls still ran at the end of the drain time and were ended", calls=self._calls.running
-            )
+        *finished, _ = await asyncio.gather(
+            self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
+        )
+        if not all(finished):
+            running = self._calls.running + self._admin_calls.running
+            _log.warning("calls still ran at the end of the drain time and were ended", calls=running)
 
     async def close(self) -> None:
         """Close every socket; may be called at any time after construction."""
