@@ -21,5 +21,5 @@ def fleet(fleet_of_module: Fleet) -> Iterator[Fleet]:
     """The module's fleet, all of it well when a test begins; no promise was broken when it ends."""
     fleet_of_module.await_hits(timeout_s=10.0)
     yield fleet_of_module
-    broken = fleet_of_module.broken()
+    broken = fleet_of_module.newly_broken()
     assert not broken, f"{len(broken)} promises did not hold, the first: {broken[:3]}"

@@ -120,6 +120,7 @@ class Fleet:
         self.dark: list[Span] = []
         self._directory = directory
         self._purged: list[Purged] = []
+        self._told: set[Broken] = set()
         self._lock = threading.Lock()
         self.sidecars = [SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES) for number in range(sidecars)]
         self.workers = [self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)]
@@ -259,6 +260,12 @@ class Fleet:
         begin_ns = since_ns + int(LEASE_S * 1e9)
         assert begin_ns < until_ns, "this darkness is shorter than the lease"
         self.dark.append(Span(begin_ns, until_ns, None if sidecars is None else frozenset(sidecars)))
+
+    def newly_broken(self) -> list[Broken]:
+        """Every promise that did not hold up to now, but for those that an earlier call returned."""
+        found = [one for one in self.broken() if one not in self._told]
+        self._told.update(found)
+        return found
 
     def broken(self) -> list[Broken]:
         """Every promise that did not hold up to now."""

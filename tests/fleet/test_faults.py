@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 HEAL_S_MAX = 8.0
 """From a fault's end to hits on every worker: a window to settle, a backoff, and a crowded machine."""
 DARK_S = LEASE_S + 0.4
+
+SOAK_S = float(os.environ.get("STRATAKV_SOAK_S", "6"))
 
 _CLOCK = BoottimeClock()
 
@@ -180,3 +183,94 @@ def test_workers_are_killed_and_stopped(fleet: Fleet) -> None:
         assert done.is_confirmed, "workers without an index of their own are not waited for"
         stopped.send(signal.SIGCONT)
         heal(fleet, "workers were killed")
+
+
+def redis_killed(fleet: Fleet, seconds: float) -> None:
+    fleet.primary.kill()
+    wait_s(seconds)
+    fleet.primary.start()
+
+
+def redis_stopped(fleet: Fleet, seconds: float) -> None:
+    fleet.primary.freeze()
+    wait_s(seconds)
+    fleet.primary.thaw()
+
+
+def redis_flushed(fleet: Fleet, seconds: float) -> None:
+    fleet.primary.client.flushall()
+    wait_s(seconds)
+
+
+def old_dump(fleet: Fleet, seconds: float) -> None:
+    fleet.primary.save()
+    wait_s(seconds)
+    fleet.primary.restart()
+
+
+def replica_stopped(fleet: Fleet, seconds: float) -> None:
+    fleet.replica.freeze()
+    wait_s(seconds)
+    fleet.replica.thaw()
+
+
+def sidecar_killed(fleet: Fleet, seconds: float) -> None:
+    fleet.sidecars[2].kill()
+    wait_s(seconds)
+    fleet.sidecars[2].start()
+
+
+def sidecar_stopped(fleet: Fleet, seconds: float) -> None:
+    fleet.sidecars[1].pause()
+    wait_s(seconds)
+    fleet.sidecars[1].signal(signal.SIGCONT)
+
+
+def worker_killed(fleet: Fleet, seconds: float) -> None:
+    fleet.workers[0].kill()
+    wait_s(seconds)
+    fleet.workers[0].start()
+
+
+FAULTS = (
+    redis_killed, redis_stopped, redis_flushed, old_dump, replica_stopped, sidecar_killed, sidecar_stopped, worker_killed,
+)  # fmt: skip
+
+
+@pytest.mark.timeout(120 + SOAK_S)
+def test_faults_at_random(fleet: Fleet) -> None:
+    """STRATAKV_SOAK_S says for how long; the seed of a run is printed, and STRATAKV_SOAK_SEED takes it up again."""
+    seed = int(os.environ.get("STRATAKV_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+    print(f"STRATAKV_SOAK_SEED={seed}")
+    draw = random.Random(seed)
+    end_ns = _CLOCK.now_ns() + int(SOAK_S * 1e9)
+    with purging(fleet, timeout_s=2.0, seed=seed):
+        while _CLOCK.now_ns() < end_ns:
+            fault = draw.choice(FAULTS)
+            fault(fleet, draw.random() * 2.0 * LEASE_S)
+            if draw.random() < 0.5:
+                heal(fleet, fault.__name__)
+        heal(fleet, "the last fault")
+
+
+def test_a_replica_is_promoted_while_the_old_primary_lives_on(fleet: Fleet) -> None:
+    """Sidecar 2 knows the old primary alone; the others turn to the new one by themselves."""
+    old, new = fleet.primary, fleet.replica
+    fleet.sidecars[2].kill()
+    fleet.start_sidecar(2, old.url, replicas=1)
+    heal(fleet, "a sidecar knows one server alone")
+    with purging(fleet, sidecars=(0, 1)):
+        wait_s(0.3)
+        new.promote()
+        promoted_ns = _CLOCK.now_ns()
+        fleet.primary, fleet.replica = new, fleet.servers.start_replica(new)
+        heal(fleet, "a failover", sidecars=(0, 1))
+        named = fleet.purge(Purge(tenant=0), via=2, timeout_s=0.6)
+        assert (named.exit_code, named.reason) == (UNCONFIRMED, "replication"), named
+        wait_s(max(0.0, DARK_S - (_CLOCK.now_ns() - promoted_ns) / 1e9))
+        fleet.is_dark(promoted_ns, _CLOCK.now_ns(), sidecars=[2])
+        assert old.info("replication")["role"] == "master", "the old primary lives on"
+        fleet.sidecars[2].kill()
+        fleet.start_sidecar(2, new.url, replicas=1)
+        heal(fleet, "it was told of the new primary")
+    old.kill()
