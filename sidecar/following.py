@@ -15,6 +15,7 @@ from kv_types.clock import Clock
 from sidecar.config import Settings
 from sidecar.log_choice import ChosenLog
 from sidecar.log_shell import LogShell, ShellTiming
+from sidecar.log_state import LogPicture
 from sidecar.log_watch import LogWatch
 
 _SECOND_NS = 1_000_000_000
@@ -71,6 +72,14 @@ class Following:
             tasks.create_task(self.shell.run(), name="log"),
             tasks.create_task(self._watch.run(), name="log watch"),
         ]
+
+    def picture(self) -> LogPicture:
+        """Return how things stand, for status and metrics."""
+        chosen = self.chosen
+        return LogPicture(
+            fleet=chosen.fleet, kind=str(chosen.kind), address=chosen.address, why_local=chosen.why_local,
+            state=self.shell.state(), weights=dict(self.shell.validity.weights),
+        )  # fmt: skip
 
     async def wait_confirmed(self, timeout_s: float) -> bool:
         """Wait until the log has confirmed this sidecar for the first time; False when that takes longer."""

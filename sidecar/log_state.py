@@ -49,3 +49,18 @@ class LogState:
     sizes: Mapping[str, int]
     pages_hidden: int
     records_applied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPicture:
+    """A moment, with which log it is. `why_local`: why it is not on a server, where that was not asked for.
+
+    `weights`: the version of each model's weights that was announced last.
+    """
+
+    fleet: str
+    kind: str
+    address: str
+    why_local: str
+    state: LogState
+    weights: Mapping[str, str]
