@@ -21,9 +21,13 @@ from tests.invalidation.validity_oracle import NaiveLog, SomePage
 from tests.kv_types.selector_samples import FEW_KEYS, FEW_ORIGINS, FEW_SELECTORS, SPACES
 
 SKEW_MS = 1
-BACK = st.integers(0, 40)
-"""How many revisions a stamp lies behind the position, at most."""
-CHAINS = st.lists(st.sampled_from(FEW_KEYS), min_size=1, max_size=4, unique=True).map(tuple)
+UNKNOWN_ORIGIN = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
+PAGES = st.builds(
+    SomePage,
+    space=st.sampled_from(SPACES),
+    chain=st.lists(st.sampled_from(FEW_KEYS), min_size=1, max_size=4, unique=True).map(tuple),
+    origin=FEW_ORIGINS,
+)
 
 
 class ValidityMachine(RuleBasedStateMachine):
@@ -94,59 +98,54 @@ class ValidityMachine(RuleBasedStateMachine):
         """A gap: what lies between is known by its tombstones and floors alone."""
         self._restart()
 
-    @rule(page_back=BACK, space=st.sampled_from(SPACES), chain=CHAINS, origin=FEW_ORIGINS)
-    def catch_up_by_hiding(
-        self, page_back: int, space: Namespace, chain: tuple[PageKey, ...], origin: Origin
-    ) -> None:
+    @rule(page=PAGES)
+    def catch_up_by_hiding(self, page: SomePage) -> None:
         """What `newer` names covers every page that a follower at the old position holds and may hold no longer."""
         before = self.position
-        page = SomePage(space, chain, origin, max(before - page_back, 0))
-        was_valid = self.naive.is_valid(page, before)
         self._restart()
-        is_hidden = any(self.naive.is_selected(selector, page) for selector, _ in self.validity.newer(before))
-        if was_valid and not is_hidden:
-            assert self.naive.is_valid(page, self.position)
-        if was_valid and is_hidden and self.is_exact:
-            assert not self.naive.is_valid(page, self.position)
+        newest = self.naive.newest(page, self.position)
+        for position in range(before + 1):
+            hidden_by = self.validity.newer(position)
+            is_hidden = any(self.naive.is_selected(selector, page) for selector, _ in hidden_by)
+            assert is_hidden or newest <= position, "a page of this stamp, valid until then, would stay"
+            if self.is_exact:
+                assert is_hidden == (newest > position), "a good page would go"
 
     @rule()
     def begin_anew(self) -> None:
         old = self.validity.position
         assert old is not None
         self._begin()
-        assert self._judge(SomePage(SPACES[0], FEW_KEYS, _ANY, 0), stamp=old) is RefuseReason.STAMP_FOREIGN
+        for space in SPACES:
+            page = SomePage(space, FEW_KEYS, UNKNOWN_ORIGIN)
+            assert self._judge(page, old) is RefuseReason.STAMP_FOREIGN
 
-    @rule(back=BACK, space=st.sampled_from(SPACES), chain=CHAINS, origin=FEW_ORIGINS)
-    def judge(self, back: int, space: Namespace, chain: tuple[PageKey, ...], origin: Origin) -> None:
-        page = SomePage(space, chain, origin, max(self.position - back, 0))
-        found = self._judge(page)
-        allowed = self.naive.is_valid(page, self.position)
-        if found is RefuseReason.NONE:
-            assert allowed, "a page that a record selects would be served"
-        elif self.is_exact:
-            assert not allowed, "a good page is refused"
-        said = self.validity.explain(
-            space, Stamp(self.incarnation, page.revision), origin, lambda: page.chain
-        )
-        assert said.startswith("valid") == (found is RefuseReason.NONE), said
-        if found is RefuseReason.NONE:
-            return
-        assert found is RefuseReason.INVALIDATED
+    @rule(page=PAGES)
+    def judge(self, page: SomePage) -> None:
+        """Every stamp up to the position, and some that lie ahead."""
+        newest = self.naive.newest(page, self.position)
+        for revision in range(self.position + 1):
+            stamp = Stamp(self.incarnation, revision)
+            found = self._judge(page, stamp)
+            assert found in {RefuseReason.NONE, RefuseReason.INVALIDATED}
+            if found is RefuseReason.NONE:
+                assert revision >= newest, "a page that a record selects would be served"
+            elif self.is_exact:
+                assert revision < newest, "a good page is refused"
+            said = self.validity.explain(page.space, stamp, page.origin, lambda: page.chain)
+            assert said.startswith("valid") == (found is RefuseReason.NONE), said
+        for revision in range(self.position + 1, self.position + 3):
+            assert self._judge(page, Stamp(self.incarnation, revision)) is RefuseReason.STAMP_FOREIGN
 
-    @rule(back=BACK, space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
-    def judge_a_chain_too_long_to_be_looked_at(self, back: int, space: Namespace, origin: Origin) -> None:
-        page = SomePage(space, FEW_KEYS, origin, max(self.position - back, 0))
-        if self._judge(page, is_too_long=True) is RefuseReason.NONE:
-            assert self.naive.is_valid(page, self.position), "it might hold any key"
+    @rule(space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
+    def judge_a_chain_too_long_to_be_looked_at(self, space: Namespace, origin: Origin) -> None:
+        page = SomePage(space, FEW_KEYS, origin)
+        newest = self.naive.newest(page, self.position)
+        for revision in range(newest):
+            found = self._judge(page, Stamp(self.incarnation, revision), is_too_long=True)
+            assert found is RefuseReason.INVALIDATED, "it might hold any key"
 
-    @rule(ahead=st.integers(1, 3), space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
-    def judge_what_lies_ahead(self, ahead: int, space: Namespace, origin: Origin) -> None:
-        page = SomePage(space, FEW_KEYS, origin, self.position + ahead)
-        assert self._judge(page) is RefuseReason.STAMP_FOREIGN
-
-    def _judge(
-        self, page: SomePage, *, stamp: Stamp | None = None, is_too_long: bool = False
-    ) -> RefuseReason:
+    def _judge(self, page: SomePage, stamp: Stamp, *, is_too_long: bool = False) -> RefuseReason:
         asked = 0
 
         def chain() -> Sequence[PageKey] | None:
@@ -154,7 +153,6 @@ class ValidityMachine(RuleBasedStateMachine):
             asked += 1
             return None if is_too_long else page.chain
 
-        stamp = stamp or Stamp(self.incarnation, page.revision)
         found = self.validity.judge(page.space, stamp, page.origin, chain)
         assert asked <= 1, "walking a chain is dear"
         assert asked == 0 or stamp.revision < self.position, "the newest stamps cost nothing"
@@ -179,7 +177,6 @@ class ValidityMachine(RuleBasedStateMachine):
             assert self.validity.weights == self.weights
 
 
-_ANY = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
 _WIDE = CompactionLimits(tombstones_per_scope=1000, tombstones=1000, scopes=1000)
 
 
@@ -191,7 +188,7 @@ class ExactMachine(ValidityMachine):
 
 
 _SETTINGS = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 TestCompacted = ValidityMachine.TestCase
