@@ -119,8 +119,8 @@ async def test_primary_replica_primary_is_noticed(servers: RedisServers, logs: L
     await assert_new(log, member)
 
 
-async def test_a_replica_never_answers(servers: RedisServers, logs: Logs) -> None:
-    primary = servers.start()
+async def test_a_replica_never_answers(servers: RedisServers, logs: Logs, binary: Path) -> None:
+    primary = servers.start(binary=binary)
     replica = servers.start_replica(primary)
     log = logs.open(replica)
     with pytest.raises(Exception, match="readonly"):
