@@ -114,14 +114,11 @@ class Selecting:
         for terms in self.terms(selectors):
             cursor = 0
             while cursor >= 0:
-                try:
-                    cursor, pages, payload_bytes = self._arena.count_step(
-                        **terms, cursor=cursor, work_max=HIDING_STEP_WORK_MAX, census=census
-                    )
-                except ValueError as error:
-                    raise LimitExceededError(
-                        "another count of pages began and ended this one: ask again"
-                    ) from error
+                if census != self._censuses:  # the arena remembers the pages that one census has met
+                    raise LimitExceededError("another count of pages began and ended this one: ask again")
+                cursor, pages, payload_bytes = self._arena.count_step(
+                    **terms, cursor=cursor, work_max=HIDING_STEP_WORK_MAX, census=census
+                )
                 yield pages, payload_bytes
 
     def terms(self, selectors: Sequence[Selector]) -> Iterator[StepTerms]:

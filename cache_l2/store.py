@@ -296,7 +296,9 @@ class ArenaStore:
 
         Those that the log refuses end here.
         """
-        judging = BatchJudging(self._judge, self._arena, self._namespaces, terms)
+        judging = BatchJudging(
+            self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
+        )
         reasons = []
         refused = []
         for reservation in reservations:
@@ -304,7 +306,7 @@ class ArenaStore:
             if page is None:
                 reasons.append(RefuseReason.EXPIRED)
                 continue
-            reason = RefuseReason.CLOSED if self._draining else judging.judge(page)
+            reason = RefuseReason.CLOSED if self._draining else judging.judge(reservation, page)
             reasons.append(reason)
             if reason:
                 refused.append(reservation)
