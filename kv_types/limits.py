@@ -35,6 +35,8 @@ OUTCOMES_SHARED_MAX = 4096
 """Different outcomes of look-ups that a worker keeps instead of making them anew."""
 PREFETCHES_IN_FLIGHT_MAX = 64
 """Prefetches that one client may have under way; more are dropped and counted."""
+REUSED_RUNS_MAX = 4096
+"""Look-ups and puts of one request that are told apart; what it computes after more is of unknown lineage."""
 REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
 """What one lease over gRPC may bring into the worker's own memory."""
 REATTACH_S_DEFAULT = 30.0
@@ -228,6 +230,9 @@ METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
+assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
+    "rows of one batch, found in two tiers and stored, must be told apart"
+)
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
