@@ -239,7 +239,7 @@ assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
-assert INVALIDATE_SELECTORS_MAX <= min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX), (
+assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (
     "one call stays apart in the log"
 )
 assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, (

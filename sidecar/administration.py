@@ -47,7 +47,11 @@ class Following(Protocol):
 
     @property
     def position(self) -> Stamp | None:
-        """How far it has read the log; None before it has."""
+        """How far it has followed the log; None before it has."""
+        ...
+
+    def wake(self) -> None:
+        """The log may have grown: look now."""
         ...
 
 
@@ -105,7 +109,7 @@ class Administration:
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
-        self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause)
+        self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause, appended=following.wake)
 
     @property
     def member(self) -> bytes:

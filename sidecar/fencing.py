@@ -89,12 +89,20 @@ class Fencing:
     """Evaluates fences on this sidecar's clock. Safe to use from many calls of one event loop at once."""
 
     def __init__(
-        self, log: InvalidationLog, *, timing: Timing, clock: Clock, pause: Pause = asyncio.sleep
+        self,
+        log: InvalidationLog,
+        *,
+        timing: Timing,
+        clock: Clock,
+        pause: Pause = asyncio.sleep,
+        appended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`appended` is called after each round of appends: whoever follows the log here need not wait to hear of it."""
         self._log = log
         self._timing = timing
         self._clock = clock
         self._pause = pause
+        self._appended = appended
         self._ending = False
 
     @property
@@ -117,6 +125,7 @@ class Fencing:
         await self._probe(turn)
         for _ in range(FENCE_INCARNATIONS_MAX):
             stamps, stop = await self._append_all(appends, turn)
+            self._appended()
             if stop is None and len({stamp.incarnation for stamp in stamps}) == 1:
                 if wait is None:
                     stop = _Stop(Unconfirmed.NOT_ASKED, "the records were appended; nobody asked to wait")

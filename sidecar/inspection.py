@@ -18,6 +18,7 @@ from kv_types.page_keys import unpack_keys
 from kv_types.selectors import Origin
 
 _PAGES_A_TURN = 64
+# What may be anything is selected by every selector of origins.
 _UNKNOWN = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
 
 
@@ -82,7 +83,7 @@ class Inspection:
                 why = f"page {broken_at} of the chain is not here, so that nobody gets further than that"
                 pages.append(PageReport(keys[index], facts, servable=False, why=why))
                 continue
-            report = self._report(keys, index, facts, namespace)
+            report = await self._report(keys, index, facts, namespace)
             if not _in_place(facts, keys, index):
                 broken_at = index
             pages.append(report)
@@ -96,12 +97,12 @@ class Inspection:
                 return index
         return None
 
-    def _report(
+    async def _report(
         self, keys: Sequence[PageKey], index: int, facts: PageFacts | None, namespace: Namespace | None
     ) -> PageReport:
         key = keys[index]
         if facts is None:
-            return PageReport(key, None, servable=False, why=self._absent(keys[: index + 1], namespace))
+            return PageReport(key, None, servable=False, why=await self._absent(keys[: index + 1], namespace))
         if not _in_place(facts, keys, index):
             why = "it is here, but stands on another page than the one before it in this chain"
             return PageReport(key, facts, servable=False, why=why)
@@ -117,13 +118,25 @@ class Inspection:
         refused = self._validity.judge(*terms)
         return PageReport(key, facts, servable=not refused, why=self._validity.explain(*terms))
 
-    def _absent(self, chain: Sequence[PageKey], namespace: Namespace | None) -> str:
-        """Judge a page that began before every record, of which nothing is known."""
+    async def _absent(self, chain: Sequence[PageKey], namespace: Namespace | None) -> str:
+        """Say what the stamp of a put of a page would have to be, of which nothing is known; that bisects for it."""
         position = self._validity.position
         if namespace is None or position is None:
             return "not on this node"
-        told = self._validity.explain(namespace, Stamp(position.incarnation, 0), _UNKNOWN, lambda: chain)
-        return f"not on this node; of a page that began before every record: {told}"
+        needed, enough = 0, position.revision
+        while needed < enough:
+            await asyncio.sleep(0)
+            middle = (needed + enough) // 2
+            stamp = Stamp(position.incarnation, middle)
+            if self._validity.judge(namespace, stamp, _UNKNOWN, lambda: chain):
+                needed = middle + 1
+            else:
+                enough = middle
+        if not needed:
+            return "not on this node; no record selects it"
+        below = Stamp(position.incarnation, needed - 1)
+        told = self._validity.explain(namespace, below, _UNKNOWN, lambda: chain)
+        return f"not on this node; a put of it needs a stamp of {needed} or later: {told}"
 
 
 def _in_place(facts: PageFacts | None, chain: Sequence[PageKey], index: int) -> bool:

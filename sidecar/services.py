@@ -6,8 +6,8 @@ import asyncio
 
 from cache_l2.store import ArenaStore
 from invalidation.validity import Validity
+from kv_types import limits
 from kv_types.clock import Clock
-from kv_types.limits import ADMIN_CALLS_MAX
 from kv_wire.gen import cache_pb2
 from sidecar.admin_service import AdminService
 from sidecar.administration import Administration
@@ -57,21 +57,19 @@ class Services:
             observe=self.metrics.observe_applying,
         )  # fmt: skip
         self._report = StatusReport(
-            store, service, self.following.picture, version=version, clock=clock, addresses=self._addresses
+            store, service, self.following, version=version, clock=clock, addresses=self._addresses
         )
         self._attach = AttachServer(
             store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
         )
         self._calls = Calls(self.metrics.observe_call)
+        self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
         self._administration = Administration(
             self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock
         )
-        self._admin_calls = Calls(self.metrics.observe_call, calls_max=ADMIN_CALLS_MAX)
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
-        self._grpc = GrpcServer(
-            CacheService(service, self._calls, self._status).handler(),
-            AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet).handler(),
-        )
+        admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
+        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler(), admin.handler())
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._attach_started = False
 
@@ -98,14 +96,15 @@ class Services:
     async def drain(self, drain_s: float) -> None:
         """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
         await self._grpc.stop_serving()
-        self._administration.end()
         self._store.drain()
-        *finished, _ = await asyncio.gather(
+        self._administration.end()
+        finished, _, _ = await asyncio.gather(
             self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
         )
-        if not all(finished):
-            running = self._calls.running + self._admin_calls.running
-            _log.warning("calls still ran at the end of the drain time and were ended", calls=running)
+        if not finished:
+            _log.warning(
+                "calls still ran at the end of the drain time and were ended", calls=self._calls.running
+            )
 
     async def close(self) -> None:
         """Close every socket; may be called at any time after construction."""

@@ -359,6 +359,7 @@ def test_inspection_of_an_invalidated_chain_names_the_record(site: AdminSite, ad
     request = admin_pb2.InspectRequest(keys=key, namespace_id=SPACE.id)
     (page,) = admin.inspect(request, timeout=10).pages
     assert not page.resident
+    assert "a stamp of 1 or later" in page.why
     assert "below record 1" in page.why
 
 

@@ -96,19 +96,25 @@ class AdminSite:
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62
         )
         self.calls = Calls(lambda method, code, seconds: None, calls_max=self._calls_max)
-        server = grpc.aio.server(options=server_options())
-        server.add_generic_rpc_handlers(
-            (AdminService(self.admin, inspection, self.calls, fleet="test").handler(), self._cache())
-        )
-        server.add_insecure_port(self.address)
-        self.tcp = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
+        self._service = AdminService(self.admin, inspection, self.calls, fleet="test")
+        await self._listen()
         self._ready.set()
-        self.server = server
         stopped = asyncio.ensure_future(self._stopping.wait())
         while not (await asyncio.wait([stopped], timeout=RENEW_S))[0]:
             await self.fleet.renew()
-        await server.stop(None)
+        await self.server.stop(None)
+
+    async def restart_server(self) -> None:
+        """Break every connection, and listen again at the same place."""
+        await self.server.stop(None)
+        await self._listen()
+
+    async def _listen(self) -> None:
+        self.server = grpc.aio.server(options=server_options())
+        self.server.add_generic_rpc_handlers((self._service.handler(), self._cache()))
+        self.server.add_insecure_port(self.address)
+        self.tcp = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        await self.server.start()
 
     def _cache(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         async def status(_: bytes, __: object) -> bytes:

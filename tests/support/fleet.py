@@ -99,6 +99,9 @@ class ScriptedFleet:
         """Where the sidecar under test stands: always at the tip."""
         return self.local._now.stamp
 
+    def wake(self) -> None:
+        """Nobody sleeps here: everybody renews at each pause."""
+
     async def pause(self, seconds: float) -> None:
         self.clock.advance(max(1_000, int(seconds * SECOND_NS)))
         if self.at_pause:
