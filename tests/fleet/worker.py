@@ -18,8 +18,9 @@ from pathlib import Path
 from cache_l1.cache import L1Cache
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace, Request
 from kv_types.clock import BoottimeClock
+from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import Hit, Miss, MissReason
-from kv_types.page_keys import pack_keys, unpack_keys
+from kv_types.page_keys import pack_keys
 from kv_types.validity import ObservedView
 from tests.cache_l1.fakes import ByteMemory
 from tests.fleet.history import Recorder
@@ -128,7 +129,8 @@ class FleetWorker:
         view = state.l1.observe()
         request = self._client.begin(state.namespace)
         begun_ns = _CLOCK.now_ns()
-        local = self._read_l1(state.l1, keys) if self._random.random() < self._plan.l1_share else 0
+        through_l1 = self._random.random() < self._plan.l1_share
+        local = self._read_l1(request, state.l1, keys) if through_l1 else 0
         reason = MissReason.NONE
         found = local
         if local < wanted:
@@ -151,10 +153,11 @@ class FleetWorker:
             )
         )  # fmt: skip
 
-    def _read_l1(self, l1: L1Cache, keys: bytes) -> int:
+    def _read_l1(self, request: Request, l1: L1Cache, keys: bytes) -> int:
         pages = l1.match(keys)
         try:
             l1.read(pages, self._room[: len(pages)])
+            request.reused(keys[: len(pages) * KEY_BYTES], l1.instances(pages))
         finally:
             l1.release(pages)
         return len(pages)
@@ -202,9 +205,10 @@ class FleetWorker:
                 return
             pages.append(page)
         first, sources = len(done.reused), [page.encode() for page in pages]
-        keys = pack_keys(unpack_keys(done.keys)[: len(pages)])
+        keys = done.keys[: len(pages) * KEY_BYTES]
         done.request.put(keys, sources[first:], start=first, tags=[tag_name(part.tag)])
-        self._tenants[done.tenant].l1.insert(keys, 0, sources, view=done.view)
+        instances = done.request.instances(keys)
+        self._tenants[done.tenant].l1.insert(keys, 0, sources, view=done.view, instances=instances)
 
 
 def main(arguments: Sequence[str]) -> None:
