@@ -196,6 +196,10 @@ class ArenaStore:
         """Counter that this row counts the namespace under; raises LimitExceededError."""
         return self._accounts.bind(row, record)
 
+    def unbind_namespace(self, row: int, record: NamespaceRecord) -> None:
+        """The client counts under this namespace no more; its counter is free for another one."""
+        self._accounts.unbind(row, record.id)
+
     def orphan_client(self, row: int) -> None:
         """The connection is gone, the process may live: leases stay, reservations are quarantined (rule R17)."""
         self._arena.orphan_row(row)
