@@ -18,13 +18,21 @@ from cache_l1.prefix_index import PrefixIndex
 from kv_policy.eviction import TailFirstLru
 from kv_types.clock import BoottimeClock, Clock
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
-from kv_types.ids import NamespaceId, PageKey
+from kv_types.ids import PageKey
 from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
+from kv_types.namespace import Namespace
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
-from kv_types.validity import ObservedView, ValiditySource
+from kv_types.validity import (
+    NO_INSTANCE,
+    NO_INSTANCES,
+    UNKNOWN_INSTANCE,
+    Instances,
+    ObservedView,
+    ValiditySource,
+)
 
-__all__ = ["L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
+__all__ = ["Instances", "L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
 
 
 _COUNTERS = (
@@ -69,7 +77,7 @@ class L1Cache:
         capacity_pages: int,
         page_bytes: int,
         device: Any = "cpu",
-        namespace: NamespaceId | None = None,
+        namespace: Namespace | None = None,
         memory: PageMemory | None = None,
         clock: Clock | None = None,
         ttl_ns: int | None = None,
@@ -94,6 +102,7 @@ class L1Cache:
         self._index = PrefixIndex()
         self._policy = TailFirstLru()
         self._pins: Counter[int] = Counter()
+        self._instances = [UNKNOWN_INSTANCE] * capacity_pages
         self._namespace = namespace
         self._follower: ViewFollower | None = None
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
@@ -125,6 +134,21 @@ class L1Cache:
                 self._counts[f"missed_pages_{reason.name.lower()}"] += len(chain) - len(pages)
             return pages
 
+    def instances(self, pages: Sequence[int]) -> Instances:
+        """Which pages of L2's arena pinned pages are, as it was told when they were inserted.
+
+        What rests on the last of them rests on nothing else: unknown from the first page on whose place below in L2 was
+        another than the one here. Unknown as well once a page was dropped. Raises InvalidArgumentError when one is not
+        pinned.
+        """
+        with self._lock:
+            for page in pages:
+                self._check_pinned(page, 1)
+            followed = self._follower.followed if self._follower is not None else None
+            if followed is None:
+                return NO_INSTANCES
+            return Instances(followed.life, tuple(self._instances[page] for page in pages))
+
     def read(self, pages: Sequence[int], destinations: Sequence[Any]) -> None:
         """Copy pinned pages out, one destination (tensor or writable buffer of page_bytes) a page.
 
@@ -148,13 +172,21 @@ class L1Cache:
             for page in pages:
                 self._unpin(page)
 
-    def insert(self, keys: Keys, start: int, sources: Sequence[Any], *, view: ObservedView | None) -> int:
+    def insert(
+        self,
+        keys: Keys,
+        start: int,
+        sources: Sequence[Any],
+        *,
+        view: ObservedView | None,
+        instances: Instances = NO_INSTANCES,
+    ) -> int:
         """Keep pages `keys[start:]` (one source of page_bytes a page); returns how many were added.
 
         `view` is what `observe` gave before the request reused anything; nothing is kept when an event since
         then may select a page of the chain, or when keys[:start] are not all here. When there is no room, the
-        front of the chain is kept. Raises InvalidIdentifierError, LimitExceededError, InvalidArgumentError,
-        BufferMismatchError.
+        front of the chain is kept. `instances` says of each page of `keys` which one of L2's arena the caller has.
+        Raises InvalidIdentifierError, LimitExceededError, InvalidArgumentError, BufferMismatchError.
         """
         chain = unpack_keys(pack_keys(keys))
         if not 0 <= start <= len(chain) or len(sources) != len(chain) - start:
@@ -168,7 +200,7 @@ class L1Cache:
             for index in sorted(fresh):
                 self._memory.write(fresh[index], sources[index - start])
             with self._lock:
-                added = self._publish(chain, fresh, view)
+                added = self._publish(chain, fresh, view, instances)
         finally:
             with self._lock:
                 for page in (*held, *fresh.values()):
@@ -268,7 +300,13 @@ class L1Cache:
             page = self._pool.allocate()
         return page
 
-    def _publish(self, chain: Sequence[PageKey], fresh: Mapping[int, int], view: ObservedView | None) -> int:
+    def _publish(
+        self,
+        chain: Sequence[PageKey],
+        fresh: Mapping[int, int],
+        view: ObservedView | None,
+        instances: Instances,
+    ) -> int:
         """Make filled pages visible, unless events forbid it or somebody else was faster."""
         if not fresh:
             return 0
@@ -289,12 +327,28 @@ class L1Cache:
                 break
             page = fresh[index]
             self._index.insert(key, page, parent=parent)
+            self._instances[page] = self._instance_of(instances, index, parent_page)
             self._policy.insert(page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns)
             self._policy.hold(page)
             self._pool.acquire(page)
             added += 1
         self._counts["inserted_pages"] += added
         return added
+
+    def _instance_of(self, told: Instances, index: int, parent_page: int | None) -> int:
+        """What is told of a page, if the page below it here is also the one that the caller has.
+
+        If not, whoever reuses both rests on two histories, and only one of them is behind this page in L2.
+        """
+        followed = self._follower.followed if self._follower is not None else None
+        number = told.at(index)
+        if number == NO_INSTANCE or followed is None or told.life != followed.life:
+            return UNKNOWN_INSTANCE
+        if parent_page is None:
+            return number
+        below = self._instances[parent_page]
+        is_one_history = below != UNKNOWN_INSTANCE and below == told.at(index - 1)
+        return number if is_one_history else UNKNOWN_INSTANCE
 
     def _expire(self, now_ns: int, *, count_max: int = L1_EXPIRE_PAGES_MAX) -> None:
         victims = self._policy.expire(now_ns, count_max=count_max)
@@ -314,6 +368,7 @@ class L1Cache:
     def _drop(self, pages: Sequence[int]) -> None:
         """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
         for page in pages:
+            self._instances[page] = UNKNOWN_INSTANCE
             if page in self._policy:
                 self._policy.remove(page)
             self._pool.release(page)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_types.errors import InvalidIdentifierError, ProtocolError
-from kv_types.events import EverythingHidden, LogStarted, NamespaceHidden, PagesHidden, decode_event
-from kv_types.ids import NO_LIFE, NamespaceId, PageKey
+from kv_types.errors import ProtocolError
+from kv_types.events import LogStarted, Selected, WeightsAnnounced, decode_event
+from kv_types.ids import NO_LIFE, PageKey
 from kv_types.limits import L1_TOMBSTONES_MAX
+from kv_types.namespace import Namespace
+from kv_types.selectors import Selector
 from kv_types.validity import ObservedView, ValiditySource
 
 
@@ -29,9 +31,11 @@ class ViewFollower:
     """Follows one source. `namespace` is that of all pages of the cache, None when it holds several or an unknown one.
 
     Whatever it cannot interpret, has missed, or belongs to another life means: forget everything (invariant I6).
+    Selectors may name who computed a page, when, or under which tags; nobody knows that here, so such conditions count
+    as met.
     """
 
-    def __init__(self, source: ValiditySource, *, namespace: NamespaceId | None = None) -> None:
+    def __init__(self, source: ValiditySource, *, namespace: Namespace | None = None) -> None:
         self._source = source
         self._namespace = namespace
         self._followed: ObservedView | None = None
@@ -43,6 +47,11 @@ class ViewFollower:
     def source(self) -> ValiditySource:
         """What is followed."""
         return self._source
+
+    @property
+    def followed(self) -> ObservedView | None:
+        """Life and view up to which events were read; None before the first call of `follow`."""
+        return self._followed
 
     def look(self) -> ObservedView | None:
         """Life and view of one moment; None while no header can be read."""
@@ -114,18 +123,23 @@ class ViewFollower:
         return Verdict(observed, pages=tuple(pages))
 
     def _selected(self, kind: int, payload: bytes) -> tuple[PageKey, ...] | None:
-        """Keys that an event selects; None: it may select anything."""
+        """Keys that an event selects, with all that stands on them; None: it may select anything."""
         try:
             event = decode_event(kind, payload)
-        except (ProtocolError, InvalidIdentifierError):
+        except ProtocolError:
             return None
         match event:
-            case PagesHidden(keys=keys):
-                return keys
-            case NamespaceHidden(namespace=namespace):
-                return () if self._namespace is not None and namespace != self._namespace else None
-            case LogStarted() | EverythingHidden():
+            case Selected(selector):
+                return self._keys_of(selector)
+            case WeightsAnnounced():
+                return ()  # names what is computed from here on; the old version's pages go by a selector
+            case LogStarted():
                 return None
+
+    def _keys_of(self, selector: Selector) -> tuple[PageKey, ...] | None:
+        if self._namespace is not None and not selector.matches_namespace(self._namespace):
+            return ()
+        return None if selector.key is None else (selector.key,)
 
     def _forget_everything(self, observed: ObservedView, view: int) -> Verdict:
         self._floor_view = view

@@ -60,14 +60,18 @@ class Arena:
     @property
     def view(self) -> int: ...
     # clients
-    def open_row(self, pid: int) -> int:
-        """Returns a cleared row's number; raises RuntimeError when none is free."""
+    def open_row(self, pid: int, *, engine: int = 0) -> int:
+        """Returns a cleared row's number; raises RuntimeError when none is free. `engine` is what the client says of an
+        index of its own (rule R18): 0 it has none, 1 keep, 2 drop."""
     def orphan_row(self, row: int) -> None:
         """The connection is gone, the process may live: leases stay, reservations are quarantined."""
     def end_row(self, row: int) -> None:
         """The process is gone (or detached with nothing held): leases and reservations end, the row is free."""
     def row_statistics(self, row: int) -> dict[str, int]:
-        """state, pid, leases, leased_bytes, reservations, applied_view, oldest_view (0: no request in flight)."""
+        """state, pid, engine, leases, leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
+        request in flight). own_freshness_ns: until then the client may serve an index of its own without having applied
+        (rule R18); 0: it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what
+        open_row was told, the rest is what the client wrote."""
     def row_counts(self, row: int, counter: int) -> dict[str, int]:
         """begun, requested, l1, l2, l3, miss_0…miss_15, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
     def reset_counts(self, row: int, counter: int) -> None: ...
@@ -87,7 +91,8 @@ class Arena:
         """One (status, reason, reservation, data_offset) a key; keys[0]'s parent is `parent` (None: a root page).
 
         status STORED here means reserved: fill payload_bytes at data_offset, then commit. Evicts tails of other
-        chains to make room, never an ancestor. After the first refused page all later ones are refused.
+        chains to make room, never an ancestor. After the first refused page all later ones are refused. A chain lies
+        in one namespace: a parent or a known page of another counts as absent.
         """
     def commit(
         self,
@@ -99,23 +104,80 @@ class Arena:
         producer: int,
         computed_from_ms: int,
         computed_until_ms: int,
+        rests_on: int,
         now_ns: int,
     ) -> list[tuple[int, int]]:
-        """Publish in the given order (parents first); one (status, reason) each. Foreign or ended ids: REFUSED, EXPIRED."""
+        """Publish in the given order (parents first); one (status, reason) each. Foreign or ended ids: REFUSED, EXPIRED.
+
+        `rests_on` is the instance of the deepest page that the request reused: low 32 bits of the visible page's
+        generation in the high half, entry + 1 in the low (so a page stored by the caller has its reservation id plus
+        2**32); 0: nothing was reused, 2**64 - 1: unknown. A page that has it not among its ancestors, or not within the
+        bounded number that is looked at, is flagged: its lineage is unknown.
+        """
+    def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
+        """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
+        row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
     def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
     def expire(self, now_ns: int) -> int:
         """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
         lease any more; bounded work a call; returns pages hidden."""
-    def hide(self, keys: bytes) -> int:
-        """Hide each of these pages (n × 32 bytes, any order) with everything computed on top of it; returns pages hidden."""
-    def hide_namespace(self, namespace_slot: int) -> int: ...
-    def hide_all(self) -> int: ...
+    def hide_step(
+        self,
+        *,
+        key: bytes | None,
+        namespaces: bytes | None,
+        provenances: bytes | None,
+        since_ms: int,
+        until_ms: int,
+        since_revision: int,
+        until_revision: int,
+        cursor: int,
+        work_max: int,
+    ) -> tuple[int, int]:
+        """Hide some of what a selection names, with everything computed on top of it: (next cursor, pages hidden).
+
+        Cursor 0 begins; each step takes the cursor that the one before returned, with the same other arguments; -1: done.
+        Then every page that was visible at the first step and is selected is hidden, whatever happened between the
+        steps. A step looks at and hides `work_max` entries together at most and scans the leases once; a subtree goes
+        from its leaves on. Hidden at once; freed at the last release. Four selections can be under way side by side.
+
+        `key`: this page and what stands on it; None: all. `namespaces`, `provenances`: bitmaps by number, number n being
+        bit n % 8 of byte n // 8; None: all; a number beyond its bitmap doesn't match, the provenance 2**32 - 1 always
+        does. Times are those of the entry, in ms, widened by the caller; 0 and 2**64 - 1 are no bounds, an entry's time
+        of 0 matches. Conditions combine by "and"; an entry of unknown lineage matches provenance, times and revisions
+        whatever they say. Without conditions on those, reservations in the way are cut off: their commits are refused.
+        """
+    def count_step(
+        self,
+        *,
+        key: bytes | None,
+        namespaces: bytes | None,
+        provenances: bytes | None,
+        since_ms: int,
+        until_ms: int,
+        since_revision: int,
+        until_revision: int,
+        cursor: int,
+        work_max: int,
+        census: int = 0,
+    ) -> tuple[int, int, int]:
+        """What hide_step would hide, each page once: (next cursor, pages, payload bytes) of this step.
+
+        `census` 0 counts a selection alone. A number that was not used before begins a census; the counts of several
+        selections under one number, one after the other, count each page once together. Beginning another ends it.
+        Raises ValueError when a count can't go on, because too many others were begun meanwhile or its census has ended.
+        """
+    def chain(self, key: bytes, *, pages_max: int) -> bytes | None:
+        """Packed keys root … `key` of the visible or reserved page under a key; b"" when there is none, None when they are
+        more than `pages_max`. Looks at no lease."""
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
-        """The visible entry under a key: all fields of the entry, its access times and its lease count. For `inspect`."""
+        """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
+        times and its lease count, for which it looks at all leases. For `inspect`."""
     def statistics(self) -> dict[str, int]:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
         reserved_bytes, leased_bytes, segments_total, segments_free, evictions_capacity, evictions_ttl,
-        evictions_invalidated, evictions_segment, stored, known, refused, index_full."""
+        evictions_invalidated, evictions_segment, stored, known, refused, index_full, oldest_hidden_view (least view that
+        was published when a page was hidden, for whatever reason, that is still leased; 0: there is none)."""
     def namespace_statistics(self) -> dict[int, tuple[int, int]]:
         """namespace_slot -> (resident pages, resident bytes)."""
     def check_invariants(self) -> None:
@@ -148,10 +210,18 @@ class Reader:
         """(view, incarnation, revision) that belong together."""
     def freshness_ns(self) -> int: ...
     def set_applied_view(self, view: int) -> None: ...
+    def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
+        """For an index that is not gated: store in the row until when it may serve without asking (None: the header's F;
+        0: no longer; 2**64 - 1: without limit), then load the view: (what was stored, view). Apply up to that view
+        before serving. A full fence lies between the two, so that either this client sees an event or the sidecar sees
+        the claim (rule R18). Never lower a claim that may still be relied on."""
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         """(view, incarnation, revision, kind, payload) of each event after `view`; None when the ring was overrun."""
     def begin_request(self) -> tuple[int, int, bytes, int]:
         """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free."""
+    def advance_request(self, slot: int, view: int) -> None:
+        """Say that what the slot stands for works on `view` now: at or below the present view, applied before. Never goes
+        back. Slot -1 is ignored; raises ValueError for a slot that no request holds and a view that is not published."""
     def end_request(self, slot: int) -> None: ...
     def match(self, keys: Buffer, *, start: int = 0) -> tuple[int, int]:
         """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted."""
@@ -167,9 +237,13 @@ class Reader:
         start: int = 0,
         lease_ns: int = 5_000_000_000,
         kernel: int = -1,
-    ) -> tuple[int, int]:
-        """Look up, copy out, check again: (pages, reason). Destinations: one writable contiguous buffer a key of
-        keys[start:], or one for all of them. Without the GIL. Counts as `lease` does."""
+        instances: Memory | None = None,
+    ) -> tuple[int, int, int]:
+        """Look up, copy out, check again: (pages, reason, instance of the last page served, 0 for none). Destinations: one
+        writable contiguous buffer a key of keys[start:], or one for all of them. Without the GIL. Counts as `lease` does.
+
+        `instances`: 8 writable bytes a key of the whole chain, to be told the instance of each page served and of
+        keys[start - 1], on which the first of them stands; those of other keys are left as they are."""
     def counts(self, counter: int) -> dict[str, int]:
         """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
@@ -204,6 +278,15 @@ class Lease:
     @property
     def view(self) -> int:
         """The view that the look-up loaded."""
+    @property
+    def instance(self) -> int:
+        """Instance of the last page (what `Arena.commit` calls so), 0 for none. Stays readable after the release."""
+    def instances(self) -> list[int]:
+        """Instance of each page, for a holder that may reuse fewer of them later."""
+    @property
+    def stands_on(self) -> int:
+        """Instance of keys[start - 1], on which the first page stands; 0 when start is 0 or there is no page. It tells a
+        holder of the pages before `start` whether its own are the ones below these."""
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> memoryview: ...
     def __iter__(self) -> Iterator[memoryview]: ...

@@ -13,10 +13,10 @@ from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.ids import LifeId
 from kv_types.limits import (
     CLIENT_ROWS_MAX,
-    FRESHNESS_LEASE_S_DEFAULT,
     LEASES_PER_CLIENT_MAX,
     RESERVATION_S_DEFAULT,
     RING_RECORDS_MAX,
+    SKEW_BOUND_S_DEFAULT,
     TTL_S_MAX,
 )
 
@@ -35,7 +35,7 @@ class ArenaConfig:
 
     `copy_kernel` and `warm_copy_kernel` number one of `_native.COPY_KERNELS`, for destinations out of
     the caches and in them; `default_ttl_s` 0: pages never expire;
-    `client_rows` includes the sidecar's own. Raises ConfigError.
+    `client_rows` includes the sidecar's own; `skew_bound_s` widens the times of selectors (rule R3). Raises ConfigError.
     """
 
     arena_bytes: int
@@ -44,7 +44,7 @@ class ArenaConfig:
     client_rows: int = 64
     leases_per_client: int = 16_384
     ring_records: int = 1024
-    freshness_lease_s: float = FRESHNESS_LEASE_S_DEFAULT
+    skew_bound_s: float = SKEW_BOUND_S_DEFAULT
     reservation_s: float = RESERVATION_S_DEFAULT
     default_ttl_s: int = 0
     index_hash_bits: int = 64
@@ -58,7 +58,7 @@ class ArenaConfig:
         _check_range("ring_records", self.ring_records, 2, RING_RECORDS_MAX)
         _check_range("default_ttl_s", self.default_ttl_s, 0, TTL_S_MAX)
         _check_range("index_hash_bits", self.index_hash_bits, 1, 64)
-        _check_range("freshness_lease_s", self.freshness_lease_s, 0.01, 3600)
+        _check_range("skew_bound_s", self.skew_bound_s, 0, 3600)
         _check_range("reservation_s", self.reservation_s, 0.01, 3600)
         self.sizes()
 
@@ -102,13 +102,14 @@ def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None
 
 
 def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:
-    """Map the arena a second time, as a client of one's own. Raises ArenaTooLargeError."""
+    """Map the arena a second time, as a client of one's own; ends it when that fails. Raises ArenaTooLargeError."""
     control, clients, data = arena.duplicate_descriptors(writable=True)
     try:
         return Reader(
             control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault
         )  # fmt: skip
     except (MemoryError, OSError) as error:
+        arena.close()
         raise ArenaTooLargeError(
             f"the arena can't be mapped twice, to write and to serve it: {error}; choose a smaller one"
         ) from error

@@ -19,6 +19,7 @@ from cache_l2.attach_wire import (
     encode_message,
 )
 from kv_types.errors import HandshakeError, InvalidArgumentError, ProtocolError, SidecarUnreachableError
+from kv_types.validity import EngineMode
 
 _HELLO_REQUEST = 0
 _RETRY_S = 0.01
@@ -35,7 +36,13 @@ _ADVICE = {
 
 
 def shake_hands(
-    path: str, *, name: str, writable: bool, gone: tuple[int, ...] = (), deadline_s: float
+    path: str,
+    *,
+    name: str,
+    writable: bool,
+    gone: tuple[int, ...] = (),
+    engine: EngineMode = EngineMode.NONE,
+    deadline_s: float,
 ) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
     """Return the connected non-blocking socket, the sidecar's welcome, and its three descriptors, all the caller's.
 
@@ -48,7 +55,7 @@ def shake_hands(
         Hello(
             version_min=PROTOCOL_VERSION_MIN, version_max=PROTOCOL_VERSION, layout_version=LAYOUT_VERSION,
             role=Role.WRITER if writable else Role.READER, time_namespace=time_namespace(),
-            boot_now_ns=before_ns, name=name, gone=gone,
+            boot_now_ns=before_ns, name=name, gone=gone, engine=engine,
         ),
         _HELLO_REQUEST,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 
 class MessageType(IntEnum):
@@ -26,6 +27,7 @@ class MessageType(IntEnum):
     DONE = 13
     PONG = 14
     FAILED = 15
+    UNREGISTER = 16
 
 
 class Role(IntEnum):
@@ -54,6 +56,7 @@ class Hello:
 
     `boot_now_ns` is CLOCK_BOOTTIME; `time_namespace` the inode of its time namespace, 0 when unknown. `gone` names
     attachments of the same process that it has unmapped: no thread of it can touch their rows or places any more.
+    `engine` says whether it has an index of its own that invalidations must reach (rule R18).
     """
 
     version_min: int
@@ -64,6 +67,7 @@ class Hello:
     boot_now_ns: int
     name: str
     gone: tuple[int, ...] = ()
+    engine: EngineMode = EngineMode.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,13 @@ class Registered:
     page_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unregister:
+    """This client uses a namespace no more: none of its threads looks anything up, reserves or counts under it."""
+
+    namespace_number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """Ask for places for a run of pages of one chain; `parent` is the page before keys[0], None for a root.
@@ -138,7 +149,11 @@ class ReservedPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Publish filled reservations, parents first. Times are the producer's wall clock in Unix ms."""
+    """Publish filled reservations, parents first. Times are the producer's wall clock in Unix ms.
+
+    `rests_on` is the instance of the deepest page that the request reused of their chain, NO_INSTANCE where it reused
+    none.
+    """
 
     reservations: tuple[int, ...]
     stamp: Stamp
@@ -146,6 +161,7 @@ class Commit:
     tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
+    rests_on: int = UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +191,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Abort or detach was carried out."""
+    """Abort, unregister or detach was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,5 +209,5 @@ class Failed:
     text: str
 
 
-ClientMessage = Hello | Register | Reserve | Commit | Abort | Detach | Ping
+ClientMessage = Hello | Register | Unregister | Reserve | Commit | Abort | Detach | Ping
 SidecarMessage = Welcome | Refused | Registered | ReservedPages | CommittedPages | Done | Pong | Failed

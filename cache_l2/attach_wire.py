@@ -34,6 +34,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
@@ -59,19 +60,22 @@ from kv_types.limits import (
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
+from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"
-PROTOCOL_VERSION = 1
-PROTOCOL_VERSION_MIN = 1
+PROTOCOL_VERSION = 2
+PROTOCOL_VERSION_MIN = 2
 HELLO_DESCRIPTORS = 1
 WELCOME_DESCRIPTORS = 3
 
 _HEADER = struct.Struct("<4sHHII")
+_ENGINE_SHIFT = 4
+"""HELLO's byte of what a client is: its role in the low half, its engine mode in the high one."""
 _HELLO = struct.Struct("<HHIBQQ")
 _WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQQ")
 _REGISTERED = struct.Struct(f"<{KEY_BYTES}sIII")
 _RESERVE = struct.Struct(f"<IBqB{KEY_BYTES}sH")
-_COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQH")
+_COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQQH")
 _COUNT = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
 _PONG = struct.Struct("<Q")
@@ -183,8 +187,8 @@ _STABLE_KINDS = frozenset((MessageType.HELLO, MessageType.REFUSED))
 
 def _write_hello(message: Hello) -> bytes:
     head = _HELLO.pack(
-        message.version_min, message.version_max, message.layout_version, message.role,
-        message.time_namespace, message.boot_now_ns,
+        message.version_min, message.version_max, message.layout_version,
+        message.role | message.engine << _ENGINE_SHIFT, message.time_namespace, message.boot_now_ns,
     )  # fmt: skip
     gone = _numbers(message.gone, ATTACHMENTS_GONE_MAX)
     return head + _text(message.name, CLIENT_NAME_BYTES_MAX, "the client's name") + gone
@@ -241,7 +245,7 @@ def _write_commit(message: Commit) -> bytes:
         raise LimitExceededError(f"{len(message.tags)} tags; a record has at most {TAGS_PER_RECORD_MAX}")
     head = _COMMIT.pack(
         message.stamp.incarnation, message.stamp.revision, message.computed_from_ms, message.computed_until_ms,
-        len(message.tags),
+        message.rests_on, len(message.tags),
     )  # fmt: skip
     tags = b"".join(_short(tag, TAG_BYTES_MAX, "a tag") for tag in message.tags)
     producer = _short(message.producer, PRODUCER_BYTES_MAX, "the producer")
@@ -285,14 +289,16 @@ def _clipped(value: str) -> bytes:
 
 
 def _read_hello(body: _Body) -> Hello:
-    version_min, version_max, layout_version, role, time_namespace, boot_now_ns = body.unpack(_HELLO)
-    if role not in tuple(Role):
-        raise ProtocolError(f"role {role} has no known meaning")
+    version_min, version_max, layout_version, what, time_namespace, boot_now_ns = body.unpack(_HELLO)
+    role, engine = what & ((1 << _ENGINE_SHIFT) - 1), what >> _ENGINE_SHIFT
+    if role not in tuple(Role) or engine not in tuple(EngineMode):
+        raise ProtocolError(f"role {role} or engine mode {engine} has no known meaning")
     return Hello(
         version_min=version_min, version_max=version_max, layout_version=layout_version, role=Role(role),
         time_namespace=time_namespace, boot_now_ns=boot_now_ns,
         name=body.text(CLIENT_NAME_BYTES_MAX, "the client's name"),
         gone=body.numbers(body.counted(_COUNT, ATTACHMENTS_GONE_MAX, "attachments that are gone")),
+        engine=EngineMode(engine),
     )  # fmt: skip
 
 
@@ -353,14 +359,14 @@ def _read_reserve(body: _Body) -> Reserve:
 
 
 def _read_commit(body: _Body) -> Commit:
-    incarnation, revision, from_ms, until_ms, tag_count = _COMMIT.unpack(body.take(_COMMIT.size))
+    incarnation, revision, from_ms, until_ms, rests_on, tag_count = _COMMIT.unpack(body.take(_COMMIT.size))
     if tag_count > TAGS_PER_RECORD_MAX:
         raise ProtocolError(f"{tag_count} tags; a record has at most {TAGS_PER_RECORD_MAX}")
     tags = tuple(body.short_bytes(TAG_BYTES_MAX, "a tag") for _ in range(tag_count))
     producer = body.short_bytes(PRODUCER_BYTES_MAX, "the producer")
     return Commit(
         reservations=_read_numbers(body), stamp=Stamp(LogIncarnation(incarnation), revision), producer=producer,
-        tags=tags, computed_from_ms=from_ms, computed_until_ms=until_ms,
+        tags=tags, computed_from_ms=from_ms, computed_until_ms=until_ms, rests_on=rests_on,
     )  # fmt: skip
 
 
@@ -399,6 +405,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Refused: (MessageType.REFUSED, _write_refused),
     Register: (MessageType.REGISTER, _write_register),
     Registered: (MessageType.REGISTERED, _write_registered),
+    Unregister: (MessageType.UNREGISTER, lambda message: _LENGTH.pack(message.namespace_number)),
     Reserve: (MessageType.RESERVE, _write_reserve),
     ReservedPages: (MessageType.RESERVED, _write_reserved),
     Commit: (MessageType.COMMIT, _write_commit),
@@ -413,6 +420,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
 _CLIENT_READERS: dict[int, Callable[[_Body], ClientMessage]] = {
     MessageType.HELLO: _read_hello,
     MessageType.REGISTER: _read_register,
+    MessageType.UNREGISTER: lambda body: Unregister(body.unpack(_LENGTH)[0]),
     MessageType.RESERVE: _read_reserve,
     MessageType.COMMIT: _read_commit,
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),

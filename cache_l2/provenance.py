@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_types.errors import InvalidArgumentError, LimitExceededError
@@ -34,6 +36,8 @@ class ProvenanceTable:
     def __init__(self, *, provenances_max: int = PROVENANCES_MAX) -> None:
         self._numbers: dict[Provenance, int] = {Provenance(): self.UNKNOWN}
         self._provenances = [Provenance()]
+        self._of_producer: dict[bytes, array[int]] = {}
+        self._of_tag: dict[bytes, array[int]] = {}
         self._max = provenances_max
 
     def __len__(self) -> int:
@@ -49,9 +53,22 @@ class ProvenanceTable:
             return known
         if len(self._provenances) >= self._max:
             return self.OVERFLOW
-        self._numbers[provenance] = len(self._provenances)
+        number = len(self._provenances)
+        self._numbers[provenance] = number
         self._provenances.append(provenance)
-        return len(self._provenances) - 1
+        self._of_producer.setdefault(provenance.producer, array("L")).append(number)
+        for tag in provenance.tags:
+            self._of_tag.setdefault(tag, array("L")).append(number)
+        return number
+
+    def matching(self, producer: bytes | None, tag: bytes | None) -> Sequence[int]:
+        """Numbers of the provenances of this producer and with this tag, None standing for any. OVERFLOW is none of them."""
+        if producer is None:
+            return range(len(self)) if tag is None else self._of_tag.get(tag, array("L"))
+        numbers = self._of_producer.get(producer, array("L"))
+        if tag is None:
+            return numbers
+        return [number for number in numbers if tag in self._provenances[number].tags]
 
     def provenance(self, number: int) -> Provenance | None:
         """Return what a number stands for; None for OVERFLOW: it may be anything."""

@@ -31,6 +31,7 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import (
@@ -48,8 +49,11 @@ from kv_types.errors import (
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
 from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
+from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 _DETACH_DEADLINE_S = 0.2
+_GENERATION = 1 << 32
+_WORD = (1 << 64) - 1
 _ERRORS: dict[str, type[StrataError]] = {
     error.code: error
     for error in (
@@ -79,6 +83,11 @@ class Reserved(NamedTuple):
 Reservation = Reserved | Known | Refused
 
 
+def stored_instance(reservation: int) -> int:
+    """Instance of the page that a committed reservation became: the generation in its high half went on by one."""
+    return (reservation + _GENERATION) & _WORD
+
+
 class AttachedArena:
     """One attachment in one sidecar's life. Thread-safe; not usable in a forked child, which must attach itself."""
 
@@ -103,17 +112,19 @@ class AttachedArena:
         name: str = "",
         writable: bool = True,
         prefault: bool = True,
+        engine: EngineMode = EngineMode.NONE,
         deadline_s: float = ATTACH_DEADLINE_S_DEFAULT,
     ) -> AttachedArena:
         """Attach to the sidecar that listens at the socket `path`.
 
         `name` is shown to people (at most 64 bytes). Without `writable` the pages can't be written and nothing can be
-        reserved. Raises SidecarUnreachableError (nobody answers within `deadline_s`), HandshakeError (another version,
-        layout, user, pid or time namespace; no free row), LimitExceededError (`name`).
+        reserved. `engine` says whether an index of this client's own holds back what the sidecar acknowledges.
+        Raises SidecarUnreachableError (nobody answers within `deadline_s`), HandshakeError (another version, layout,
+        user, pid or time namespace; no free row), LimitExceededError (`name`).
         """
         gone = _departures.gone(path)
         connection, welcome, descriptors = shake_hands(
-            path, name=name, writable=writable, gone=gone, deadline_s=deadline_s
+            path, name=name, writable=writable, gone=gone, engine=engine, deadline_s=deadline_s
         )
         _departures.forget(gone)
         control, clients, data = descriptors
@@ -184,6 +195,13 @@ class AttachedArena:
             raise self._unexpected(reply)
         return Registration(reply.namespace, reply.number, reply.counter, reply.page_bytes)
 
+    def unregister(self, registration: Registration, *, deadline_s: float) -> bool:
+        """Say that nothing of this process uses a namespace any more, so that its counter is free for another one.
+
+        Returns whether the sidecar has confirmed it. Raises ClosedError.
+        """
+        return not isinstance(self._call(Unregister(registration.number), deadline_s), RefuseReason)
+
     def reserve(
         self,
         registration: Registration,
@@ -224,19 +242,21 @@ class AttachedArena:
         tags: tuple[bytes, ...] = (),
         computed_from_ms: int = 0,
         computed_until_ms: int = 0,
+        rests_on: int = UNKNOWN_INSTANCE,
         deadline_s: float,
     ) -> list[PutOutcome]:
         """Publish filled reservations, parents first; one outcome each.
 
         `stamp` is the position loaded before the first reuse (rule R1). Times are Unix ms of the producer's wall
-        clock. After Refused(DEADLINE) the pages may be published all the same. Raises InvalidArgumentError,
-        LimitExceededError, ClosedError.
+        clock. `rests_on` is the instance of the deepest page of the chain that was reused, NO_INSTANCE where none was:
+        pages that don't stand on it here are taken for computed on anything. After Refused(DEADLINE) the pages may be
+        published all the same. Raises InvalidArgumentError, LimitExceededError, ClosedError.
         """
         if not ids:
             return []
         message = Commit(
             reservations=tuple(ids), stamp=stamp, producer=producer, tags=tags,
-            computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms,
+            computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms, rests_on=rests_on,
         )  # fmt: skip
         reply = self._call(message, deadline_s)
         if isinstance(reply, RefuseReason):

@@ -3,56 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
-from cache_l2.local_log import LocalLog
+from cache_l2.checks import check_batch, check_buffers, expiry_s, look_up_outcome
+from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view
+from cache_l2.figures import client_figures, page_figures
+from cache_l2.inspection import PageFacts, page_facts
+from cache_l2.judging import BatchJudging, CommitJudge, CommitTerms
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
 from cache_l2.reservations import ReservationBook
+from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
-from kv_types.errors import BufferMismatchError, InvalidArgumentError, LimitExceededError
-from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp, new_life_id
-from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT, TTL_S_MAX
+from kv_types.errors import InvalidArgumentError, LimitExceededError
+from kv_types.events import Event, encode_event
+from kv_types.ids import (
+    KEY_BYTES,
+    NO_INCARNATION,
+    LifeId,
+    NamespaceId,
+    PageKey,
+    Stamp,
+    new_life_id,
+)
+from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
 from kv_types.outcomes import (
-    Hit,
     LookUpOutcome,
-    Miss,
-    MissReason,
     PutOutcome,
     PutStatus,
     RefuseReason,
-    Tier,
     put_outcome,
 )
-from kv_types.page_keys import Keys, pack_keys
+from kv_types.page_keys import Keys, pack_keys, unpack_keys
+from kv_types.selectors import Selector
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, EngineMode
 
-__all__ = ["ArenaConfig", "ArenaStore", "ClientRow", "NamespaceCounts", "NamespaceRecord"]
+__all__ = [
+    "ArenaConfig", "ArenaStore", "ClientRow", "HeldBack", "NamespaceCounts", "NamespaceRecord", "PageFacts",
+]  # fmt: skip
 
 _SECOND_NS = 1_000_000_000
 
 PageRow = tuple[int, int, int, int]
 """(PutStatus, RefuseReason, reservation, data offset); STORED means reserved."""
-
-_ROW_STATES = {0: "free", 1: "attached", 2: "orphaned"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRow:
-    """One client as the sidecar sees it. `oldest_view` 0: no request in flight."""
-
-    row: int
-    pid: int
-    state: str
-    leases: int
-    leased_bytes: int
-    reservations: int
-    applied_view: int
-    oldest_view: int
 
 
 class ArenaStore:
@@ -66,33 +63,34 @@ class ArenaStore:
         config: ArenaConfig,
         *,
         clock: Clock,
+        judge: CommitJudge,
         life: LifeId | None = None,
         memory: MemoryProbe | None = None,
     ) -> None:
-        """Make the arena and start its log. Raises ArenaTooLargeError with numbers and remedy, ConfigError."""
+        """Make the arena; without freshness, it serves nothing until whoever follows the log publishes some.
+
+        `judge` is the state of the log that commits are held against. Raises ArenaTooLargeError with numbers and remedy,
+        ConfigError.
+        """
         self._config = config
         self._clock = clock
         self.life = life or new_life_id()
         self._arena = create_arena(config, self.life, probe=memory)
-        self._log = LocalLog(self._arena)
+        self._judge = judge
+        self._position = Stamp(NO_INCARNATION, 0)
         self._namespaces = NamespaceRegistry()
         self._provenances = ProvenanceTable()
+        self._selecting = Selecting(
+            self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
+        )
         self._book = ReservationBook()
         self._accounts = Accounts(self._arena)
         self._rows: set[int] = set()
+        self._engines: dict[int, EngineMode] = {}
         self._draining = False
         self._closed = False
-        self._log.start()
         self._own_row = self.open_client(os.getpid())
-        self._reader = self._own_reader()
-        self.tick()
-
-    def _own_reader(self) -> Reader:
-        try:
-            return map_own(self._arena, self._own_row, self.life, prefault=self._config.prefault)
-        except BaseException:
-            self._arena.close()
-            raise
+        self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
 
     # --- the log, freshness and the end ---
 
@@ -127,19 +125,16 @@ class ArenaStore:
         return self._arena.geometry
 
     def stamp(self) -> Stamp:
-        """Position of the log, to load before any reuse."""
-        return self._log.stamp()
+        """Position that was published last, to load before any reuse; of NO_INCARNATION before a log was joined.
+
+        Never the judge's, which is ahead while pages are still being hidden: what reused one of them would be stamped
+        as if it had not (rule R1).
+        """
+        return self._position
 
     def tick(self) -> int:
-        """Renew freshness and expire pages and reservations, bounded work a call; returns the pages hidden.
-
-        To be called about every quarter of the freshness lease: F = t0 + lease, t0 read first (rule R14).
-        """
-        begun_ns = self._clock.now_ns()
-        hidden = self._arena.expire(begun_ns)
-        if not self._draining:
-            self._arena.publish_freshness(begun_ns + int(self._config.freshness_lease_s * _SECOND_NS))
-        return hidden
+        """Expire pages and reservations, bounded work a call; returns the pages hidden."""
+        return self._arena.expire(self._clock.now_ns())
 
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
@@ -180,21 +175,30 @@ class ArenaStore:
 
     # --- clients ---
 
-    def open_client(self, pid: int) -> int:
-        """Take a cleared row for a process; raises LimitExceededError when all are taken."""
+    def open_client(self, pid: int, *, engine: EngineMode = EngineMode.NONE) -> int:
+        """Take a cleared row for a process; raises LimitExceededError when all are taken.
+
+        `engine` says whether acknowledgements wait for this client (rule R18).
+        """
         try:
-            row = self._arena.open_row(pid)
+            row = self._arena.open_row(pid, engine=int(engine))
         except RuntimeError as error:
             raise LimitExceededError(
                 f"all {self._config.client_rows} client rows are taken: raise client_rows, or end clients"
             ) from error
         self._rows.add(row)
+        if engine is not EngineMode.NONE:
+            self._engines[row] = engine
         self._accounts.open_row(row)
         return row
 
     def bind_namespace(self, row: int, record: NamespaceRecord) -> int:
         """Counter that this row counts the namespace under; raises LimitExceededError."""
         return self._accounts.bind(row, record)
+
+    def unbind_namespace(self, row: int, record: NamespaceRecord) -> None:
+        """The client counts under this namespace no more; its counter is free for another one."""
+        self._accounts.unbind(row, record.id)
 
     def orphan_client(self, row: int) -> None:
         """The connection is gone, the process may live: leases stay, reservations are quarantined (rule R17)."""
@@ -207,6 +211,7 @@ class ArenaStore:
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
+        self._engines.pop(row, None)
 
     def client_leases(self, row: int) -> int:
         """Leases that a row still holds."""
@@ -220,18 +225,8 @@ class ArenaStore:
         """Every row in use, the sidecar's own among them."""
         return [self._client(row) for row in sorted(self._rows)]
 
-    def oldest_view(self) -> int:
-        """Least view that any request in flight loaded, or the present one: how far the node is drained (rule R19)."""
-        views = (self._arena.row_statistics(row)["oldest_view"] for row in self._rows)
-        return min((view for view in views if view), default=self.view)
-
     def _client(self, row: int) -> ClientRow:
-        state = self._arena.row_statistics(row)
-        return ClientRow(
-            row=row, pid=state["pid"], state=_ROW_STATES.get(state["state"], str(state["state"])),
-            leases=state["leases"], leased_bytes=state["leased_bytes"], reservations=state["reservations"],
-            applied_view=state["applied_view"], oldest_view=state["oldest_view"],
-        )  # fmt: skip
+        return ClientRow.of(row, self._arena.row_statistics(row))
 
     # --- storing ---
 
@@ -242,13 +237,13 @@ class ArenaStore:
 
         Raises LimitExceededError, InvalidArgumentError.
         """
-        pages = _check_batch(keys)
+        pages = check_batch(keys)
         if self._draining:
             return [(PutStatus.REFUSED, RefuseReason.CLOSED, 0, 0)] * pages
         now_ns = self._clock.now_ns()
         rows = self._arena.reserve(
             row=row, namespace_slot=record.number, parent=parent, keys=keys, payload_bytes=record.page_bytes,
-            expiry_s=self._expiry_s(ttl_s, now_ns),
+            expiry_s=expiry_s(self._config.default_ttl_s if ttl_s is None else ttl_s, now_ns),
             deadline_ns=now_ns + int(self._config.reservation_s * _SECOND_NS), now_ns=now_ns,
         )  # fmt: skip
         reserved = [reservation if status == PutStatus.STORED else None for status, _, reservation, _ in rows]
@@ -265,17 +260,23 @@ class ArenaStore:
         tags: tuple[bytes, ...] = (),
         computed_from_ms: int = 0,
         computed_until_ms: int = 0,
+        rests_on: int = UNKNOWN_INSTANCE,
     ) -> list[tuple[int, int]]:
         """Publish filled reservations, parents first: (PutStatus, RefuseReason) each. A refused one ends.
 
-        Raises LimitExceededError, InvalidArgumentError; nothing has changed then.
+        `rests_on` is the instance of the deepest page that their request reused. Raises LimitExceededError,
+        InvalidArgumentError; nothing has changed then.
         """
         if len(reservations) > BATCH_PAGES_MAX:
             raise LimitExceededError(
                 f"a batch of {len(reservations)} pages exceeds {BATCH_PAGES_MAX}: split it"
             )
         provenance = self._provenances.number(producer, tags)
-        reasons = self._judge(row, reservations, stamp)
+        terms = CommitTerms(
+            stamp=stamp, producer=producer, tags=tags, computed_from_ms=computed_from_ms,
+            computed_until_ms=computed_until_ms, rests_on=rests_on,
+        )  # fmt: skip
+        reasons = self._judge_batch(row, reservations, terms)
         permitted = [
             reservation for reservation, reason in zip(reservations, reasons, strict=True) if not reason
         ]
@@ -283,7 +284,7 @@ class ArenaStore:
             self._arena.commit(
                 row=row, reservations=permitted, incarnation=stamp.incarnation, revision=stamp.revision,
                 producer=provenance, computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms,
-                now_ns=self._clock.now_ns(),
+                rests_on=rests_on, now_ns=self._clock.now_ns(),
             )
         )  # fmt: skip
         return [(int(PutStatus.REFUSED), int(reason)) if reason else next(published) for reason in reasons]
@@ -294,12 +295,14 @@ class ArenaStore:
         if mine:
             self._arena.abort(row=row, reservations=mine)
 
-    def _judge(self, row: int, reservations: Sequence[int], stamp: Stamp) -> list[RefuseReason]:
+    def _judge_batch(self, row: int, reservations: Sequence[int], terms: CommitTerms) -> list[RefuseReason]:
         """Take the reservations from the book and say why each must not be published, NONE where nothing speaks against.
 
         Those that the log refuses end here.
         """
-        vetted: set[bytes] = set()
+        judging = BatchJudging(
+            self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
+        )
         reasons = []
         refused = []
         for reservation in reservations:
@@ -307,7 +310,7 @@ class ArenaStore:
             if page is None:
                 reasons.append(RefuseReason.EXPIRED)
                 continue
-            reason = RefuseReason.CLOSED if self._draining else self._log.judge(page, stamp, vetted)
+            reason = RefuseReason.CLOSED if self._draining else judging.judge(reservation, page)
             reasons.append(reason)
             if reason:
                 refused.append(reservation)
@@ -315,36 +318,77 @@ class ArenaStore:
             self._arena.abort(row=row, reservations=refused)
         return reasons
 
-    def _expiry_s(self, ttl_s: int | None, now_ns: int) -> int:
-        ttl_s = self._config.default_ttl_s if ttl_s is None else ttl_s
-        if ttl_s < 0:
-            raise InvalidArgumentError(f"a time to live of {ttl_s} s; it is 0 (never) or more")
-        return -(-now_ns // _SECOND_NS) + min(ttl_s, TTL_S_MAX) if ttl_s else 0
+    # --- following the log (rule R14: hide, then publish; only then may anybody be told) ---
 
-    # --- hiding ---
+    def hiding(self, *selectors: Selector) -> Iterator[int]:
+        """Hide every page that one of the selectors selects, with what was computed on it, in steps of bounded work.
 
-    def hide_pages(self, keys: Keys) -> int:
-        """Hide these pages (any order) and whatever was computed on them; returns the pages hidden.
-
-        A put that began before can't bring them back. Raises InvalidIdentifierError, LimitExceededError.
+        Yields the pages hidden in each step. The judge must refuse what they select before the first step.
         """
-        return self._log.hide_pages(pack_keys(keys))
+        return self._selecting.hiding(selectors)
 
-    def hide_namespace(self, namespace: NamespaceId) -> int:
-        """Hide every page of a namespace, registered or not; returns the pages hidden."""
-        record = self._namespaces.find(namespace)
-        return self._log.hide_namespace(namespace, None if record is None else record.number)
+    def publish(self, event: Event, stamp: Stamp) -> int:
+        """Tell clients of an event whose pages are hidden, at a position of the log; returns the new view."""
+        kind, payload = encode_event(event)
+        self._position = stamp
+        incarnation, revision = stamp.incarnation, stamp.revision
+        return self._arena.publish_event(
+            incarnation=incarnation, revision=revision, kind=int(kind), payload=payload
+        )
 
-    def hide_all(self) -> int:
-        """Hide every page; returns how many."""
-        return self._log.hide_all()
+    def publish_freshness(self, freshness_ns: int) -> None:
+        """Vouch for the published view until a time of CLOCK_BOOTTIME."""
+        self._arena.publish_freshness(freshness_ns)
+
+    def acknowledged_view(self) -> int:
+        """Newest view that every engine below this node's clients has applied (rule R18)."""
+        return acknowledged_view(self._engine_clients(), view=self.view, now_ns=self._clock.now_ns())
+
+    def held_back_by(self) -> list[HeldBack]:
+        """Clients whose engines have not applied the present view."""
+        return held_back_by(self._engine_clients(), view=self.view, now_ns=self._clock.now_ns())
+
+    def drained_view(self) -> int:
+        """Newest view up to which nothing hidden is in use: no engine, no request in flight, no lease (rule R19)."""
+        hidden_view = self._arena.statistics()["oldest_hidden_view"]
+        views = [self.acknowledged_view(), oldest_view(self.clients(), view=self.view)]
+        return min([*views, hidden_view] if hidden_view else views)
+
+    def engines(self, mode: EngineMode) -> int:
+        """Clients with an engine of this mode."""
+        return sum(one is mode for one in self._engines.values())
+
+    def _engine_clients(self) -> Iterator[ClientRow]:
+        return (self._client(row) for row in self._engines)
+
+    # --- asking about pages ---
+
+    def census(self, selectors: Sequence[Selector]) -> Iterator[tuple[int, int]]:
+        """Count the pages and payload bytes that hiding would hide, each page once, in steps of bounded work.
+
+        Yields (pages, bytes) found in each step. Changes nothing. Raises LimitExceededError in whoever counts when
+        another census begins meanwhile.
+        """
+        return self._selecting.counting(selectors)
+
+    def inspect(self, key: PageKey) -> PageFacts | None:
+        """Return what is known of the visible page under a key."""
+        entry = self._arena.find(key)
+        if entry is None:
+            return None
+        return page_facts(entry, self._namespaces, self._provenances, now_ns=self._clock.now_ns())
+
+    def chain(self, key: PageKey, *, pages_max: int) -> list[PageKey] | None:
+        """Keys from the root to the page under a key, none when it is not there; None: more than `pages_max`."""
+        packed = self._arena.chain(key, pages_max=pages_max)
+        return None if packed is None else unpack_keys(packed)
 
     # --- PageStore, for those who come over the network ---
 
     def look_up(self, namespace: NamespaceId, keys: Keys) -> LookUpOutcome:
         """Answer how many pages of the chain could be served now; counts nothing, pins nothing."""
         self._namespaces.of_id(namespace)
-        return _outcome(*self._reader.match(pack_keys(keys)))
+        return look_up_outcome(*self._reader.match(pack_keys(keys)))
 
     def get(
         self, namespace: NamespaceId, keys: Sequence[PageKey], destinations: Sequence[memoryview]
@@ -352,14 +396,13 @@ class ArenaStore:
         """Copy the longest servable prefix out, one destination a key; see PageStore.get."""
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
-        _check_buffers(
-            destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True
-        )
+        check_buffers(destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True)
         counter = self._accounts.bind(self._own_row, record, recycle=True)
         lease_ns = int(COPY_LEASE_S_DEFAULT * _SECOND_NS)
-        return _outcome(
-            *self._reader.get(counter, packed, destinations, page_bytes=record.page_bytes, lease_ns=lease_ns)
+        pages, reason, _ = self._reader.get(
+            counter, packed, destinations, page_bytes=record.page_bytes, lease_ns=lease_ns
         )
+        return look_up_outcome(pages, reason)
 
     def lease(self, namespace: NamespaceId, keys: Keys, *, start: int = 0) -> Lease:
         """Pin the longest servable prefix of keys[start:]; the caller releases it. Counted as a look-up.
@@ -388,12 +431,13 @@ class ArenaStore:
         pages = len(packed) // KEY_BYTES
         if not 0 <= start <= pages:
             raise InvalidArgumentError(f"start is {start}; the chain has {pages} pages")
-        _check_buffers(sources, pages - start, record.page_bytes, "source", writable=False)
+        check_buffers(sources, pages - start, record.page_bytes, "source", writable=False)
         stamp = stamp or self.stamp()
         outcomes: list[PutOutcome] = []
         for begin in range(start, pages, BATCH_PAGES_MAX):
             end = min(begin + BATCH_PAGES_MAX, pages)
-            outcomes += self._put_run(record, packed, begin, end, sources[begin - start : end - start], stamp)
+            run = sources[begin - start : end - start]
+            outcomes += self._put_run(record, packed, begin, end, run, stamp, start)
         return outcomes
 
     def _put_run(
@@ -404,6 +448,7 @@ class ArenaStore:
         end: int,
         sources: Sequence[memoryview],
         stamp: Stamp,
+        start: int,
     ) -> list[PutOutcome]:
         parent = PageKey(packed[(begin - 1) * KEY_BYTES : begin * KEY_BYTES]) if begin else None
         rows = self.reserve(self._own_row, record, parent, packed[begin * KEY_BYTES : end * KEY_BYTES])
@@ -423,7 +468,8 @@ class ArenaStore:
             except BaseException:
                 self.abort(self._own_row, reservations)
                 raise
-        committed = iter(self.commit(self._own_row, reservations, stamp=stamp))
+        rests_on = UNKNOWN_INSTANCE if start else NO_INSTANCE
+        committed = iter(self.commit(self._own_row, reservations, stamp=stamp, rests_on=rests_on))
         return [
             put_outcome(*(next(committed) if status == PutStatus.STORED else (status, reason)))
             for status, reason, _, _ in rows
@@ -433,31 +479,14 @@ class ArenaStore:
 
     def statistics(self) -> Mapping[str, int]:
         """The arena's counters and gauges, and those of the bookkeeping around it."""
-        clients = self.clients()
         return {
             **self._arena.statistics(),
-            **self._page_statistics(),
+            **page_figures(self._accounts.totals()),
+            **client_figures(self.clients()),
             "namespaces": len(self._namespaces),
             "provenances": len(self._provenances),
-            "tombstones": len(self._log.floors),
             "view": self.view,
-            "revision": self._log.stamp().revision,
-            "clients_attached": sum(client.state == "attached" for client in clients),
-            "clients_orphaned": sum(client.state == "orphaned" for client in clients),
-            "leases": sum(client.leases for client in clients),
-            "reservations": sum(client.reservations for client in clients),
-        }
-
-    def _page_statistics(self) -> dict[str, int]:
-        """Accounts over all namespaces; reasons that never occurred are left out."""
-        total = sum(self._accounts.totals().values(), NamespaceCounts())
-        missed = total.missed_by_reason()
-        return {
-            "requested_pages": total.requested,
-            "l1_pages": total.l1,
-            "l2_pages": total.l2,
-            "l3_pages": total.l3,
-            **{f"missed_pages_{reason.name.lower()}": pages for reason, pages in missed.items()},
+            "revision": self._position.revision,
         }
 
     def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:
@@ -470,28 +499,3 @@ class ArenaStore:
             self._namespaces.of_number(number).id: figures
             for number, figures in self._arena.namespace_statistics().items()
         }
-
-
-def _outcome(pages: int, reason: int) -> LookUpOutcome:
-    return Hit(pages, Tier.L2, MissReason(reason)) if pages else Miss(MissReason(reason))
-
-
-def _check_batch(keys: bytes) -> int:
-    pages, rest = divmod(len(keys), KEY_BYTES)
-    if rest:
-        raise InvalidArgumentError(f"packed keys are n × {KEY_BYTES} bytes; got {len(keys)}")
-    if pages > BATCH_PAGES_MAX:
-        raise LimitExceededError(f"a batch of {pages} pages exceeds {BATCH_PAGES_MAX}: split it")
-    return pages
-
-
-def _check_buffers(
-    buffers: Sequence[memoryview], count: int, page_bytes: int, what: str, *, writable: bool
-) -> None:
-    if len(buffers) != count:
-        raise BufferMismatchError(f"{len(buffers)} {what} buffers for {count} pages: give one a page")
-    for index, buffer in enumerate(buffers):
-        if buffer.nbytes != page_bytes:
-            raise BufferMismatchError(f"{what} {index} has {buffer.nbytes} bytes; a page has {page_bytes}")
-        if not buffer.c_contiguous or (writable and buffer.readonly):
-            raise BufferMismatchError(f"{what} {index} is not contiguous or not writable")

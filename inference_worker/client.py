@@ -21,6 +21,7 @@ from inference_worker.lease import PageLease
 from inference_worker.link import Link
 from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
 from inference_worker.request import Request
+from inference_worker.reused import ReusedPages
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
@@ -90,7 +91,7 @@ class Client:
         A context manager; end it when the computation's pages are stored. Raises ClosedError.
         """
         begun = self._own(namespace).begin(self._deadline(deadline_s))
-        return Request(self, namespace, begun, self._link.home)
+        return Request(self, namespace, begun, self._link.home, deadline_s=self._settings.deadline_s)
 
     def match(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served now. Pins nothing and is not counted as a look-up.
@@ -152,7 +153,8 @@ class Client:
         """Store keys[start:] from `sources` (as `destinations` of get); one outcome a page, in order.
 
         Pages that are known already are not sent. `stamp` is the position that the computation started from; None
-        takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
+        takes the present one, right only when nothing was reused (else use `begin`). With a stamp, what the pages rest on
+        is unknown: any invalidation by producer, tag or time takes them too. ttl_s: None takes the sidecar's
         default, 0 is never, a year the most. After the first refused page all later ones are refused, since they
         stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
         BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
@@ -168,6 +170,7 @@ class Client:
             deadline_s=deadline_s,
             computed_from_ms=0,
             refused=RefuseReason.NONE,
+            reused=None,
         )
 
     def put_computed(
@@ -183,11 +186,12 @@ class Client:
         deadline_s: float | None,
         computed_from_ms: int,
         refused: RefuseReason,
+        reused: ReusedPages | None,
     ) -> list[PutOutcome]:
         """Store what a request computed; Request.put is the way to call this.
 
         `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when there was none. With
-        `refused` the arguments are checked and every page is refused.
+        `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on.
         """
         terms = PutTerms(
             deadline=self._deadline(deadline_s),
@@ -198,6 +202,7 @@ class Client:
             producer=self._producer,
             computed_from_ms=computed_from_ms,
             computed_until_ms=time.time_ns() // 1_000_000,
+            reused=reused,
         )
         if refused is RefuseReason.NONE:
             return self._own(namespace).put(keys, sources, terms)

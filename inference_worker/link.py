@@ -20,6 +20,7 @@ from inference_worker.settings import ClientSettings
 from inference_worker.supervisor import Connection, Supervisor
 from kv_types.errors import (
     ClosedError,
+    ConfigError,
     DeadlineExceededError,
     InvalidArgumentError,
     LayoutConflictError,
@@ -31,6 +32,7 @@ from kv_types.ids import Stamp
 from kv_types.limits import NAMESPACES_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import MissReason
+from kv_types.validity import EngineMode
 
 
 class Link:
@@ -41,6 +43,12 @@ class Link:
     """
 
     def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
+        """Raises ConfigError."""
+        if settings.engine is not EngineMode.NONE and endpoint.attach_path is None:
+            raise ConfigError(
+                f"an engine attaches to the sidecar of its own node; {endpoint} has no shared memory: give a runtime "
+                "directory"
+            )
         self.endpoint = endpoint
         self.settings = settings
         self.closed = False
@@ -194,6 +202,8 @@ class Link:
 
     def use_remote(self) -> None:
         """Serve over gRPC from now on, until shared memory can be had."""
+        if self.settings.engine is not EngineMode.NONE:
+            return  # it could not be told what to forget of what it got
         with self._state:
             if not self.closed:
                 self._remote_serves = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -14,8 +14,9 @@ from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
 from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
-from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace
+from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
 from inference_worker.prefetch import Prefetches
+from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
 from kv_types.errors import (
@@ -26,7 +27,7 @@ from kv_types.errors import (
     StrataError,
     UnknownNamespaceError,
 )
-from kv_types.ids import KEY_BYTES, Stamp
+from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, Stamp
 from kv_types.limits import REMOTE_LEASE_BYTES_MAX
 from kv_types.outcomes import (
     KNOWN,
@@ -40,6 +41,7 @@ from kv_types.outcomes import (
     Tier,
 )
 from kv_types.page_keys import Keys
+from kv_types.validity import UNKNOWN_INSTANCE
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire, stamp_to_wire, ttl_to_wire
 from kv_wire.gen import cache_pb2
@@ -164,7 +166,7 @@ class RemotePages:
         pages = outcome.pages - start
         return Hit(pages, outcome.tier, outcome.ended_by) if pages > 0 else Miss(_reason(outcome))
 
-    def lease(self, keys: Keys, start: int) -> PageLease:
+    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
         """Fetch the longest servable prefix of keys[start:] into memory of our own."""
         packed, wanted = packed_chain(keys, start)
         if not wanted:
@@ -180,9 +182,17 @@ class RemotePages:
         if pages == affordable < wanted and reason is MissReason.NONE:
             reason = MissReason.LEASE_LIMIT
         self._count(wanted, start, pages, reason)
+        self._note_found(reused, packed, start, pages, receiver)
         return PageLease(OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason), ANYWHERE)
 
-    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+    def get(
+        self,
+        keys: Keys,
+        destinations: Buffers,
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None = None,
+    ) -> LookUpOutcome:
         """Fetch the longest servable prefix of keys[start:] into the destinations."""
         packed, wanted = packed_chain(keys, start)
         page_bytes = self._namespace.page_bytes
@@ -194,7 +204,9 @@ class RemotePages:
             return Hit(0, Tier.L2)
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=wanted, destinations=views)
         outcome = self._receive(packed, start, receiver, deadline)
-        self._count(wanted, start, outcome.pages if isinstance(outcome, Hit) else 0, _reason(outcome))
+        pages = outcome.pages if isinstance(outcome, Hit) else 0
+        self._count(wanted, start, pages, _reason(outcome))
+        self._note_found(reused, packed, start, pages, receiver)
         return outcome
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
@@ -213,8 +225,8 @@ class RemotePages:
                 lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
             )
         except StrataError as error:
-            unconfirmed: list[PutOutcome] = [Refused(_refused(error))] * (offered - known)
-            return [KNOWN] * known + unconfirmed
+            sent = [Refused(_refused(error))] * (offered - known)
+        self._note_sent(terms.reused, packed, terms.start + known, sent)
         self._namespace.counts.written(page_bytes * sum(not isinstance(one, Refused) for one in sent))
         return [KNOWN] * known + sent
 
@@ -277,6 +289,7 @@ class RemotePages:
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
             computed_until_ms=terms.computed_until_ms,
+            rests_on=terms.rests_on(packed, first=first, life=self._life),
         )
         messages = put_messages(header, views, first=first, page_bytes=self._namespace.page_bytes, keep=keep)
         with self._sidecar.calling(terms.deadline) as calls:
@@ -302,6 +315,24 @@ class RemotePages:
         except UnknownNamespaceError:
             self._register(deadline)
             return attempt()
+
+    @property
+    def _life(self) -> LifeId:
+        return NO_LIFE if self._registered_life is None else LifeId(self._registered_life)
+
+    def _note_found(
+        self, reused: ReusedPages | None, packed: bytes, start: int, pages: int, receiver: PageReceiver
+    ) -> None:
+        if reused is not None and pages:
+            reused.found(packed, Run(self._life, start, pages, receiver.instance(pages)))
+
+    def _note_sent(
+        self, reused: ReusedPages | None, packed: bytes, first: int, outcomes: Sequence[PutOutcome]
+    ) -> None:
+        """What was stored has an instance that nobody told."""
+        pages = pages_maybe_stored(outcomes)
+        if reused is not None and pages:
+            reused.stored(packed, Run(self._life, first, pages, UNKNOWN_INSTANCE))
 
     def _count(self, wanted: int, start: int, served: int, reason: MissReason) -> None:
         self._namespace.counts.look_up(

@@ -28,6 +28,10 @@ NO_LIFE = LifeId(bytes(LIFE_BYTES))
 """Stands for the life while no header can be read; no sidecar's life, which is random."""
 
 
+NO_INCARNATION = LogIncarnation(bytes(INCARNATION_BYTES))
+"""Stands for the incarnation before a sidecar has joined a log; no stamp of it may commit anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """Log position that a request loaded before it reused anything (protocol rule R1).

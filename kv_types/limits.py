@@ -35,6 +35,8 @@ OUTCOMES_SHARED_MAX = 4096
 """Different outcomes of look-ups that a worker keeps instead of making them anew."""
 PREFETCHES_IN_FLIGHT_MAX = 64
 """Prefetches that one client may have under way; more are dropped and counted."""
+REUSED_RUNS_MAX = 4096
+"""Look-ups and puts of one request that are told apart; what it computes after more is of unknown lineage."""
 REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
 """What one lease over gRPC may bring into the worker's own memory."""
 REATTACH_S_DEFAULT = 30.0
@@ -65,6 +67,10 @@ SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
 TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
 """Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
+HIDING_STEP_WORK_MAX = 16_384
+"""Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
+HIDING_WALK_WORK = 1024
+"""Entries' worth of work that hiding one small subtree counts as: it looks at all leases once."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536
@@ -100,6 +106,8 @@ ORIGINS_REMEMBERED_MAX = 1024
 """Origins of pages whose judgement is kept until the next selector by origin: the pages of one put have one."""
 LOG_REQUESTS_KEPT_MAX = 4096
 """Request ids of appends that the log remembers, so that a repeated one is not appended twice."""
+LOG_REVISION_MAX = 2**53 - 1
+"""The log's script counts in numbers of double precision: beyond it some revisions would be skipped."""
 LOG_WEIGHTS_MAX = 1024
 """Models with an announced weights version."""
 FLEET_NAMESPACES_MAX = 4096
@@ -107,11 +115,68 @@ FLEET_MEMBERS_MAX = 4096
 FLEET_NAME_BYTES_MAX = 64
 MEMBER_NOTE_BYTES_MAX = 1024
 REPLICAS_MAX = 16
+PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
+"""Memory of a private server: about what the bounded tables of a log take at most."""
+LOG_KNOW_AGAIN_S = 3600.0
+"""How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
+LOG_CANDIDATES_MAX = 16
+"""Servers that may be named for one log."""
+LOG_UNCONFIRMED_MAX = 3
+"""Renewals in a row that no replica confirms before another server is tried."""
+LOG_NAMESPACES_BATCH_MAX = 128
+"""Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002
 """Renewals that nothing but news or an acknowledgement asks for come no closer; records of a storm come in batches."""
+RENEWALS_BURST_MAX = 8
+RENEWALS_PER_S_MAX = 100
+"""Renewals of one sidecar: so many at once, then at this rate, whatever happens."""
+LOG_APPLY_RECORDS_MAX = 128
+"""Records whose floors are raised, or whose events are published, without letting others run."""
+LOG_WAKE_S_MAX = 10.0
+"""How long one call waits to be woken by the log; then it asks anew."""
+LOG_STATISTICS_S = 10.0
+"""How often a sidecar asks the log for the sizes of its tables."""
+LOG_REPORT_S_MIN = 30.0
+"""A trouble that goes on is logged no more often."""
+VIEW_POSITIONS_MAX = 4096
+"""Views that clients have not all applied yet and whose revisions are told apart."""
+CLIENTS_WATCH_S_MIN = 0.005
+CLIENTS_WATCH_S_MAX = 0.05
+"""How often clients that hold something back are looked at, at first and in the end."""
 LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
+
+# Administration
+ADMIN_CALLS_MAX = 32
+"""Administrative calls at once; they never take a place of the data path's calls."""
+INVALIDATE_SELECTORS_MAX = 1024
+"""Records that one call appends: more would push one another's tombstones into floors of everything."""
+MEMBERS_LISTED_MAX = 512
+"""Members in one message."""
+INSPECT_PAGES_MAX = 1024
+"""Pages that one answer tells about."""
+FENCE_S_DEFAULT = 30.0
+"""How long an invalidation waits for its promise unless it says otherwise; longer than a silent member takes."""
+FENCE_POLL_S_MAX = 0.05
+"""Longest pause between two looks at a fence."""
+FENCE_INCARNATIONS_MAX = 8
+"""Incarnations of the log that one call appends its records to before it gives up."""
+PREFIX_FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file of token ids, or of text to be made into some, that an administrator names a prefix by."""
+LOG_FOLLOW_S_MAX = 3600.0
+"""How long one call may follow the log; whoever wants more calls again."""
+
+# The private Redis of a sidecar without a fleet
+PRIVATE_REDIS_BYTES_MIN = 4 * 1024 * 1024
+"""An empty server has about one MiB; the log of one sidecar, full, a few more."""
+PRIVATE_REDIS_LOG_LINES_MAX = 20
+"""Last lines of what it said, for the error that tells how it ended."""
+PRIVATE_REDIS_START_S_MAX = 10.0
+PRIVATE_REDIS_STOP_S_MAX = 2.0
+PRIVATE_REDIS_BACKOFF_S_MIN = 0.1
+PRIVATE_REDIS_BACKOFF_S_MAX = 5.0
+"""How long it waits after one end before it starts it again."""
 
 # Messages and batches
 BATCH_PAGES_MAX = 1024
@@ -149,6 +214,13 @@ CALL_S_MAX = 3600.0
 """The longest deadline that a call may have."""
 ATTACH_DEADLINE_S_DEFAULT = 5.0
 FRESHNESS_LEASE_S_DEFAULT = 3.0
+PAUSE_BOUND_S_DEFAULT = 2.0
+"""The longest pause of a node that its clock does not notice."""
+DRIFT_BOUND_DEFAULT = 0.001
+DRIFT_BOUND_MAX = 0.1
+"""By which part two boot clocks run apart."""
+SKEW_BOUND_S_DEFAULT = 1.0
+"""How far the wall clocks of producers and of who invalidates may lie apart."""
 RESERVATION_S_DEFAULT = 30.0
 COPY_LEASE_S_DEFAULT = 5.0
 DRAIN_S_DEFAULT = 5.0
@@ -158,10 +230,20 @@ METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
+assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
+    "rows of one batch, found in two tiers and stored, must be told apart"
+)
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
+assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (
+    "one call stays apart in the log"
+)
+assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, (
+    "two lists must fit one message"
+)
+assert INVALIDATE_SELECTORS_MAX < LOG_REQUESTS_KEPT_MAX, "a repeated call must be recognised"
 assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"

@@ -1,4 +1,4 @@
-"""What an L1 checks its pages by: the worker's window on its sidecar's header, and what one look at it says."""
+"""What an L1 checks its pages by: the worker's window on its sidecar's header, and what tells pages of one key apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,46 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from kv_types.ids import LifeId
+from kv_types.ids import NO_LIFE, LifeId
+
+NO_INSTANCE = 0
+"""Stands for the instance where a computation reused no page."""
+UNKNOWN_INSTANCE = (1 << 64) - 1
+"""Stands for an instance that can't be told: what rests on it may rest on anything."""
+
+
+class EngineMode(IntEnum):
+    """What a client keeps outside our tiers, and what it does with that while its sidecar can't be heard (rule R18).
+
+    Numbers are part of the shared-memory contract and never reused.
+    """
+
+    NONE = 0
+    """No index of its own: whatever it keeps is checked against the header before each use; nobody waits for it."""
+    KEEP = 1
+    """An engine whose own cache serves on: an invalidation is not acknowledged before it has applied it, or ended."""
+    DROP = 2
+    """An engine whose own cache serves nothing past its own freshness: acknowledged then at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Which pages of an arena some bytes are: one number a page, meaning something in the sidecar's `life` alone.
+
+    A page that is evicted and computed again has the same key and another instance, because it may rest on other
+    pages. UNKNOWN_INSTANCE where it can't be told.
+    """
+
+    life: LifeId
+    numbers: tuple[int, ...]
+
+    def at(self, index: int) -> int:
+        """Instance of page `index`, unknown beyond those that are named."""
+        return self.numbers[index] if 0 <= index < len(self.numbers) else UNKNOWN_INSTANCE
+
+
+NO_INSTANCES = Instances(NO_LIFE, ())
+"""Nothing is known of any page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +82,3 @@ class ValiditySource(Protocol):
     def set_applied_view(self, view: int) -> None:
         """Tell the sidecar that L1 trusts no page that an event up to `view` selects."""
         ...
-
-
-class EngineMode(IntEnum):
-    """What a client's own cache does while its sidecar cannot vouch for pages (rule R18).
-
-    Numbers are part of the shared-memory contract and never reused.
-    """
-
-    NONE = 0
-    """It has none, or looks at the view before each use of it: nobody waits for it."""
-    KEEP = 1
-    """It goes on: fences wait until it has applied a record, and name it where it can't be reached."""
-    DROP = 2
-    """It drops its pages once its freshness is over."""

@@ -28,6 +28,7 @@ class ArenaLease:
         self._lease = lease
         self.views: Sequence[memoryview] = list(lease)
         self.ended_by = MissReason(lease.reason)
+        self.instance = lease.instance
 
     def release(self) -> None:
         """Let go of the pages; the views end with it."""
@@ -94,6 +95,7 @@ class ArenaService:
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
             computed_until_ms=terms.computed_until_ms,
+            rests_on=terms.rests_on,
         )
         return put_outcome(status, reason)
 

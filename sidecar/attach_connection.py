@@ -12,6 +12,7 @@ from cache_l2.attach_messages import SidecarMessage
 from cache_l2.attach_socket import Peer, send_datagram
 from cache_l2.attach_wire import encode_message
 from kv_types.limits import ATTACH_QUEUE_MESSAGES_MAX
+from kv_types.validity import EngineMode
 
 
 class ReceiverTooSlowError(Exception):
@@ -32,6 +33,7 @@ class AttachedProcess:
     writable: bool
     connection: Connection | None
     attachment: int
+    engine: EngineMode = EngineMode.NONE
     registered: set[int] = field(default_factory=set)
 
 

@@ -254,13 +254,13 @@ class AttachServer:
             return
         self._end_gone(connection, hello)
         try:
-            row = self._store.open_client(connection.pid)
+            row = self._store.open_client(connection.pid, engine=hello.engine)
         except LimitExceededError as error:
             self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, str(error)))
             return
         process = AttachedProcess(
             row=row, pid=connection.pid, pidfd=descriptors[0], name=hello.name, writable=bool(hello.role),
-            connection=connection, attachment=secrets.randbits(64),
+            connection=connection, attachment=secrets.randbits(64), engine=hello.engine,
         )  # fmt: skip
         try:
             self._running_loop().add_reader(process.pidfd, self._on_exit, process)
@@ -276,7 +276,10 @@ class AttachServer:
         except BaseException:
             self._end(process)  # nobody has heard of this row: a client that gave up must not leave an orphan
             raise
-        _log.info("client attached", pid=process.pid, row=row, name=process.name, writable=process.writable)
+        _log.info(
+            "client attached", pid=process.pid, row=row, name=process.name, writable=process.writable,
+            engine=process.engine.name.lower(),
+        )  # fmt: skip
 
     def _end_gone(self, connection: Connection, hello: Hello) -> None:
         """End what this process says it has unmapped; its connections may not be seen broken yet."""

@@ -121,7 +121,7 @@ class CacheService:
                 f"{limits.GRPC_MESSAGE_CHUNKS_MAX} pages and {limits.GRPC_CHUNK_BYTES} bytes do; call Get"
             )
         with self._leased(request, namespace) as (leased, header):
-            body = whole_message(leased.views, start=request.start, header=header)
+            body = whole_message(leased.views, start=request.start, header=header, instance=leased.instance)
         # A large body is left as it is: compressing it would hold up the event loop.
         return body if len(body) > _COMPRESSED_CHUNK_BYTES else _answer(body, context)
 
@@ -189,7 +189,10 @@ class CacheService:
         chunk_bytes: int,
         context: Context,
     ) -> None:
-        for message in get_messages(leased.views, start=start, header=header, chunk_bytes=chunk_bytes):
+        messages = get_messages(
+            leased.views, start=start, header=header, instance=leased.instance, chunk_bytes=chunk_bytes
+        )
+        for message in messages:
             await within_idle_limit(
                 context.write(message), what="the reader of this Get", idle_s=self._idle_s
             )

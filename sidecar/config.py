@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
@@ -17,6 +18,8 @@ from sidecar.units import format_duration, format_size, parse_duration, parse_si
 
 ENVIRONMENT_PREFIX = "STRATAKV_"
 AUTO = "auto"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SCHEMES = ("redis://", "rediss://", "unix://")
 OFF = "off"
 
 
@@ -55,6 +58,28 @@ def _path(value: Any) -> Any:
     return value
 
 
+def _name(value: Any) -> Any:
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > limits.FLEET_NAME_BYTES_MAX:
+        raise ValueError(
+            f"it has 1 to {limits.FLEET_NAME_BYTES_MAX} letters, digits, dots, dashes and underscores, the first of "
+            "them a letter or digit"
+        )
+    return value
+
+
+def _urls(value: Any) -> Any:
+    if not isinstance(value, str) or not all(url.strip().startswith(_SCHEMES) for url in value.split(",")):
+        raise ValueError(
+            "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between"
+        )
+    return value
+
+
+def without_secrets(urls: str) -> str:
+    """Return URLs without users and passwords, to be shown."""
+    return re.sub(r"://[^@/,]*@", "://***@", urls)
+
+
 Directory = Annotated[Path, BeforeValidator(_path)]
 Number = Annotated[int, BeforeValidator(_number)]
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -64,6 +89,9 @@ PortOrOff = Annotated[int | None, BeforeValidator(_number_or(OFF))]
 TextOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, lambda value: value))]
 TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value))]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+Fraction = Annotated[float, BeforeValidator(_number)]
+Name = Annotated[str, BeforeValidator(_name)]
+UrlsOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _urls))]
 
 
 class Settings(BaseSettings):
@@ -94,8 +122,44 @@ class Settings(BaseSettings):
     leases_per_client: Number = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
     """Pages that one worker can hold leased at once; also the longest chain that one look-up can pin."""
 
+    l3: bool = True
+    """Whether there is anything beyond this node. Without (`--no-l3`), the invalidation log is this sidecar's own too,
+    unless log_url names one."""
+
+    l3_url: UrlsOrAuto = None
+    """Redis or Valkey servers that the fleet shares, with a comma between: redis://, rediss:// or unix:// URLs of servers
+    any of which may be the primary. auto: a private server of this sidecar's own, which ends with it."""
+
+    log_url: UrlsOrAuto = None
+    """Where the fleet's invalidation log is, as for l3_url; auto: where l3_url is. A server that is down at start does not
+    keep the sidecar from starting: it serves no hits until the log answers, and says so."""
+
+    fleet: Name = "default"
+    """Sidecars of one fleet share pages and invalidations. Several fleets can share one server."""
+
+    log_replicas: Number = Field(default=0, ge=0, le=limits.REPLICAS_MAX)
+    """Replicas that must confirm, with which a new log begins; later `stratakv replicas set` changes their number. Name
+    as many as are configured: a log that a failover takes back to an earlier state costs the fleet its pages."""
+
+    log_deadline: Duration = Field(default=limits.CALL_DEADLINE_S_DEFAULT, ge=0.05, le=60.0)
+    """How long one call of the invalidation log may take."""
+
+    redis_memory: Size = Field(default=limits.PRIVATE_REDIS_BYTES_DEFAULT, ge=limits.PRIVATE_REDIS_BYTES_MIN)
+    """Memory that a private server may use; not taken before it is needed."""
+
     freshness_lease: Duration = Field(default=limits.FRESHNESS_LEASE_S_DEFAULT, ge=0.1, le=60.0)
-    """How long workers go on serving hits after the sidecar's last heartbeat. It beats four times as often."""
+    """How long workers go on serving hits after the invalidation log last confirmed this sidecar, which asks it four times
+    as often. A fence waits so long, and some more, for a sidecar that is silent."""
+
+    pause_bound: Duration = Field(default=limits.PAUSE_BOUND_S_DEFAULT, ge=0.0, le=3600.0)
+    """The longest that a node may stand still without its boot clock noticing, as when a virtual machine is moved. What a
+    fence promises holds only as long as no pause is longer."""
+
+    drift_bound: Fraction = Field(default=limits.DRIFT_BOUND_DEFAULT, ge=0.0, le=limits.DRIFT_BOUND_MAX)
+    """By which part the boot clocks of two nodes may run apart: 0.001 is one second in 1,000."""
+
+    skew_bound: Duration = Field(default=limits.SKEW_BOUND_S_DEFAULT, ge=0.0, le=3600.0)
+    """How far the wall clocks of nodes may lie apart: selectors that name times reach so much further."""
 
     reservation_time: Duration = Field(default=limits.RESERVATION_S_DEFAULT, ge=1.0, le=3600.0)
     """How long a worker may take from reserving places to committing the pages it filled."""
@@ -163,6 +227,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
+        if self.l3_url is not None and not self.l3:
+            raise ValueError(
+                "l3_url names servers and l3 is off; leave one of them out, or name log_url instead"
+            )
         if self.segment_size is not None and self.segment_size > self.arena_size:
             raise ValueError(
                 f"segment_size {format_size(self.segment_size)} is larger than arena_size "
@@ -171,19 +239,27 @@ class Settings(BaseSettings):
         return self
 
 
-_SIZES = frozenset({"arena_size", "segment_size"})
-_DURATIONS = frozenset({"freshness_lease", "reservation_time", "default_ttl", "drain_time"})
+_SIZES = frozenset({"arena_size", "segment_size", "redis_memory"})
+_DURATIONS = frozenset(
+    {
+        "freshness_lease", "reservation_time", "default_ttl", "drain_time", "log_deadline", "pause_bound",
+        "skew_bound",
+    }
+)  # fmt: skip
+_URLS = frozenset({"l3_url", "log_url"})
 _OFF_WHEN_NONE = frozenset({"grpc_tcp", "metrics_port"})
 
 
 def shown(name: str, value: object) -> str:
-    """Write a setting's value the way it can be written in a file or flag."""
+    """Write a setting's value the way it can be written in a file or flag, but for passwords."""
     if value is None:
         return OFF if name in _OFF_WHEN_NONE else AUTO
     if name in _SIZES and isinstance(value, int):
         return format_size(value)
     if name in _DURATIONS and isinstance(value, float):
         return format_duration(value) if value else "0"
+    if name in _URLS and isinstance(value, str):
+        return without_secrets(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
@@ -205,6 +281,8 @@ def accepted(name: str) -> str:
         kind = "duration"
     elif name == "grpc_tcp":
         kind = "host:port"
+    elif name in _URLS:
+        kind = "URLs"
     elif annotation is Path:
         kind = "directory"
     elif annotation is bool:
@@ -212,7 +290,7 @@ def accepted(name: str) -> str:
     elif get_origin(annotation) is Literal:
         kind = ", ".join(get_args(annotation))
     else:
-        kind = "name" if name == "copy_kernel" else "number"
+        kind = "name" if name in ("copy_kernel", "fleet") else "number"
     if get_origin(annotation) is UnionType:
         kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
     return kind

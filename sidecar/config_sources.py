@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from kv_types.errors import ConfigError
-from sidecar.config import ENVIRONMENT_PREFIX, Settings, shown
+from sidecar.config import ENVIRONMENT_PREFIX, Settings, shown, without_secrets
 
 CONFIG_VARIABLE = "STRATAKV_CONFIG"
 OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "STRATAKV_ENDPOINT"})
@@ -128,6 +128,8 @@ def _explain(error: ValidationError, values: Mapping[str, Any], sources: Mapping
             continue
         name = str(problem["loc"][0])
         value = values.get(name, problem["input"])
+        if isinstance(value, str):
+            value = without_secrets(value)
         lines.append(f"{name} = {value!r} (from {sources.get(name, DEFAULT)}): {_reason(problem, name=name)}")
     return "; ".join(lines)
 

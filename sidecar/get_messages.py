@@ -10,14 +10,19 @@ from kv_wire.transfer import encode_get_response
 
 
 def get_messages(
-    views: Sequence[memoryview], *, start: int, header: cache_pb2.GetHeader, chunk_bytes: int
+    views: Sequence[memoryview],
+    *,
+    start: int,
+    header: cache_pb2.GetHeader,
+    instance: int,
+    chunk_bytes: int,
 ) -> Iterator[bytes]:
-    """Yield the messages of one answer: the header in the first, the trailer in the last.
+    """Yield the messages of one answer: the header in the first, the trailer, which names `instance`, in the last.
 
     `views` are the pages from chain index `start` on, header.page_bytes long each. Every step copies and hashes
     little more than `chunk_bytes`, so that an event loop can do other things between two of them.
     """
-    trailer = cache_pb2.GetTrailer(pages=len(views), ended_by=header.ended_by)
+    trailer = cache_pb2.GetTrailer(pages=len(views), ended_by=header.ended_by, instance=instance)
     opening: cache_pb2.GetHeader | None = header
     batches = page_batches(views, start=start, page_bytes=header.page_bytes, chunk_bytes=chunk_bytes)
     batch = next(batches, [])
@@ -31,9 +36,11 @@ def get_messages(
         opening, batch = None, following
 
 
-def whole_message(views: Sequence[memoryview], *, start: int, header: cache_pb2.GetHeader) -> bytes:
+def whole_message(
+    views: Sequence[memoryview], *, start: int, header: cache_pb2.GetHeader, instance: int
+) -> bytes:
     """Return the one message of an answer that fits one (`kv_wire.transfer.fits_one_message`)."""
     batches = page_batches(views, start=start, page_bytes=header.page_bytes)
-    trailer = cache_pb2.GetTrailer(pages=len(views), ended_by=header.ended_by)
+    trailer = cache_pb2.GetTrailer(pages=len(views), ended_by=header.ended_by, instance=instance)
     chunks = [chunk for batch in batches for chunk in batch]
     return encode_get_response(header=header, chunks=chunks, trailer=trailer)

@@ -13,6 +13,8 @@ from cache_l2.store import NamespaceCounts
 from kv_types import limits
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
+from sidecar.log_metrics import log_metrics
+from sidecar.log_state import LogState
 
 OTHER = "other"
 _LATENCY_S = (
@@ -53,6 +55,7 @@ class Snapshot:
     attach: Mapping[str, int]
     arena_bytes: int
     freshness_remaining_s: float
+    log: LogState
     calls_running: int
     calls_refused: int
 
@@ -82,6 +85,12 @@ class Metrics:
             buckets=_LAG_S,
             registry=self.registry,
         )
+        self._applying = Histogram(
+            "stratakv_log_apply_duration_seconds",
+            "Time from taking up records of the invalidation log to having published them.",
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
         self.registry.register(_StoreCollector(version, life, snapshot))
 
     def observe_call(self, method: str, code: str, duration_s: float) -> None:
@@ -91,6 +100,10 @@ class Metrics:
     def observe_attach(self, request: str, duration_s: float) -> None:
         """Count one request on an attach connection."""
         self._attach.labels(request).observe(duration_s)
+
+    def observe_applying(self, duration_s: float) -> None:
+        """Count one batch of records that was applied."""
+        self._applying.observe(duration_s)
 
     def observe_lag(self, lag_s: float) -> None:
         """Count one wake-up of the event loop."""
@@ -113,6 +126,7 @@ class _StoreCollector(Collector):
         yield from _namespace_metrics(snapshot)
         yield from _arena_metrics(snapshot)
         yield from _daemon_metrics(snapshot)
+        yield from log_metrics(snapshot.log)
 
 
 def namespace_labels(snapshot: Snapshot) -> dict[NamespaceId, str]:
@@ -222,7 +236,7 @@ def _arena_metrics(snapshot: Snapshot) -> Iterable[Metric]:
 def _daemon_metrics(snapshot: Snapshot) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         "stratakv_freshness_remaining_seconds",
-        "Time for which hits are still served without another heartbeat; negative: they have stopped.",
+        "Time for which hits are still served without another confirmation; negative: they have stopped.",
         value=snapshot.freshness_remaining_s,
     )
     clients = GaugeMetricFamily("stratakv_clients", "Workers that hold a row, by state.", labels=("state",))

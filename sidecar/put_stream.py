@@ -6,6 +6,7 @@ from kv_types import limits
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES, PageKey, namespace_id
 from kv_types.outcomes import KNOWN, Known, PutOutcome, Refused, RefuseReason
+from kv_types.validity import UNKNOWN_INSTANCE
 from kv_wire.checksum import Checksum
 from kv_wire.conversions import chain_keys, stamp_from_wire, ttl_from_wire
 from kv_wire.gen import cache_pb2
@@ -169,4 +170,5 @@ def _terms(header: cache_pb2.PutHeader, store: ServedStore) -> PutTerms:
         tags=tuple(header.tags),
         computed_from_ms=header.computed_from_ms,
         computed_until_ms=header.computed_until_ms,
+        rests_on=header.rests_on if header.HasField("rests_on") else UNKNOWN_INSTANCE,
     )

@@ -10,16 +10,19 @@ import signal
 from collections.abc import Callable, Iterator
 
 from cache_l2.store import ArenaConfig, ArenaStore
+from invalidation.validity import Validity
 from kv_types.clock import BoottimeClock, Clock
 from kv_wire.allocator import keep_freed_memory
 from sidecar.config import Settings
 from sidecar.copy_kernel import choose_copy_kernels
 from sidecar.endpoint import RuntimeDirectory
+from sidecar.log_choice import ChosenLog, choose_log
 from sidecar.logs import logger
 from sidecar.metrics import Metrics
 from sidecar.services import Services
 
-_BEATS_PER_LEASE = 4
+_TICK_S = 0.5
+"""How often expired pages and late reservations are looked for."""
 _LAG_PERIOD_S = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,7 +38,7 @@ def arena_config(settings: Settings) -> ArenaConfig:
         pages_max=settings.pages_max or 0,
         client_rows=settings.client_rows,
         leases_per_client=settings.leases_per_client,
-        freshness_lease_s=settings.freshness_lease,
+        skew_bound_s=settings.skew_bound,
         reservation_s=settings.reservation_time,
         default_ttl_s=math.ceil(settings.default_ttl),
         copy_kernel=cold,
@@ -64,20 +67,30 @@ class Sidecar:
         directory = RuntimeDirectory(self._settings.runtime_dir)
         directory.acquire()
         try:
-            with contextlib.closing(self._store()) as store, self._signals(directory):
-                await self._serve(store, directory)
+            # The log first: a server that must not be used is refused before a large arena is committed.
+            chosen = await choose_log(self._settings, directory.path, clock=self._clock)
+            try:
+                validity = Validity(skew_ms=int(self._settings.skew_bound * 1000))
+                with contextlib.closing(self._store(validity)) as store, self._signals(directory):
+                    await self._serve(store, validity, chosen, directory)
+            finally:
+                await chosen.close()
         finally:
             directory.release()
         _log.info("ended")
 
-    def _store(self) -> ArenaStore:
+    def _store(self, validity: Validity) -> ArenaStore:
         # Committing a large arena keeps this thread for many seconds. Nothing is served yet and nothing would be
         # left behind, so meanwhile signals end the process the plain way instead of waiting for the event loop.
         with _plain_signals():
-            return ArenaStore(arena_config(self._settings), clock=self._clock)
+            return ArenaStore(arena_config(self._settings), clock=self._clock, judge=validity)
 
-    async def _serve(self, store: ArenaStore, directory: RuntimeDirectory) -> None:
-        services = Services(store, directory, self._settings, version=self._version, clock=self._clock)
+    async def _serve(
+        self, store: ArenaStore, validity: Validity, chosen: ChosenLog, directory: RuntimeDirectory
+    ) -> None:
+        services = Services(
+            store, validity, chosen, directory, self._settings, version=self._version, clock=self._clock
+        )
         try:
             await self._serve_until_ended(store, services)
         except ExceptionGroup as group:
@@ -90,17 +103,20 @@ class Sidecar:
             await services.close()
 
     async def _serve_until_ended(self, store: ArenaStore, services: Services) -> None:
+        following = services.following
         async with asyncio.TaskGroup() as tasks:
-            # The heartbeat first: freshness must not run out while the rest starts.
-            period_s = self._settings.freshness_lease / _BEATS_PER_LEASE
             background = [
-                tasks.create_task(_periodically(period_s, store.tick), name="heartbeat"),
+                tasks.create_task(_periodically(_TICK_S, store.tick), name="expiry"),
                 tasks.create_task(_measure_lag(services.metrics), name="lag"),
+                *following.start(tasks),
             ]
+            if not await following.wait_confirmed(self._settings.log_deadline):
+                _log.warning("starting without hits", reason=following.shell.state().reason)
             await services.start()
             _log.info("ready", pid=os.getpid(), **services.described())
             await self._ending.wait()
             await services.drain(self._settings.drain_time)
+            await following.shell.leave()
             for task in background:
                 task.cancel()
 

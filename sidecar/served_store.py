@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
 from kv_types.outcomes import Known, LookUpOutcome, MissReason, PutOutcome, Refused
+from kv_types.validity import UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutTerms:
-    """What all pages of one put share. `stamp` is the position that their computation started from (rule R1)."""
+    """What all pages of one put share. `stamp` is the position that their computation started from (rule R1).
+
+    `rests_on` is the instance of the deepest page that their request reused.
+    """
 
     stamp: Stamp | None
     ttl_s: int | None = None
@@ -36,6 +40,7 @@ class PutTerms:
     tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
+    rests_on: int = UNKNOWN_INSTANCE
 
 
 class LeasedPages(Protocol):
@@ -49,6 +54,11 @@ class LeasedPages(Protocol):
     @property
     def ended_by(self) -> MissReason:
         """Why it is no longer."""
+        ...
+
+    @property
+    def instance(self) -> int:
+        """Instance of the last page, NO_INSTANCE for none."""
         ...
 
     def release(self) -> None:

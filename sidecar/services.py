@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 
 from cache_l2.store import ArenaStore
+from invalidation.validity import Validity
+from kv_types import limits
 from kv_types.clock import Clock
 from kv_wire.gen import cache_pb2
+from sidecar.admin_service import AdminService
+from sidecar.administration import Administration
 from sidecar.arena_service import ArenaService
 from sidecar.attach_server import AttachServer
 from sidecar.cache_service import CacheService
 from sidecar.calls import Calls
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
+from sidecar.following import Following
 from sidecar.grpc_server import GrpcServer
+from sidecar.inspection import Inspection
+from sidecar.log_choice import ChosenLog
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
 from sidecar.metrics_server import MetricsServer
@@ -31,6 +38,8 @@ class Services:
     def __init__(
         self,
         store: ArenaStore,
+        validity: Validity,
+        chosen: ChosenLog,
         directory: RuntimeDirectory,
         settings: Settings,
         *,
@@ -42,13 +51,25 @@ class Services:
         self._settings = settings
         self._addresses = Addresses(runtime_dir=str(directory.path), attach_path=str(directory.attach_path))
         service = ArenaService(store)
-        self._report = StatusReport(store, service, version=version, clock=clock, addresses=self._addresses)
         self.metrics = Metrics(version=version, life=store.life, snapshot=self._snapshot)
+        self.following = Following(
+            chosen, store, validity, settings, version=version, clock=clock,
+            observe=self.metrics.observe_applying,
+        )  # fmt: skip
+        self._report = StatusReport(
+            store, service, self.following.picture, version=version, clock=clock, addresses=self._addresses
+        )
         self._attach = AttachServer(
             store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
         )
         self._calls = Calls(self.metrics.observe_call)
-        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler())
+        self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
+        self._administration = Administration(
+            self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock
+        )
+        inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
+        admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
+        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler(), admin.handler())
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._attach_started = False
 
@@ -69,13 +90,17 @@ class Services:
             "grpc": self._addresses.grpc,
             "metrics": f"http://{self._addresses.metrics}/metrics" if self._addresses.metrics else "off",
             "life": self._store.life.hex(),
+            "log": self.following.chosen.address or str(self.following.chosen.kind),
         }
 
     async def drain(self, drain_s: float) -> None:
         """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
         await self._grpc.stop_serving()
         self._store.drain()
-        finished, _ = await asyncio.gather(self._calls.drain(drain_s), self._attach.stop(drain_s))
+        self._administration.end()
+        finished, _, _ = await asyncio.gather(
+            self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
+        )
         if not finished:
             _log.warning(
                 "calls still ran at the end of the drain time and were ended", calls=self._calls.running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cache_l2.store import ArenaStore, ClientRow, NamespaceCounts, NamespaceRecord
@@ -14,6 +14,7 @@ from kv_types.outcomes import MissReason
 from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
 from sidecar.arena_service import ArenaService
+from sidecar.log_state import LogPicture
 from sidecar.metrics import Snapshot
 
 _NS = 1_000_000_000
@@ -33,10 +34,18 @@ class StatusReport:
     """Reads one store for the status call and for metrics."""
 
     def __init__(
-        self, store: ArenaStore, service: ArenaService, *, version: str, clock: Clock, addresses: Addresses
+        self,
+        store: ArenaStore,
+        service: ArenaService,
+        log: Callable[[], LogPicture],
+        *,
+        version: str,
+        clock: Clock,
+        addresses: Addresses,
     ) -> None:
         self._store = store
         self._service = service
+        self._log = log
         self._version = version
         self._clock = clock
         self._addresses = addresses
@@ -46,6 +55,7 @@ class StatusReport:
         """Return the present state as a message; `names` gives what clients call themselves, by row."""
         counts = self._service.namespace_counts()
         resident = self._store.namespace_resident()
+        log = self._log()
         answer = cache_pb2.StatusResponse(
             version=self._version,
             life=self._store.life,
@@ -62,6 +72,8 @@ class StatusReport:
             metrics_address=self._addresses.metrics,
             runtime_dir=self._addresses.runtime_dir,
             freshness_remaining_ms=int(self._freshness_remaining_s() * 1000),
+            log=_log_status(log),
+            weights_versions=log.weights,
         )
         for record in self._store.namespaces():
             count = counts.get(record.id, NamespaceCounts())
@@ -81,12 +93,36 @@ class StatusReport:
             attach=attach,
             arena_bytes=self._store.config.arena_bytes,
             freshness_remaining_s=self._freshness_remaining_s(),
+            log=self._log().state,
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
 
     def _freshness_remaining_s(self) -> float:
         return (self._store.reader.freshness_ns() - self._clock.now_ns()) / _NS
+
+
+def _log_status(log: LogPicture) -> cache_pb2.LogStatus:
+    state = log.state
+    position, ago_s = state.position, state.confirmed_ago_s
+    return cache_pb2.LogStatus(
+        fleet=log.fleet,
+        kind=log.kind,
+        address=log.address,
+        phase=state.phase,
+        reason=state.reason,
+        member=state.member,
+        incarnation=b"" if position is None else position.incarnation,
+        tip=state.tip,
+        applied=0 if position is None else position.revision,
+        acknowledged=state.acknowledged,
+        drained=state.drained,
+        confirmed_ms_ago=-1 if ago_s is None else int(ago_s * 1000),
+        held_by=state.held_by,
+        sizes=dict(state.sizes),
+        settled=state.settled,
+        why_local=log.why_local,
+    )
 
 
 def _namespace(

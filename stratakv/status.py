@@ -83,7 +83,7 @@ def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
 
 def render(answer: cache_pb2.StatusResponse) -> Group:
     """Return the answer as tables for a terminal."""
-    parts: list[Any] = [_headline(answer), _memory(answer)]
+    parts: list[Any] = [_headline(answer), _log(answer), _memory(answer)]
     if answer.namespaces:
         parts.append(_namespaces(answer))
     parts.append(_clients(answer))
@@ -101,7 +101,8 @@ def _numbers(plain: Any, message: Any) -> None:
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            plain[field.name] = {key: int(number) for key, number in sorted(value.items())}
+            is_text = field.message_type.fields_by_name["value"].cpp_type == field.CPPTYPE_STRING
+            plain[field.name] = {key: one if is_text else int(one) for key, one in sorted(value.items())}
         elif field.message_type is not None and field.is_repeated:
             for inner, part in zip(plain[field.name], value, strict=True):
                 _numbers(inner, part)
@@ -129,10 +130,42 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
     for label, value in (
         ("attach ", answer.attach_path),
         ("grpc   ", ", ".join(answer.grpc_addresses)),
+        ("log    ", _where(answer.log)),
         ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
     ):
-        text.append(f"\n{label} {value}", style="dim")
+        text.append(f"\n{label} ", style="dim")
+        text.append(_plain(value).plain, style="dim")
     return text
+
+
+def _log(answer: cache_pb2.StatusResponse) -> Table:
+    log = answer.log
+    table = _table(
+        "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
+    )
+    weights = ", ".join(f"{model} {version}" for model, version in sorted(answer.weights_versions.items()))
+    table.add_row(
+        _plain(log.phase if log.settled else f"{log.phase}, not settled"),
+        f"{log.applied:,}",
+        f"{log.tip:,}",
+        f"{log.acknowledged:,}",
+        f"{log.drained:,}",
+        _plain(weights),
+    )
+    ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
+    troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
+    troubles += [f"held back by {held}" for held in log.held_by]
+    if troubles:
+        table.caption = _plain("; ".join(troubles))
+        table.caption_justify = "left"
+    return table
+
+
+def _where(log: cache_pb2.LogStatus) -> str:
+    """Where the log is, in a line."""
+    place = log.address or "in this sidecar's memory"
+    why = f": {log.why_local}" if log.why_local else ""
+    return f"{place} ({log.kind}{why}), fleet {log.fleet}"
 
 
 def _memory(answer: cache_pb2.StatusResponse) -> Table:

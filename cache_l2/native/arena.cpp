@@ -32,6 +32,8 @@ void clear_row(const ArenaView& view, std::uint32_t number) {
   row.applied_view.store(0, std::memory_order_relaxed);
   row.own_freshness_ns.store(0, std::memory_order_relaxed);
   row.lease_high_water.store(0, std::memory_order_relaxed);
+  row.engine.store(kEngineNone, std::memory_order_relaxed);
+  for (Word& reserved : row.reserved) reserved.store(0, std::memory_order_relaxed);
   for (Word& request : row.request_view) request.store(0, std::memory_order_relaxed);
   for (NamespaceCounts& counts : row.counts) clear_counts(counts);
 }
@@ -43,7 +45,8 @@ Arena::Arena(const ArenaSettings& settings)
       index_(view_),
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
       pages_(view_.geometry.entries),
-      rows_(view_.geometry.rows) {
+      rows_(view_.geometry.rows),
+      namespaces_(kNamespacesMax) {
   const Geometry& g = view_.geometry;
   control_file_ = create_memory_file("stratakv-control", g.control_bytes);
   clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
@@ -102,13 +105,15 @@ void Arena::check_row(std::uint32_t row, bool in_use) const {
   if (in_use && rows_[row].state == kRowFree) throw std::invalid_argument("row " + std::to_string(row) + " is not open");
 }
 
-std::optional<std::uint32_t> Arena::open_row(std::uint64_t pid) {
+std::optional<std::uint32_t> Arena::open_row(std::uint64_t pid, EngineMode engine) {
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].state != kRowFree) continue;
     clear_row(view_, row);
     rows_[row].state = kRowAttached;
     rows_[row].pid = pid;
+    rows_[row].engine = engine;
     view_.row(row).pid.store(pid, std::memory_order_relaxed);
+    view_.row(row).engine.store(engine, std::memory_order_relaxed);
     view_.row(row).state.store(kRowAttached, std::memory_order_release);
     return row;
   }
@@ -145,7 +150,9 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
   RowStatistics out;
   out.state = rows_[number].state;
   out.pid = rows_[number].pid;  // not the row's copy, which its client may overwrite
+  out.engine = rows_[number].engine;
   out.applied_view = row.applied_view.load(std::memory_order_acquire);
+  out.own_freshness_ns = row.own_freshness_ns.load(std::memory_order_acquire);
   out.reservations = rows_[number].reservations;
   for (const Word& request : row.request_view) {
     const std::uint64_t seen = request.load(std::memory_order_acquire);
@@ -196,6 +203,7 @@ ArenaStatistics Arena::statistics() {
   out.leased_bytes = leased_bytes_;
   out.segments_total = segments_.total();
   out.segments_free = segments_.unassigned();
+  out.oldest_hidden_view = oldest_hidden_view();
   return out;
 }
 

@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,9 @@
 #include "outcomes.hpp"
 #include "ring.hpp"
 #include "segments.hpp"
+#include "selection.hpp"
 #include "timed_queue.hpp"
+#include "tree_walk.hpp"
 
 namespace stratakv {
 
@@ -58,10 +59,12 @@ struct CommitStamp {
   std::uint64_t producer = 0;
   std::uint64_t computed_from_ms = 0;
   std::uint64_t computed_until_ms = 0;
+  std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused
 };
 
 struct RowStatistics {
-  std::uint64_t state = 0, pid = 0, leases = 0, leased_bytes = 0, reservations = 0, applied_view = 0, oldest_view = 0;
+  std::uint64_t state = 0, pid = 0, engine = 0, leases = 0, leased_bytes = 0, reservations = 0;
+  std::uint64_t applied_view = 0, own_freshness_ns = 0, oldest_view = 0;
 };
 
 struct ArenaStatistics {
@@ -70,9 +73,20 @@ struct ArenaStatistics {
   std::uint64_t segments_total = 0, segments_free = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
+  std::uint64_t oldest_hidden_view = 0;
 };
 
 struct Tally {
+  std::uint64_t pages = 0, bytes = 0;
+};
+
+struct HideStep {
+  std::uint64_t cursor = 0;  // of the next step; 0: done
+  std::uint64_t pages = 0;
+};
+
+struct CountStep {
+  std::uint64_t cursor = 0;
   std::uint64_t pages = 0, bytes = 0;
 };
 
@@ -91,7 +105,7 @@ class Arena {
   void close_header();
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_relaxed); }
 
-  std::optional<std::uint32_t> open_row(std::uint64_t pid);
+  std::optional<std::uint32_t> open_row(std::uint64_t pid, EngineMode engine);
   void orphan_row(std::uint32_t row);
   void end_row(std::uint32_t row);
   RowStatistics row_statistics(std::uint32_t row) const;
@@ -102,14 +116,20 @@ class Arena {
                                 std::uint64_t now_ns);
   void abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations);
   std::uint64_t expire(std::uint64_t now_ns);
-  std::uint64_t hide(const std::uint8_t* keys, std::size_t count);
-  std::uint64_t hide_namespace(std::uint64_t namespace_slot);
-  std::uint64_t hide_all();
+  // Whether each reservation, once committed, has the instance `rests_on` among its ancestors; false where it is not held.
+  std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
+  // Cursor 0 begins; `work_max` bounds the entries looked at and hidden.
+  HideStep hide_step(const Selection& selection, std::uint64_t cursor, std::uint64_t work_max);
+  // Each page once, over all counts of one census; invalid_argument when the count was ended by others.
+  CountStep count_step(const Selection& selection, std::uint64_t cursor, std::uint64_t work_max, std::uint64_t census);
+  // Keys from the root to the visible or reserved page under a key; nothing when they are more than `pages_max`.
+  std::optional<std::vector<PageKey>> chain(const PageKey& key, std::size_t pages_max) const;
 
   std::optional<std::uint32_t> find(const PageKey& key) const;
   std::uint64_t leases_on(std::uint32_t entry) const;
   ArenaStatistics statistics();
-  const std::unordered_map<std::uint64_t, Tally>& namespaces() const { return namespaces_; }
+  // Resident pages by namespace number.
+  const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }
   // Throws runtime_error naming the first broken invariant.
   void check_invariants();
 
@@ -128,8 +148,17 @@ class Arena {
     std::uint64_t offset = 0;
     std::uint64_t deadline_ns = 0;
   };
+  struct NamespacePages {
+    Tally resident;
+    std::uint32_t first_root = kNoEntry;  // visible or reserved; its siblings are the other roots
+  };
+  struct Waiting {
+    std::uint32_t entry;
+    std::uint64_t view;  // that was published when it was hidden
+  };
   struct ClientRow {
     std::uint32_t state = kRowFree;
+    EngineMode engine = kEngineNone;
     std::uint64_t pid = 0;
     std::uint32_t first_reservation = kNoEntry;
     std::uint32_t reservations = 0;
@@ -143,6 +172,8 @@ class Arena {
   // arena_tree.cpp: parent and child links, leaves
   void link_child(std::uint32_t parent, std::uint32_t child);
   void unlink_child(std::uint32_t child);
+  std::uint32_t& first_among(std::uint32_t parent, std::uint32_t child);
+  NamespacePages& namespace_of(std::uint32_t entry);
   void refresh_leaf(std::uint32_t entry);
   void park(std::uint32_t entry);
   void unpark(std::uint32_t entry);
@@ -152,18 +183,21 @@ class Arena {
   Reserved reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
   Reserved take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
   bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
-  bool tree_matches(std::uint32_t entry, std::uint32_t parent) const;
+  bool is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const;
   // arena_commit.cpp
   std::optional<std::uint32_t> reservation_entry(std::uint32_t row, std::uint64_t reservation) const;
-  Committed commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns);
-  void publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns);
+  struct Lineage;
+  bool is_lineage_known(std::uint32_t entry, Lineage& lineage) const;
+  Committed commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage);
+  void publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns);
   void end_reservation(std::uint32_t entry);
   void quarantine(std::uint32_t entry);
-  void cut_off_children(std::uint32_t entry);
+  void take_out(std::uint32_t entry);
   void cut_off(std::uint32_t entry, std::uint32_t reason);
   void unlink_reservation(std::uint32_t entry);
   // arena_hide.cpp
   std::uint64_t hide_subtree(std::uint32_t entry, HideCause cause);
+  std::uint64_t oldest_hidden_view() const;
   std::uint64_t hide_from_leaves(std::uint32_t top, std::uint64_t pages);
   bool hide_expired(std::uint32_t entry);
   void schedule_expiry(const TimedItem& item);
@@ -173,6 +207,16 @@ class Arena {
   void reclaim();
   void scan_leases();
   bool leased(std::uint32_t entry) const { return pages_[entry].leased_epoch == epoch_; }
+  // arena_walk.cpp
+  TreeWalk& begin_walk(TreeWalks& walks, const Selection& selection);
+  TreeWalk& begin_count(const Selection& selection, std::uint64_t census);
+  bool mark_counted(std::uint32_t entry, std::uint64_t census);
+  bool may_hide(std::uint32_t entry, const Selection& selection) const;
+  std::uint64_t hide_onwards(TreeWalk& walk);
+  void go_below(TreeWalk& walk);
+  void move_on(TreeWalk& walk, const Selection& selection);
+  void leave(TreeWalk& walk, const TreePlace& place);
+  void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
   bool make_room(std::uint32_t size_class, std::uint64_t pages);
   void survey_leases();
@@ -187,6 +231,7 @@ class Arena {
   void check_index() const;
   void check_entry(std::uint32_t entry) const;
   void check_links(std::uint32_t entry) const;
+  void check_roots() const;
 
   Descriptor control_file_, clients_file_, data_file_;
   std::unique_ptr<Mapping> control_, clients_;
@@ -197,13 +242,18 @@ class Arena {
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
   std::vector<std::uint32_t> free_entries_;
-  std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
+  std::vector<Waiting> waiting_;         // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
   std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class
   TimedQueue page_expiries_;             // due in boot-time seconds
   TimedQueue reservation_deadlines_;     // due in nanoseconds
-  std::unordered_map<std::uint64_t, Tally> namespaces_;
+  std::vector<NamespacePages> namespaces_;  // by number
+  TreeWalks hides_, counts_;
+  std::uint64_t walks_begun_ = 0;
+  std::uint64_t walk_steps_ = 0;
+  std::uint64_t census_ = 0;             // the last one begun
+  std::vector<bool> counted_;            // by entry, in that census
   ArenaStatistics counters_;
   Tally tallies_[kPageStates];           // of all states but free
   std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan

@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "limits.hpp"
 
 namespace stratakv {
 namespace {
@@ -19,7 +20,8 @@ void require(bool holds, const std::string& what) {
 void Arena::check_invariants() {
   segments_.check();
   check_index();
-  std::unordered_map<std::uint64_t, Tally> namespaces;
+  check_roots();
+  std::vector<Tally> namespaces(kNamespacesMax);
   std::vector<std::uint32_t> reservations(rows_.size());
   Tally seen[kPageStates];
   for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
@@ -44,12 +46,27 @@ void Arena::check_invariants() {
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     require(reservations[row] == rows_[row].reservations, "row " + std::to_string(row) + " miscounts its reservations");
   }
-  require(namespaces.size() == namespaces_.size(), "the namespaces with resident pages are miscounted");
-  for (const auto& [number, sum] : namespaces) {
-    const auto at = namespaces_.find(number);
-    const bool equal = at != namespaces_.end() && at->second.pages == sum.pages && at->second.bytes == sum.bytes;
+  for (std::size_t number = 0; number < kNamespacesMax; ++number) {
+    const Tally& resident = namespaces_[number].resident;
+    const bool equal = resident.pages == namespaces[number].pages && resident.bytes == namespaces[number].bytes;
     require(equal, "namespace " + std::to_string(number) + " miscounts its resident pages");
   }
+}
+
+void Arena::check_roots() const {
+  std::uint64_t listed = 0;
+  std::uint64_t roots = 0;
+  for (std::size_t number = 0; number < kNamespacesMax; ++number) {
+    for (std::uint32_t root = namespaces_[number].first_root; root != kNoEntry; root = pages_[root].next_sibling) {
+      require(pages_[root].parent == kNoEntry && is_of_namespace(root, number), root, "is wrongly listed as a root");
+      ++listed;
+    }
+  }
+  for (const Page& page : pages_) {
+    const bool in_tree = page.state == PageState::kVisible || (page.state == PageState::kReserved && !page.cut_off);
+    roots += in_tree && page.parent == kNoEntry;
+  }
+  require(listed == roots, "the lists of roots miss a page");
 }
 
 void Arena::check_index() const {
@@ -105,6 +122,8 @@ void Arena::check_links(std::uint32_t entry) const {
   }
   if (page.parent != kNoEntry) {
     const Page& parent = pages_[page.parent];
+    require(is_of_namespace(page.parent, shared.namespace_slot.load(std::memory_order_relaxed)), entry,
+            "stands on a page of another namespace");
     const std::uint32_t before = page.previous_sibling;
     const std::uint32_t listed = before == kNoEntry ? parent.first_child : pages_[before].next_sibling;
     require(listed == entry, entry, "is not listed by its parent");

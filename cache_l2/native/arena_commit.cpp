@@ -2,22 +2,62 @@
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "limits.hpp"
 #include "pauses.hpp"
 
 namespace stratakv {
+
+// What one call is told of the page that its request reused, and how far that was followed up.
+struct Arena::Lineage {
+  std::uint64_t rests_on;
+  std::uint64_t steps_left = kAncestorsWalkedMax;
+  std::uint32_t last = kNoEntry;  // the page asked for last: what it stands on is what its child stands on
+  bool is_last_known = false;
+};
 
 std::vector<Committed> Arena::commit(std::uint32_t row, const std::vector<std::uint64_t>& reservations,
                                      const CommitStamp& stamp, std::uint64_t now_ns) {
   check_row(row, true);
   std::vector<Committed> results;
   results.reserve(reservations.size());
+  Lineage lineage{stamp.rests_on};
   for (const std::uint64_t reservation : reservations) {
     const std::optional<std::uint32_t> entry = reservation_entry(row, reservation);
-    results.push_back(entry ? commit_one(*entry, stamp, now_ns) : Committed{kPutRefused, kRefuseExpired});
+    results.push_back(entry ? commit_one(*entry, stamp, now_ns, lineage) : Committed{kPutRefused, kRefuseExpired});
     counters_.stored += results.back().status == kPutStored;
     counters_.refused += results.back().status == kPutRefused;
   }
   return results;
+}
+
+std::vector<bool> Arena::lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations,
+                                       std::uint64_t rests_on) const {
+  check_row(row, true);
+  std::vector<bool> results;
+  results.reserve(reservations.size());
+  Lineage lineage{rests_on};
+  for (const std::uint64_t reservation : reservations) {
+    const std::optional<std::uint32_t> entry = reservation_entry(row, reservation);
+    results.push_back(entry && is_lineage_known(*entry, lineage));
+  }
+  return results;
+}
+
+// Whether the page that the request reused is among a page's ancestors, the very one and not another under its key: then
+// they are all that it was computed from. What costs more steps than a call may take counts as no.
+bool Arena::is_lineage_known(std::uint32_t entry, Lineage& lineage) const {
+  bool is_known = lineage.rests_on == kNoInstance;
+  std::uint32_t at = is_known || lineage.rests_on == kUnknownInstance ? kNoEntry : pages_[entry].parent;
+  for (; at != kNoEntry && lineage.steps_left > 0 && !is_known; at = pages_[at].parent, --lineage.steps_left) {
+    const std::uint64_t generation = view_.entries[at].generation.load(std::memory_order_relaxed);
+    is_known = generation % 2 == 0 && instance_of(generation, at) == lineage.rests_on;
+    if (at != lineage.last) continue;
+    is_known = is_known || lineage.is_last_known;
+    break;
+  }
+  lineage.last = entry;
+  lineage.is_last_known = is_known;
+  return is_known;
 }
 
 void Arena::abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
@@ -39,7 +79,7 @@ std::optional<std::uint32_t> Arena::reservation_entry(std::uint32_t row, std::ui
   return entry;
 }
 
-Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns) {
+Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage) {
   const Page& page = pages_[entry];
   std::uint32_t reason = kRefuseNone;
   if (page.state == PageState::kQuarantined || now_ns > page.deadline_ns) {
@@ -54,11 +94,11 @@ Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::
     end_reservation(entry);
     return {kPutRefused, reason};
   }
-  publish(entry, stamp, now_ns);
+  publish(entry, stamp, is_lineage_known(entry, lineage), now_ns);
   return {kPutStored, kRefuseNone};
 }
 
-void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns) {
+void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns) {
   Entry& shared = view_.entries[entry];
   Page& page = pages_[entry];
   const std::uint64_t expiry_s = shared.parent_and_expiry.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
@@ -73,7 +113,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t
   shared.incarnation[0].store(stamp.incarnation[0], std::memory_order_relaxed);
   shared.incarnation[1].store(stamp.incarnation[1], std::memory_order_relaxed);
   shared.revision.store(stamp.revision, std::memory_order_relaxed);
-  shared.producer.store(stamp.producer, std::memory_order_relaxed);
+  shared.producer.store(stamp.producer | (lineage_known ? 0 : kLineageUnknown), std::memory_order_relaxed);
   shared.computed_from_ms.store(stamp.computed_from_ms, std::memory_order_relaxed);
   shared.computed_until_ms.store(stamp.computed_until_ms, std::memory_order_relaxed);
   shared.committed_ns.store(now_ns, std::memory_order_relaxed);
@@ -85,20 +125,16 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t
 
   unlink_reservation(entry);
   set_state(entry, PageState::kVisible);
-  auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
-  ++of_namespace.pages;
-  of_namespace.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+  Tally& resident = namespace_of(entry).resident;
+  ++resident.pages;
+  resident.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
   if (expiry_s != 0) schedule_expiry({expiry_s, entry, generation});
   refresh_leaf(entry);
 }
 
 // Ends a reservation without publishing it and frees its slot.
 void Arena::end_reservation(std::uint32_t entry) {
-  if (pages_[entry].state == PageState::kReserved && !pages_[entry].cut_off) {
-    unlink_child(entry);
-    cut_off_children(entry);
-    index_.remove(key_of(view_.entries[entry]), entry);
-  }
+  if (pages_[entry].state == PageState::kReserved && !pages_[entry].cut_off) take_out(entry);
   unlink_reservation(entry);
   Word& generation = view_.entries[entry].generation;
   generation.store(generation.load(std::memory_order_relaxed) + 2, std::memory_order_release);  // ends the id
@@ -107,17 +143,17 @@ void Arena::end_reservation(std::uint32_t entry) {
 
 // The writer is late or has lost its connection but may still write: the key is free for others, the slot is not.
 void Arena::quarantine(std::uint32_t entry) {
-  Page& page = pages_[entry];
-  if (!page.cut_off) {
-    unlink_child(entry);
-    cut_off_children(entry);
-    index_.remove(key_of(view_.entries[entry]), entry);
-  }
+  if (!pages_[entry].cut_off) take_out(entry);
   set_state(entry, PageState::kQuarantined);
 }
 
-void Arena::cut_off_children(std::uint32_t entry) {
+// Takes a reservation out of tree and index, and cuts off what was reserved on top of it.
+void Arena::take_out(std::uint32_t entry) {
   while (pages_[entry].first_child != kNoEntry) hide_subtree(pages_[entry].first_child, HideCause::kCapacity);
+  const TreePlace place{pages_[entry].parent, pages_[entry].next_sibling};
+  unlink_child(entry);
+  move_walks(entry, place);
+  index_.remove(key_of(view_.entries[entry]), entry);
 }
 
 // Takes a reservation out of tree and index (its links are cut by the caller); its slot stays its writer's.

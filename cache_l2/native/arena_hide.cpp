@@ -15,39 +15,6 @@ constexpr std::uint64_t kExpiredPagesPerCall = 16'384;  // some 2 ms; whoever lo
 
 }  // namespace
 
-std::uint64_t Arena::hide(const std::uint8_t* keys, std::size_t count) {
-  std::uint64_t hidden = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t entry = index_.find(PageKey::load(keys + i * kKeyBytes));
-    if (entry != kNoEntry) hidden += hide_subtree(entry, HideCause::kInvalidated);
-  }
-  reclaim();
-  return hidden;
-}
-
-std::uint64_t Arena::hide_namespace(std::uint64_t namespace_slot) {
-  std::uint64_t hidden = 0;
-  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
-    const PageState state = pages_[entry].state;
-    const bool there = state == PageState::kVisible || (state == PageState::kReserved && !pages_[entry].cut_off);
-    if (!there || view_.entries[entry].namespace_slot.load(std::memory_order_relaxed) != namespace_slot) continue;
-    hidden += hide_subtree(entry, HideCause::kInvalidated);
-  }
-  reclaim();
-  return hidden;
-}
-
-std::uint64_t Arena::hide_all() {
-  std::uint64_t hidden = 0;
-  for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
-    const PageState state = pages_[entry].state;
-    const bool there = state == PageState::kVisible || (state == PageState::kReserved && !pages_[entry].cut_off);
-    if (there) hidden += hide_subtree(entry, HideCause::kInvalidated);
-  }
-  reclaim();
-  return hidden;
-}
-
 std::uint64_t Arena::expire(std::uint64_t now_ns) {
   std::uint64_t hidden = 0;
   for (std::uint64_t i = 0; i < kExpiriesPerCall && page_expiries_.due(now_ns / kNsPerSecond); ++i) {
@@ -99,12 +66,14 @@ void Arena::schedule_expiry(const TimedItem& item) {
 // Hides a page and its descendants; reservations among them are cut off. Returns visible pages hidden.
 std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
   const std::uint32_t reason = cause == HideCause::kInvalidated ? kRefuseInvalidated : kRefuseParentAbsent;
+  const TreePlace place{pages_[top].parent, pages_[top].next_sibling};
   unlink_child(top);
   walk_.assign(1, top);
   std::uint64_t hidden = 0;
   while (!walk_.empty()) {
     const std::uint32_t entry = walk_.back();
     walk_.pop_back();
+    move_walks(entry, place);
     for (std::uint32_t child = pages_[entry].first_child; child != kNoEntry;) {
       const std::uint32_t next = pages_[child].next_sibling;
       pages_[child].parent = pages_[child].next_sibling = pages_[child].previous_sibling = kNoEntry;
@@ -129,12 +98,11 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   index_.remove(key_of(shared), entry);
   set_state(entry, PageState::kHidden);
   refresh_leaf(entry);
-  auto& of_namespace = namespaces_[shared.namespace_slot.load(std::memory_order_relaxed)];
-  --of_namespace.pages;
-  of_namespace.bytes -= payload_bytes_of(view_, entry);
-  if (of_namespace.pages == 0) namespaces_.erase(shared.namespace_slot.load(std::memory_order_relaxed));
+  Tally& resident = namespace_of(entry).resident;
+  --resident.pages;
+  resident.bytes -= payload_bytes_of(view_, entry);
   count_hidden(cause);
-  waiting_.push_back(entry);
+  waiting_.push_back({entry, view_number()});
 }
 
 void Arena::count_hidden(HideCause cause) {
@@ -152,6 +120,7 @@ void Arena::free_entry(std::uint32_t entry) {
   const std::uint32_t epoch = pages_[entry].leased_epoch;
   pages_[entry] = Page{};
   pages_[entry].leased_epoch = epoch;
+  if (!counted_.empty()) counted_[entry] = false;
   free_entries_.push_back(entry);
 }
 
@@ -162,14 +131,23 @@ void Arena::reclaim() {
   fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)
   scan_leases();
   std::size_t kept = 0;
-  for (const std::uint32_t entry : waiting_) {
-    if (leased(entry)) {
-      waiting_[kept++] = entry;
+  for (const Waiting& page : waiting_) {
+    if (leased(page.entry)) {
+      waiting_[kept++] = page;
     } else {
-      free_entry(entry);
+      free_entry(page.entry);
     }
   }
   waiting_.resize(kept);
+}
+
+// Least view that was published when a page was hidden that is still leased, as of the last scan; 0: there is none.
+std::uint64_t Arena::oldest_hidden_view() const {
+  std::uint64_t oldest = 0;
+  for (const Waiting& page : waiting_) {
+    if (leased(page.entry) && (oldest == 0 || page.view < oldest)) oldest = page.view;
+  }
+  return oldest;
 }
 
 // Marks every entry that a live lease names with a new epoch.

@@ -22,6 +22,9 @@ struct Arena::ReserveWalk {
 std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
   check_row(request.row, true);
   if (request.payload_bytes == 0) throw std::invalid_argument("payload_bytes must be positive");
+  if (request.namespace_slot >= kNamespacesMax) {
+    throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
+  }
   ReserveWalk walk;
   const std::optional<std::uint32_t> size_class = segments_.class_of(request.payload_bytes);
   walk.size_class = size_class.value_or(0);
@@ -53,7 +56,7 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
   if (request.parent == nullptr) return kNoEntry;
   const std::uint32_t entry = index_.find(PageKey::load(request.parent));
   absent = true;
-  if (entry == kNoEntry) return kNoEntry;
+  if (entry == kNoEntry || !is_of_namespace(entry, request.namespace_slot)) return kNoEntry;
   const Page& page = pages_[entry];
   if (page.state == PageState::kReserved) {
     absent = page.row != request.row || request.now_ns > page.deadline_ns;
@@ -82,7 +85,7 @@ Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, co
     result = take_reservation(request, walk, key);
   } else if (entry != kNoEntry && (is_over || pages_[entry].state == PageState::kReserved)) {
     result.reason = kRefuseBusy;
-  } else if (entry != kNoEntry && tree_matches(entry, walk.parent)) {
+  } else if (entry != kNoEntry && pages_[entry].parent == walk.parent && is_of_namespace(entry, request.namespace_slot)) {
     AccessTimes& access = view_.access[entry];
     access.previous.store(access.last.load(std::memory_order_relaxed), std::memory_order_relaxed);
     access.last.store(request.now_ns, std::memory_order_relaxed);
@@ -150,6 +153,8 @@ bool Arena::expired(std::uint32_t entry, std::uint64_t now_ns) const {
   return expiry_s != 0 && expiry_s <= now_ns / kNsPerSecond;
 }
 
-bool Arena::tree_matches(std::uint32_t entry, std::uint32_t parent) const { return pages_[entry].parent == parent; }
+bool Arena::is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const {
+  return view_.entries[entry].namespace_slot.load(std::memory_order_relaxed) == namespace_slot;
+}
 
 }  // namespace stratakv

@@ -1,32 +1,37 @@
-// Parent and child links of pages, and which of them are leaves that may be evicted.
+// Parent and child links of pages, the roots of each namespace, and which pages are leaves that may be evicted.
 #include "arena.hpp"
 
 namespace stratakv {
+
+Arena::NamespacePages& Arena::namespace_of(std::uint32_t entry) {
+  return namespaces_[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
+}
+
+// Head of the list of siblings that a child is, or will be, in.
+std::uint32_t& Arena::first_among(std::uint32_t parent, std::uint32_t child) {
+  return parent == kNoEntry ? namespace_of(child).first_root : pages_[parent].first_child;
+}
 
 void Arena::link_child(std::uint32_t parent, std::uint32_t child) {
   Page& page = pages_[child];
   page.parent = parent;
   page.previous_sibling = kNoEntry;
-  page.next_sibling = kNoEntry;
-  if (parent == kNoEntry) return;
-  page.next_sibling = pages_[parent].first_child;
+  page.next_sibling = std::exchange(first_among(parent, child), child);
   if (page.next_sibling != kNoEntry) pages_[page.next_sibling].previous_sibling = child;
-  pages_[parent].first_child = child;
-  refresh_leaf(parent);
+  if (parent != kNoEntry) refresh_leaf(parent);
 }
 
 void Arena::unlink_child(std::uint32_t child) {
   Page& page = pages_[child];
   const std::uint32_t parent = page.parent;
-  if (parent == kNoEntry) return;
   if (page.previous_sibling != kNoEntry) {
     pages_[page.previous_sibling].next_sibling = page.next_sibling;
   } else {
-    pages_[parent].first_child = page.next_sibling;
+    first_among(parent, child) = page.next_sibling;
   }
   if (page.next_sibling != kNoEntry) pages_[page.next_sibling].previous_sibling = page.previous_sibling;
   page.parent = page.next_sibling = page.previous_sibling = kNoEntry;
-  refresh_leaf(parent);
+  if (parent != kNoEntry) refresh_leaf(parent);
 }
 
 // Brings the eviction policy and the parked list in line with what the page is now.

@@ -11,6 +11,7 @@
 #include "bindings.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
+#include "limits.hpp"
 
 namespace nb = nanobind;
 
@@ -92,8 +93,9 @@ std::uint64_t publish_event(const PyArena& self, const nb::bytes& incarnation, s
   return self.core().publish_event(std::move(event));
 }
 
-std::uint32_t open_row(const PyArena& self, std::uint64_t pid) {
-  const std::optional<std::uint32_t> row = self.core().open_row(pid);
+std::uint32_t open_row(const PyArena& self, std::uint64_t pid, std::uint32_t engine) {
+  if (engine > kEngineDrop) throw nb::value_error("engine must be 0 (none), 1 (keep) or 2 (drop)");
+  const std::optional<std::uint32_t> row = self.core().open_row(pid, static_cast<EngineMode>(engine));
   if (!row) throw std::runtime_error("all client rows are taken; raise the number of client rows or detach a client");
   return *row;
 }
@@ -103,10 +105,12 @@ nb::dict row_statistics(const PyArena& self, std::uint32_t row) {
   nb::dict out;
   out["state"] = s.state;
   out["pid"] = s.pid;
+  out["engine"] = s.engine;
   out["leases"] = s.leases;
   out["leased_bytes"] = s.leased_bytes;
   out["reservations"] = s.reservations;
   out["applied_view"] = s.applied_view;
+  out["own_freshness_ns"] = s.own_freshness_ns;
   out["oldest_view"] = s.oldest_view;
   return out;
 }
@@ -142,13 +146,15 @@ nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace
 
 nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations,
                 const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
-                std::uint64_t computed_until_ms, std::uint64_t now_ns) {
+                std::uint64_t computed_until_ms, std::uint64_t rests_on, std::uint64_t now_ns) {
   CommitStamp stamp;
+  if (producer > kProvenanceOverflow) throw nb::value_error("producer must be below 2**32");
   take_bytes(incarnation, stamp.incarnation, sizeof(stamp.incarnation), "incarnation");
   stamp.revision = revision;
   stamp.producer = producer;
   stamp.computed_from_ms = computed_from_ms;
   stamp.computed_until_ms = computed_until_ms;
+  stamp.rests_on = rests_on;
   nb::list out;
   for (const Committed& c : self.core().commit(row, reservations, stamp, now_ns)) {
     out.append(nb::make_tuple(c.status, c.reason));
@@ -183,7 +189,8 @@ nb::object find(const PyArena& self, nb::handle key_bytes) {
   out["namespace_slot"] = get(e.namespace_slot);
   out["incarnation"] = give_bytes(incarnation, sizeof(incarnation));
   out["revision"] = get(e.revision);
-  out["producer"] = get(e.producer);
+  out["producer"] = get(e.producer) & ~kLineageUnknown;
+  out["lineage_unknown"] = static_cast<std::uint32_t>((get(e.producer) & kLineageUnknown) != 0);
   out["computed_from_ms"] = get(e.computed_from_ms);
   out["computed_until_ms"] = get(e.computed_until_ms);
   out["committed_ns"] = get(e.committed_ns);
@@ -214,18 +221,68 @@ nb::dict statistics(const PyArena& self) {
   out["known"] = s.known;
   out["refused"] = s.refused;
   out["index_full"] = s.index_full;
+  out["oldest_hidden_view"] = s.oldest_hidden_view;
   return out;
 }
 
 nb::dict namespace_statistics(const PyArena& self) {
   nb::dict out;
-  for (const auto& [number, sum] : self.core().namespaces()) out[nb::int_(number)] = nb::make_tuple(sum.pages, sum.bytes);
+  for (std::uint32_t number = 0; number < kNamespacesMax; ++number) {
+    const Tally& resident = self.core().resident(number);
+    if (resident.pages != 0) out[nb::int_(number)] = nb::make_tuple(resident.pages, resident.bytes);
+  }
   return out;
 }
 
-std::uint64_t hide(const PyArena& self, nb::handle keys) {
-  const BorrowedKeys chain(keys);
-  return self.core().hide(chain.data(), chain.count());
+// The arguments of hide_step and count_step; borrows the bitmaps.
+struct PySelection {
+  PySelection(const std::optional<nb::bytes>& key, const std::optional<nb::bytes>& namespaces,
+              const std::optional<nb::bytes>& provenances, std::uint64_t since_ms, std::uint64_t until_ms,
+              std::uint64_t since_revision, std::uint64_t until_revision, std::int64_t cursor, std::uint64_t work_max)
+      : selection{{}, numbers(namespaces), numbers(provenances), since_ms, until_ms, since_revision, until_revision} {
+    if (key) {
+      PageKey packed{};
+      take_bytes(*key, &packed, sizeof(packed), "key");
+      selection.key = packed;
+    }
+    if (cursor < 0) throw nb::value_error("cursor must be 0 to begin, or what the step before returned; -1 says that it was the last");
+    if (work_max == 0) throw nb::value_error("work_max must be positive");
+  }
+
+  static NumberSet numbers(const std::optional<nb::bytes>& bitmap) {
+    if (!bitmap) return {};
+    return {reinterpret_cast<const std::uint8_t*>(bitmap->c_str()), bitmap->size()};
+  }
+
+  Selection selection;
+};
+
+std::int64_t next_cursor(std::uint64_t cursor) { return cursor == 0 ? -1 : static_cast<std::int64_t>(cursor); }
+
+nb::tuple hide_step(const PyArena& self, const std::optional<nb::bytes>& key, const std::optional<nb::bytes>& namespaces,
+                    const std::optional<nb::bytes>& provenances, std::uint64_t since_ms, std::uint64_t until_ms,
+                    std::uint64_t since_revision, std::uint64_t until_revision, std::int64_t cursor, std::uint64_t work_max) {
+  const PySelection named(key, namespaces, provenances, since_ms, until_ms, since_revision, until_revision, cursor, work_max);
+  const HideStep step = self.core().hide_step(named.selection, static_cast<std::uint64_t>(cursor), work_max);
+  return nb::make_tuple(next_cursor(step.cursor), step.pages);
+}
+
+nb::tuple count_step(const PyArena& self, const std::optional<nb::bytes>& key, const std::optional<nb::bytes>& namespaces,
+                     const std::optional<nb::bytes>& provenances, std::uint64_t since_ms, std::uint64_t until_ms,
+                     std::uint64_t since_revision, std::uint64_t until_revision, std::int64_t cursor, std::uint64_t work_max,
+                     std::uint64_t census) {
+  const PySelection named(key, namespaces, provenances, since_ms, until_ms, since_revision, until_revision, cursor, work_max);
+  const CountStep step = self.core().count_step(named.selection, static_cast<std::uint64_t>(cursor), work_max, census);
+  return nb::make_tuple(next_cursor(step.cursor), step.pages, step.bytes);
+}
+
+nb::object chain(const PyArena& self, const nb::bytes& key, std::int64_t pages_max) {
+  PageKey packed{};
+  take_bytes(key, &packed, sizeof(packed), "key");
+  if (pages_max < 1) throw nb::value_error("pages_max must be positive");
+  const std::optional<std::vector<PageKey>> keys = self.core().chain(packed, static_cast<std::size_t>(pages_max));
+  if (!keys) return nb::none();
+  return give_bytes(keys->data(), keys->size() * kKeyBytes);
 }
 
 void bind_pages(nb::class_<PyArena>& arena) {
@@ -233,15 +290,21 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"))
       .def("commit", commit, nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
-           nb::arg("now_ns"))
+           nb::arg("rests_on"), nb::arg("now_ns"))
+      .def("lineage_known", [](const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations,
+                               std::uint64_t rests_on) { return self.core().lineage_known(row, reservations, rests_on); },
+           nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("rests_on"))
       .def("abort", [](const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
              self.core().abort(row, reservations);
            }, nb::kw_only(), nb::arg("row"), nb::arg("reservations"))
       .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
-      .def("hide", hide, nb::arg("keys"))
-      .def("hide_namespace", [](const PyArena& self, std::uint64_t slot) { return self.core().hide_namespace(slot); },
-           nb::arg("namespace_slot"))
-      .def("hide_all", [](const PyArena& self) { return self.core().hide_all(); })
+      .def("hide_step", hide_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
+           nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),
+           nb::arg("until_revision"), nb::arg("cursor"), nb::arg("work_max"))
+      .def("count_step", count_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
+           nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),
+           nb::arg("until_revision"), nb::arg("cursor"), nb::arg("work_max"), nb::arg("census") = 0)
+      .def("chain", chain, nb::arg("key"), nb::kw_only(), nb::arg("pages_max"))
       .def("find", find, nb::arg("key"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)
@@ -265,7 +328,7 @@ void bind_arena(nb::module_& m) {
            nb::arg("freshness_ns"))
       .def("close_header", [](const PyArena& self) { self.core().close_header(); })
       .def_prop_ro("view", [](const PyArena& self) { return self.core().view_number(); })
-      .def("open_row", open_row, nb::arg("pid"))
+      .def("open_row", open_row, nb::arg("pid"), nb::kw_only(), nb::arg("engine") = 0)
       .def("orphan_row", [](const PyArena& self, std::uint32_t row) { self.core().orphan_row(row); }, nb::arg("row"))
       .def("end_row", [](const PyArena& self, std::uint32_t row) { self.core().end_row(row); }, nb::arg("row"))
       .def("row_statistics", row_statistics, nb::arg("row"))

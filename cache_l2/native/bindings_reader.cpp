@@ -1,5 +1,6 @@
 // Reader and Lease for Python: conversions, the GIL, and views whose lifetime pins their pages.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -86,9 +87,13 @@ nb::object view_over(nb::object exporter) {
 
 class PyLease {
  public:
-  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view) {}
+  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view), stands_on_(result.stands_on) {}
   PyLease(PyLease&& other) noexcept
-      : held_(std::exchange(other.held_, nullptr)), reason_(other.reason_), view_(other.view_), views_(std::move(other.views_)) {}
+      : held_(std::exchange(other.held_, nullptr)),
+        reason_(other.reason_),
+        view_(other.view_),
+        stands_on_(other.stands_on_),
+        views_(std::move(other.views_)) {}
   PyLease(const PyLease&) = delete;
   ~PyLease() {
     views_.clear();  // whoever kept one keeps its page
@@ -100,6 +105,13 @@ class PyLease {
   std::size_t pages() const { return held_->count(); }
   std::uint32_t reason() const { return reason_; }
   std::uint64_t view() const { return view_; }
+  std::uint64_t instance() const { return pages() == 0 ? kNoInstance : held_->instance(pages() - 1); }
+  std::vector<std::uint64_t> instances() const {
+    std::vector<std::uint64_t> out(pages());
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = held_->instance(i);
+    return out;
+  }
+  std::uint64_t stands_on() const { return stands_on_; }
 
   nb::object page(std::int64_t index) {
     const auto count = static_cast<std::int64_t>(pages());
@@ -137,6 +149,7 @@ class PyLease {
   HeldPages* held_;
   std::uint32_t reason_;
   std::uint64_t view_;
+  std::uint64_t stands_on_;
   std::vector<nb::object> views_;
 };
 
@@ -181,10 +194,14 @@ class PyReader {
     return nb::make_tuple(slot, s.view, give_bytes(s.incarnation, sizeof(s.incarnation)), s.revision);
   }
 
+  void advance_request(std::int64_t slot, std::uint64_t view) const {
+    const std::shared_ptr<Reader> reader = core();
+    if (slot >= 0) reader->advance_request(checked_slot(slot), view);  // −1: begin_request had none to give
+  }
+
   void end_request(std::int64_t slot) const {
     const std::shared_ptr<Reader> reader = core();
-    if (slot < 0) return;  // begin_request had none to give
-    reader->end_request(static_cast<std::uint32_t>(std::min<std::int64_t>(slot, kRequestViews)));
+    if (slot >= 0) reader->end_request(checked_slot(slot));
   }
 
   std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::int64_t start) const {
@@ -223,9 +240,10 @@ class PyReader {
     return PyLease(HeldPages::create(std::move(reader), pages, result.pages), result);
   }
 
-  std::pair<std::size_t, std::uint32_t> get(std::uint32_t counter, nb::handle keys, nb::handle destinations,
-                                            std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns,
-                                            std::int64_t kernel) const {
+  std::tuple<std::size_t, std::uint32_t, std::uint64_t> get(std::uint32_t counter, nb::handle keys, nb::handle destinations,
+                                                            std::uint64_t page_bytes, std::int64_t start,
+                                                            std::uint64_t lease_ns, std::int64_t kernel,
+                                                            nb::handle instances) const {
     const std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     check_page_bytes(page_bytes);
@@ -235,10 +253,12 @@ class PyReader {
     const std::size_t wanted = chain.count() - first;
     const BorrowedPages places(destinations, wanted, page_bytes, true, "destinations");
     const CopyChoice copier = checked_choice(*reader, kernel);
+    const std::optional<Borrowed> told = borrowed_words(instances, chain.count(), "instances");
+    auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
     const LookUpResult result = unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
-      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter);
+      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter, words);
     });
-    return {result.pages, result.reason};
+    return {result.pages, result.reason, result.instance};
   }
 
   nb::dict counts(std::uint32_t counter) const {
@@ -289,6 +309,20 @@ class PyReader {
   }
 
  private:
+  static std::uint32_t checked_slot(std::int64_t slot) {
+    return static_cast<std::uint32_t>(std::min<std::int64_t>(slot, kRequestViews));
+  }
+
+  // Aligned room for `count` words of 64 bits, or nothing for None.
+  static std::optional<Borrowed> borrowed_words(nb::handle object, std::size_t count, const char* what) {
+    if (object.is_none()) return std::nullopt;
+    std::optional<Borrowed> words(std::in_place, object, true, what);
+    if (words->bytes() < count * sizeof(std::uint64_t) || reinterpret_cast<std::uintptr_t>(words->data()) % 8 != 0) {
+      throw nb::value_error((std::string(what) + " must have 8 aligned bytes for each key").c_str());
+    }
+    return words;
+  }
+
   static void check_counter(std::uint32_t counter) {
     if (counter >= kNamespacesPerRow) throw nb::value_error("counter must be 0 to 31");
   }
@@ -333,6 +367,9 @@ void bind_lease(nb::module_& m) {
       .def_prop_ro("pages", &PyLease::pages)
       .def_prop_ro("reason", &PyLease::reason)
       .def_prop_ro("view", &PyLease::view)
+      .def_prop_ro("instance", &PyLease::instance)
+      .def("instances", &PyLease::instances)
+      .def_prop_ro("stands_on", &PyLease::stands_on)
       .def("__len__", &PyLease::pages)
       .def("__getitem__", &PyLease::page, nb::arg("index"))
       .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
@@ -357,13 +394,18 @@ void bind_reader(nb::module_& m) {
       .def("freshness_ns", [](const PyReader& self) { return self.core()->freshness_ns(); })
       .def("set_applied_view", [](const PyReader& self, std::uint64_t view) { self.core()->set_applied_view(view); },
            nb::arg("view"))
+      .def("claim_freshness", [](const PyReader& self, std::optional<std::uint64_t> freshness_ns) {
+             return self.core()->claim_freshness(freshness_ns);
+           }, nb::arg("freshness_ns") = nb::none())
       .def("events_since", &PyReader::events_since, nb::arg("view"))
       .def("begin_request", &PyReader::begin_request)
+      .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
       .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
-           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1)
+           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
+           nb::arg("instances") = nb::none())
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))

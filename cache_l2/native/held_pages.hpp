@@ -34,6 +34,7 @@ class HeldPages {
   bool released() const { return released_; }
   const std::byte* data(std::size_t page) const { return reader_->arena().data + pages()[page].offset; }
   std::size_t bytes(std::size_t page) const { return pages()[page].payload_bytes; }
+  std::uint64_t instance(std::size_t page) const { return instance_of(pages()[page]); }
 
   void release() noexcept {
     if (released_) return;

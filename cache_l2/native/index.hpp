@@ -61,6 +61,11 @@ inline PageKey key_of(const Entry& entry) {
   return key;
 }
 
+// What tells a visible page from all others that its entry has held and will hold: reservation id plus 2^32.
+constexpr std::uint64_t kNoInstance = 0;
+constexpr std::uint64_t kUnknownInstance = ~0ULL;
+inline std::uint64_t instance_of(std::uint64_t generation, std::uint32_t entry) { return generation << 32 | (entry + 1); }
+
 // Writer's half. Entries under a key are visible or reserved; everything else has left the index.
 class Index {
  public:

@@ -24,6 +24,8 @@ constexpr std::uint32_t kRequestViews = 256;
 constexpr std::uint32_t kNamespacesPerRow = 32;
 constexpr std::uint32_t kMissReasons = 16;
 constexpr std::uint32_t kBucketWays = 8;
+constexpr std::uint64_t kLineageUnknown = 1ULL << 32;      // bit of an entry's producer word
+constexpr std::uint64_t kProvenanceOverflow = 0xFFFFFFFF;  // a producer number that may stand for anybody (rule R3)
 
 using Word = std::atomic<std::uint64_t>;
 static_assert(Word::is_always_lock_free, "the contract needs lock-free 64-bit words");
@@ -50,7 +52,10 @@ struct alignas(kCacheLine) Header {
   alignas(kCacheLine) Word view;           // count of all events of this life; 1 at start
   Word closed;                             // 1: draining or ended, no look-up may hit
   alignas(kCacheLine) Word freshness_ns;   // F: hits are served while CLOCK_BOOTTIME < F
+  Word keep_granted;                       // reserved: whether the log knows of this node's clients that serve on past F; 0
+  Word reserved1[6];
 };
+static_assert(sizeof(Header) % kCacheLine == 0);
 
 // One event. `tag` is the view that published it; 0 while it is being rewritten.
 struct alignas(kCacheLine) RingRecord {
@@ -81,7 +86,7 @@ struct alignas(kCacheLine) Entry {
   Word namespace_slot;          // sidecar's namespace number
   Word incarnation[2];          // stamp
   Word revision;
-  Word producer;                // sidecar's producer number
+  Word producer;                // sidecar's provenance number (low 32) | kLineageUnknown
   Word computed_from_ms, computed_until_ms;  // producer's wall clock
   Word committed_ns;            // CLOCK_BOOTTIME
 };
@@ -115,13 +120,17 @@ struct alignas(kCacheLine) NamespaceCounts {
   PageCounts copy[2];
 };
 
+enum EngineMode : std::uint32_t { kEngineNone = 0, kEngineKeep = 1, kEngineDrop = 2 };
+
 // One client. `Lease[leases_per_row]` follows each row at sizeof(Row); header.row_bytes is the stride.
 struct alignas(kCacheLine) Row {
   Word state;               // 0 free, 1 attached, 2 orphaned (connection gone, process alive)
   Word pid;                 // as the sidecar sees it
   Word applied_view;        // L1 has applied every event up to here
-  Word own_freshness_ns;    // an engine's own F (rule R18)
+  Word own_freshness_ns;    // until then an index of its own may serve without having applied (rule R18); 0: none, or it asks
   Word lease_high_water;    // leases at and above this index were never used
+  Word engine;              // what the client said of an index of its own: 0 none, 1 keep, 2 drop
+  Word reserved[2];
   alignas(kCacheLine) Word request_view[kRequestViews];  // 0: idle; else a view at or below what the request loaded
   NamespaceCounts counts[kNamespacesPerRow];
 };

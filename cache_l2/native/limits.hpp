@@ -14,5 +14,7 @@ constexpr std::uint64_t kLeasesPerRowMax = 65'536;
 constexpr std::uint64_t kReservationsPerRowMax = 4096;
 constexpr std::uint64_t kRingRecordsMax = 65'536;
 constexpr std::uint64_t kChainPagesMax = 65'536;
+constexpr std::uint64_t kNamespacesMax = 1024;
+constexpr std::uint64_t kAncestorsWalkedMax = 4096;
 
 }  // namespace stratakv

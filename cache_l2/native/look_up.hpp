@@ -22,6 +22,8 @@ struct FoundPage {
 };
 static_assert(sizeof(FoundPage) == 32);
 
+inline std::uint64_t instance_of(const FoundPage& page) { return instance_of(page.generation, page.entry); }
+
 struct Walk {
   std::size_t pages = 0;          // found, from keys[start]
   std::uint64_t collisions = 0;   // other keys met under the same fingerprint

@@ -84,6 +84,24 @@ std::pair<int, StampedView> Reader::begin_request() {
   return {got ? static_cast<int>(slot) : -1, *stamp};
 }
 
+std::pair<std::uint64_t, std::uint64_t> Reader::claim_freshness(std::optional<std::uint64_t> freshness_ns) {
+  const std::uint64_t claimed = freshness_ns ? *freshness_ns : this->freshness_ns();
+  row().own_freshness_ns.store(claimed, std::memory_order_release);
+  fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)
+  return {claimed, view_number()};
+}
+
+// Release: what the client did about the events up to this view is done before the sidecar sees it.
+void Reader::advance_request(std::uint32_t slot, std::uint64_t view) {
+  if (slot >= kRequestViews) throw std::invalid_argument("no such request slot: " + std::to_string(slot));
+  if (view > view_number()) throw std::invalid_argument("view " + std::to_string(view) + " is not published yet");
+  Word& shared = row().request_view[slot];
+  std::uint64_t seen = shared.load(std::memory_order_relaxed);
+  do {
+    if (seen == 0) throw std::invalid_argument("no request holds slot " + std::to_string(slot));
+  } while (seen < view && !shared.compare_exchange_weak(seen, view, std::memory_order_release, std::memory_order_relaxed));
+}
+
 void Reader::end_request(std::uint32_t slot) {
   if (slot >= kRequestViews) throw std::invalid_argument("no such request slot: " + std::to_string(slot));
   if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release_in(slot / 64, 1ULL << (slot % 64));
@@ -148,6 +166,7 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
     }
     cut_expired(out, walk, result);
     unpin(out + result.pages, pinned - result.pages);
+    if (result.pages != 0 && start != 0) result.stands_on = instance_of(walk.parent);
     if (kind == kLeaseCopy) {
       Lease* leases = view_.leases(row_);
       for (std::size_t i = 0; i < result.pages; ++i) {
@@ -226,7 +245,8 @@ void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
 }
 
 LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter) {
+                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
+                         std::uint64_t* instances) {
   begin_counting(counter, count);
   FoundPage* pages = scratch<FoundPage>(count - start);
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
@@ -249,6 +269,11 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
       copied = 0;
       result.reason = kMissLeaseExpired;
     }
+  }
+  if (copied != 0) result.instance = instance_of(pages[copied - 1]);
+  if (instances != nullptr && copied != 0) {
+    if (start != 0) instances[start - 1] = result.stands_on;
+    for (std::size_t i = 0; i < copied; ++i) instances[start + i] = instance_of(pages[i]);
   }
   unpin(pages, pinned);
   result.pages = copied;

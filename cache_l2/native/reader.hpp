@@ -23,6 +23,8 @@ struct LookUpResult {
   std::uint64_t view = 0;
   std::uint64_t now_ns = 0;
   std::uint64_t collisions = 0;
+  std::uint64_t instance = kNoInstance;   // of the last page that `get` served
+  std::uint64_t stands_on = kNoInstance;  // of keys[start − 1], on which the first page stands
 };
 
 class Reader {
@@ -43,9 +45,14 @@ class Reader {
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
   std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
   void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
+  // Says until when an index of this client's own may serve without asking (the header's F if nothing is given), then
+  // loads the view: (what was said, view) (rule R18).
+  std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
   // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.
   std::pair<int, StampedView> begin_request();
+  // Raises the view that a request works on; invalid_argument for a view not published or a slot not taken.
+  void advance_request(std::uint32_t slot, std::uint64_t view);
   void end_request(std::uint32_t slot);
 
   LookUpResult match(const std::uint8_t* keys, std::size_t start, std::size_t count);
@@ -53,9 +60,11 @@ class Reader {
   LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
                    FoundPage* out);
   void unpin(const FoundPage* pages, std::size_t count) noexcept;
-  // Look up under copy leases, copy, check generations and deadline again.
+  // Look up under copy leases, copy, check generations and deadline again. `instances`, one a key where it is given, is
+  // told those of the pages served and of the one that they stand on.
   LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter);
+                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
+                   std::uint64_t* instances = nullptr);
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 

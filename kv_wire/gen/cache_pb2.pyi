@@ -214,12 +214,14 @@ class PageChunk(_message.Message):
     def __init__(self, page: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class GetTrailer(_message.Message):
-    __slots__ = ("pages", "ended_by")
+    __slots__ = ("pages", "ended_by", "instance")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     ENDED_BY_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     pages: int
     ended_by: MissReason
-    def __init__(self, pages: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ...) -> None: ...
+    instance: int
+    def __init__(self, pages: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., instance: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("header", "chunks")
@@ -230,7 +232,7 @@ class PutRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PageChunk, _Mapping]]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("namespace_id", "chain", "start", "stamp", "ttl_s", "producer", "tags", "computed_from_ms", "computed_until_ms")
+    __slots__ = ("namespace_id", "chain", "start", "stamp", "ttl_s", "producer", "tags", "computed_from_ms", "computed_until_ms", "rests_on")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +242,7 @@ class PutHeader(_message.Message):
     TAGS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FROM_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    RESTS_ON_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     chain: Chain
     start: int
@@ -249,7 +252,8 @@ class PutHeader(_message.Message):
     tags: _containers.RepeatedScalarFieldContainer[bytes]
     computed_from_ms: int
     computed_until_ms: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., ttl_s: _Optional[int] = ..., producer: _Optional[bytes] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ...) -> None: ...
+    rests_on: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., ttl_s: _Optional[int] = ..., producer: _Optional[bytes] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ..., rests_on: _Optional[int] = ...) -> None: ...
 
 class PutOutcome(_message.Message):
     __slots__ = ("status", "reason")
@@ -320,8 +324,51 @@ class ClientStatus(_message.Message):
     name: str
     def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
+class LogStatus(_message.Message):
+    __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local")
+    class SizesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIP_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_MS_AGO_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    WHY_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    fleet: str
+    kind: str
+    address: str
+    phase: str
+    reason: str
+    member: bytes
+    incarnation: bytes
+    tip: int
+    applied: int
+    acknowledged: int
+    drained: int
+    confirmed_ms_ago: int
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.ScalarMap[str, int]
+    settled: bool
+    why_local: str
+    def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir")
+    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions")
     class ArenaEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +383,13 @@ class StatusResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WeightsVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +407,8 @@ class StatusResponse(_message.Message):
     FRESHNESS_REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_DIR_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     version: str
     life: bytes
     pid: int
@@ -370,4 +426,6 @@ class StatusResponse(_message.Message):
     freshness_remaining_ms: int
     attach: _containers.ScalarMap[str, int]
     runtime_dir: str
-    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ...) -> None: ...
+    log: LogStatus
+    weights_versions: _containers.ScalarMap[str, str]
+    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ...) -> None: ...

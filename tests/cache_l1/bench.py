@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from cache_l1.cache import L1Cache
 from kv_types.clock import ManualClock
-from kv_types.ids import NamespaceId, PageKey
+from kv_types.ids import PageKey
+from kv_types.namespace import Namespace
 from kv_types.page_keys import page_keys, unpack_keys
-from kv_types.validity import ObservedView
+from kv_types.validity import NO_INSTANCES, Instances, ObservedView
 from tests.cache_l1.fakes import ByteMemory, FakeHeader
 from tests.conformance.harness import payload
+from tests.kv_types.samples import namespace as some_namespace
 
-SPACE = NamespaceId(b"\x07" * 32)
+SPACE = some_namespace()
 SIZE = 64
 
 
@@ -18,7 +20,7 @@ class Bench:
     """A cache, its header, clock and memory, and short ways to say what tests do."""
 
     def __init__(
-        self, capacity: int = 8, *, ttl_ns: int | None = None, namespace: NamespaceId | None = None
+        self, capacity: int = 8, *, ttl_ns: int | None = None, namespace: Namespace | None = None
     ) -> None:
         self.header = FakeHeader()
         self.clock = ManualClock()
@@ -34,10 +36,25 @@ class Bench:
         assert observed is not None
         return observed
 
-    def insert(self, keys: list[PageKey], start: int = 0, *, view: ObservedView | None = None) -> int:
+    def insert(
+        self,
+        keys: list[PageKey],
+        start: int = 0,
+        *,
+        view: ObservedView | None = None,
+        instances: Instances = NO_INSTANCES,
+    ) -> int:
         self.clock.advance(1)
         sources = [payload(key, SIZE) for key in keys[start:]]
-        return self.cache.insert(keys, start, sources, view=self.view() if view is None else view)
+        view = self.view() if view is None else view
+        return self.cache.insert(keys, start, sources, view=view, instances=instances)
+
+    def instances(self, keys: list[PageKey]) -> tuple[int, ...]:
+        """What the cache knows of the pages that it serves."""
+        pages = self.cache.match(keys)
+        known = self.cache.instances(pages)
+        self.cache.release(pages)
+        return known.numbers
 
     def found(self, keys: list[PageKey]) -> int:
         """Pages served, their bytes checked."""
@@ -60,4 +77,4 @@ class Bench:
 
 def chain(length: int, *, root: int = 0, branch: tuple[int, ...] = ()) -> list[PageKey]:
     tokens = [root, *(branch[page - 1] if page - 1 < len(branch) else 0 for page in range(1, length))]
-    return unpack_keys(page_keys(SPACE, tokens, page_tokens=1))
+    return unpack_keys(page_keys(SPACE.id, tokens, page_tokens=1))

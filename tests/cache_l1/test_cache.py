@@ -11,8 +11,9 @@ import torch
 
 from cache_l1.cache import L1Cache
 from kv_types.errors import BufferMismatchError, InvalidArgumentError, InvalidIdentifierError
-from kv_types.events import PagesHidden
+from kv_types.events import Selected
 from kv_types.ids import PageKey
+from kv_types.selectors import Selector
 from tests.cache_l1.bench import SIZE, Bench, chain
 from tests.cache_l1.fakes import ByteMemory, FakeHeader
 from tests.conformance.harness import payload
@@ -239,7 +240,7 @@ def test_it_serves_nothing_that_a_model_calls_hidden(seed: int) -> None:
             bench.cache.release(pins.pop(draw.randrange(len(pins))))
         elif action < 0.97:
             gone = {draw.choice(keys)}
-            bench.header.publish(PagesHidden(tuple(gone)))
+            bench.header.publish(Selected(Selector(key=next(iter(gone)))))
             while grown := {key for key, parent in resident.items() if parent in gone} - gone:
                 gone |= grown
             resident = {key: parent for key, parent in resident.items() if key not in gone}
@@ -274,7 +275,7 @@ def test_many_threads_never_read_foreign_bytes() -> None:
                 bench.cache.release(here)
                 served[number] += len(here)
                 if number == 0 and turn % 25 == 0:
-                    bench.header.publish(PagesHidden((draw.choice(keys),)))
+                    bench.header.publish(Selected(Selector(key=draw.choice(keys))))
         except BaseException as error:
             errors.append(error)
 

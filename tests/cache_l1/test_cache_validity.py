@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 
 from cache_l1.cache import L1Cache
-from kv_types.events import EverythingHidden, NamespaceHidden, PagesHidden
-from kv_types.ids import NamespaceId, PageKey
+from kv_types.events import LogStarted, Selected, WeightsAnnounced
+from kv_types.ids import PageKey
+from kv_types.selectors import EVERYTHING, Selector
 from tests.cache_l1.bench import SIZE, SPACE, Bench, chain
 from tests.cache_l1.fakes import ByteMemory, FakeHeader
 from tests.conformance.harness import payload
+from tests.kv_types.samples import namespace as some_namespace
+
+
+def page_and_above(key: PageKey) -> Selected:
+    return Selected(Selector(key=key))
+
 
 # --- validity ---
 
@@ -19,11 +26,11 @@ def test_hidden_pages_go_with_what_stands_on_them_and_nothing_else() -> None:
     trunk, fork, other = chain(4), chain(4, branch=(0, 5)), chain(3, root=9)
     for keys in (trunk, fork, other):
         bench.insert(keys)
-    bench.header.publish(PagesHidden((fork[2],)))
+    bench.header.publish(page_and_above(fork[2]))
     assert bench.found(fork) == 2
     assert bench.found(trunk) == 4
     assert bench.found(other) == 3
-    bench.header.publish(PagesHidden((trunk[0],)))
+    bench.header.publish(page_and_above(trunk[0]))
     assert bench.found(trunk) == bench.found(fork) == 0
     assert bench.found(other) == 3
     assert bench.insert(trunk) == 4, "the same prefix can be stored again at once (I9)"
@@ -33,33 +40,46 @@ def test_hidden_pages_go_with_what_stands_on_them_and_nothing_else() -> None:
 
 
 def test_hiding_a_namespace_spares_other_caches() -> None:
-    mine, other = Bench(namespace=SPACE), Bench(namespace=NamespaceId(b"\x08" * 32))
+    mine, other = Bench(namespace=SPACE), Bench(namespace=some_namespace(model="other"))
     for bench in (mine, other):
         bench.insert(chain(2))
-        bench.header.publish(NamespaceHidden(SPACE))
+        bench.header.publish(Selected(Selector(namespace=SPACE.id)))
     assert mine.found(chain(2)) == 0
     assert other.found(chain(2)) == 2
 
 
-@pytest.mark.parametrize("how", ["everything", "unknown", "overrun", "restart"])
+@pytest.mark.parametrize("how", ["everything", "log", "origin", "unknown", "overrun", "restart"])
 def test_what_cannot_be_told_drops_all(how: str) -> None:
     bench = Bench()
     keys = chain(3)
     bench.insert(keys)
     match how:
         case "everything":
-            bench.header.publish(EverythingHidden())
+            bench.header.publish(Selected(EVERYTHING))
+        case "log":
+            bench.header.publish(LogStarted())
+        case "origin":
+            bench.header.publish(Selected(Selector(producer=b"worker 3")))
         case "unknown":
             bench.header.publish_raw(77, b"?")
         case "overrun":
             bench.header.ring_records = 1
-            bench.header.publish(PagesHidden((keys[2],)))
-            bench.header.publish(PagesHidden((keys[2],)))
+            bench.header.publish(page_and_above(keys[2]))
+            bench.header.publish(page_and_above(keys[2]))
         case "restart":
             bench.header.restart()
     assert bench.found(keys) == 0
     assert bench.cache.statistics()["dropped_pages"] == 3
     assert bench.insert(keys) == 3
+    bench.check()
+
+
+def test_announced_weights_leave_pages_alone() -> None:
+    bench = Bench(namespace=SPACE)
+    bench.insert(chain(3))
+    bench.header.publish(WeightsAnnounced(SPACE.model, "2"))
+    assert bench.found(chain(3)) == 3, "what is named by the old version is still right under its name"
+    assert bench.header.applied[-1] == bench.header.view_now
     bench.check()
 
 
@@ -119,7 +139,7 @@ def test_an_event_between_collecting_and_serving_is_seen() -> None:
         nonlocal looks
         looks += 1
         if looks == 2:
-            bench.header.publish(PagesHidden((keys[1],)))
+            bench.header.publish(page_and_above(keys[1]))
 
     bench.header.on_look = publish_at_the_second_look
     assert bench.found(keys) == 1
@@ -131,7 +151,7 @@ def test_a_view_that_never_rests_is_a_miss() -> None:
     bench = Bench()
     keys = chain(2)
     bench.insert(keys)
-    bench.header.on_look = lambda: bench.header.publish(PagesHidden((PageKey(b"z" * 32),)))
+    bench.header.on_look = lambda: bench.header.publish(page_and_above(PageKey(b"z" * 32)))
     assert bench.found(keys) == 0
     assert bench.cache.statistics()["missed_pages_raced"] == 2
     bench.header.on_look = None
@@ -160,7 +180,7 @@ def test_c16_an_insert_begun_before_the_event_is_refused() -> None:
     bench = Bench()
     keys, others = chain(3), chain(3, root=5)
     view = bench.view()
-    bench.header.publish(PagesHidden((keys[1],)))
+    bench.header.publish(page_and_above(keys[1]))
     assert bench.insert(keys, view=view) == 0
     assert bench.insert(others, view=view) == 3, "what was not selected is kept"
     assert bench.insert(keys) == 3
@@ -173,7 +193,7 @@ def test_an_insert_that_comes_too_late_evicts_nothing() -> None:
     keys, late = chain(3, root=1), chain(3, root=2)
     view = bench.view()
     bench.insert(keys)
-    bench.header.publish(PagesHidden((late[0],)))
+    bench.header.publish(page_and_above(late[0]))
     assert bench.insert(late, view=view) == 0
     assert bench.found(keys) == 3
     bench.check()
@@ -184,7 +204,7 @@ def test_an_insert_whose_ancestor_was_hidden_is_refused() -> None:
     keys = chain(4)
     view = bench.view()
     bench.insert(keys[:2], view=view)
-    bench.header.publish(PagesHidden((keys[0],)))
+    bench.header.publish(page_and_above(keys[0]))
     bench.insert(keys[:2])  # somebody computes the ancestors again
     assert bench.insert(keys, 2, view=view) == 0, "the old request stood on the old ancestors"
     assert bench.insert(keys, 2) == 2
@@ -202,9 +222,9 @@ def test_an_event_during_the_copy_refuses_the_insert(event: str) -> None:
         bench.memory.on_write = None
         match event:
             case "pages":
-                bench.header.publish(PagesHidden((keys[2],)))
+                bench.header.publish(page_and_above(keys[2]))
             case "everything":
-                bench.header.publish(EverythingHidden())
+                bench.header.publish(Selected(EVERYTHING))
             case "restart":
                 bench.header.restart()
 
@@ -228,7 +248,7 @@ def test_pages_hidden_while_pinned_stay_readable_and_are_freed_at_release() -> N
     keys = chain(3)
     bench.insert(keys)
     pages = bench.cache.match(keys)
-    bench.header.publish(EverythingHidden())
+    bench.header.publish(Selected(EVERYTHING))
     assert bench.found(keys) == 0
     into = [bytearray(SIZE) for _ in pages]
     bench.cache.read(pages, into)

@@ -7,13 +7,19 @@ import random
 import pytest
 
 from cache_l1.follower import ViewFollower
-from kv_types.events import EverythingHidden, LogStarted, NamespaceHidden, PagesHidden
-from kv_types.ids import NO_LIFE, NamespaceId, PageKey, new_life_id
-from kv_types.limits import L1_TOMBSTONES_MAX
+from kv_types.events import Event, LogStarted, Selected, WeightsAnnounced
+from kv_types.ids import NO_LIFE, PageKey, new_life_id
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX, L1_TOMBSTONES_MAX
+from kv_types.namespace import Adapter, Namespace, Weights
+from kv_types.selectors import EVERYTHING, Selector
 from kv_types.validity import ObservedView
 from tests.cache_l1.fakes import FakeHeader
+from tests.kv_types.samples import namespace as some_namespace
 
-MINE, OTHER = NamespaceId(b"\x01" * 32), NamespaceId(b"\x02" * 32)
+MINE = some_namespace(
+    model="mine", weights=Weights(version="7"), adapter=Adapter("tuned", b"a" * 32), tenant="acme"
+)
+OTHER = some_namespace(model="other")
 
 
 def key(number: int) -> PageKey:
@@ -23,7 +29,12 @@ def key(number: int) -> PageKey:
 CHAIN = [key(n) for n in range(1, 5)]
 
 
-def started(header: FakeHeader, *, namespace: NamespaceId | None = None) -> ViewFollower:
+def pages(number: int, **more: object) -> Selected:
+    """What selects a page and all that stands on it."""
+    return Selected(Selector(key=key(number), **more))  # type: ignore[arg-type]
+
+
+def started(header: FakeHeader, *, namespace: Namespace | None = None) -> ViewFollower:
     follower = ViewFollower(header, namespace=namespace)
     assert follower.follow().everything, "nothing is known of what happened before"
     return follower
@@ -45,11 +56,11 @@ def test_hidden_pages_are_forgotten_one_by_one() -> None:
     header = FakeHeader()
     follower = started(header)
     before = view(header)
-    header.publish(PagesHidden((key(2), key(90))))
-    header.publish(PagesHidden((key(91),)))
+    header.publish(pages(2))
+    header.publish(pages(91))
     verdict = follower.follow()
     assert not verdict.everything
-    assert verdict.pages == (key(2), key(90), key(91))
+    assert verdict.pages == (key(2), key(91))
     assert not follower.admits(CHAIN, before), "the chain stands on a hidden page"
     assert follower.admits([key(7), key(8)], before), "what is not selected stays insertable"
     assert follower.admits(CHAIN, view(header)), "what is computed after the event may come back (I9)"
@@ -58,8 +69,20 @@ def test_hidden_pages_are_forgotten_one_by_one() -> None:
     assert not follower.admits([key(91)], middle)
 
 
-@pytest.mark.parametrize("event", [LogStarted(), EverythingHidden(), NamespaceHidden(MINE)])
-def test_events_that_select_everything(event: LogStarted | EverythingHidden | NamespaceHidden) -> None:
+WHOLE = [
+    LogStarted(),
+    Selected(EVERYTHING),
+    Selected(Selector(namespace=MINE.id)),
+    Selected(Selector(model="mine", weights_version="7", adapter="tuned", tenant="acme")),
+    Selected(Selector(producer=b"worker 3")),
+    Selected(Selector(model="mine", tag=b"eval", since_ms=5, until_ms=9)),
+    Selected(Selector(since_revision=2, until_revision=3)),
+]
+"""Events that may select any page of MINE: who computed it, when and under which tags can't be told here."""
+
+
+@pytest.mark.parametrize("event", WHOLE)
+def test_events_that_select_everything(event: Event) -> None:
     header = FakeHeader()
     follower = started(header, namespace=MINE)
     before = view(header)
@@ -69,19 +92,67 @@ def test_events_that_select_everything(event: LogStarted | EverythingHidden | Na
     assert follower.admits(CHAIN, view(header))
 
 
-def test_another_namespace_is_none_of_its_business() -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"namespace": OTHER.id}, {"model": "other"}, {"weights_version": "8"}, {"adapter": ""}, {"tenant": ""},
+        {"model": "mine", "tenant": "umbrella"}, {"model": "other", "producer": b"worker 3"},
+        {"model": "other", "key": key(2)},
+    ],
+)  # fmt: skip
+def test_another_namespace_is_none_of_its_business(others: dict[str, object]) -> None:
     header = FakeHeader()
     knowing, unknowing = started(header, namespace=MINE), started(header)
     before = view(header)
-    header.publish(NamespaceHidden(OTHER))
-    assert not knowing.follow().everything
+    header.publish(Selected(Selector(**others)))  # type: ignore[arg-type]
+    verdict = knowing.follow()
+    assert (verdict.everything, verdict.pages) == (False, ())
     assert knowing.admits(CHAIN, before)
-    assert unknowing.follow().everything, "pages of unknown namespaces may be meant"
+    verdict = unknowing.follow()
+    named = (others["key"],) if "key" in others else ()
+    assert (verdict.everything, verdict.pages) == (not named, named), (
+        "pages of an unknown namespace may be meant"
+    )
     assert not unknowing.admits(CHAIN, before)
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload"), [(0, b""), (99, b""), (3, b"short"), (4, b""), (4, b"x" * 33), (2, b"x")]
+    "more", [{}, {"model": "mine"}, {"producer": b"worker 3"}, {"tag": b"eval", "since_ms": 1}]
+)
+@pytest.mark.parametrize("namespace", [MINE, None])
+def test_a_key_names_its_subtree_whatever_else_is_asked_for(
+    more: dict[str, object], namespace: Namespace | None
+) -> None:
+    header = FakeHeader()
+    follower = started(header, namespace=namespace)
+    before = view(header)
+    header.publish(pages(2, **more))
+    verdict = follower.follow()
+    assert (verdict.everything, verdict.pages) == (False, (key(2),))
+    assert not follower.admits(CHAIN, before)
+    assert follower.admits([key(7)], before)
+
+
+def test_announced_weights_hide_nothing_and_are_passed() -> None:
+    header = FakeHeader()
+    follower = started(header, namespace=MINE)
+    before = view(header)
+    header.publish(WeightsAnnounced("mine", "8"))
+    verdict = follower.follow()
+    assert (verdict.observed, verdict.everything, verdict.pages) == (view(header), False, ())
+    assert follower.admits(CHAIN, before)
+
+
+def test_a_selector_too_long_for_the_ring_is_everything() -> None:
+    header = FakeHeader()
+    follower = started(header, namespace=MINE)
+    header.publish(Selected(Selector(model="o" * EVENT_PAYLOAD_BYTES_MAX, key=key(2))))
+    assert follower.follow().everything
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [(0, b""), (99, b""), (1, b"x"), (2, b"x"), (2, b"\x06\x01\0k"), (3, b"short"), (3, b"")],
 )
 def test_events_of_no_known_meaning_are_everything(kind: int, payload: bytes) -> None:
     header = FakeHeader()
@@ -97,7 +168,7 @@ def test_an_overrun_ring_is_everything() -> None:
     follower = started(header, namespace=MINE)
     before = view(header)
     for _ in range(3):
-        header.publish(NamespaceHidden(OTHER))
+        header.publish(Selected(Selector(namespace=OTHER.id)))
     assert follower.follow().everything
     assert not follower.admits(CHAIN, before)
 
@@ -105,8 +176,8 @@ def test_an_overrun_ring_is_everything() -> None:
 def test_a_missing_event_is_everything() -> None:
     header = FakeHeader()
     follower = started(header, namespace=MINE)
-    header.publish(NamespaceHidden(OTHER))
-    header.publish(NamespaceHidden(OTHER))
+    header.publish(Selected(Selector(namespace=OTHER.id)))
+    header.publish(Selected(Selector(namespace=OTHER.id)))
     del header.events[0]
     assert follower.follow().everything
 
@@ -114,8 +185,8 @@ def test_a_missing_event_is_everything() -> None:
 def test_events_beyond_the_view_wait_for_their_turn() -> None:
     header = FakeHeader()
     follower = started(header)
-    header.publish(PagesHidden((key(2),)))
-    header.publish(PagesHidden((key(3),)))
+    header.publish(pages(2))
+    header.publish(pages(3))
     header.view_now -= 1  # the second one is in the ring, its view is not published yet
     assert follower.follow().pages == (key(2),)
     header.view_now += 1
@@ -167,12 +238,14 @@ def test_a_life_that_changes_while_it_is_read_is_no_observation() -> None:
 def test_events_of_the_next_life_are_not_taken_for_those_of_this_one() -> None:
     header = FakeHeader()
     follower = started(header, namespace=MINE)
-    header.publish(EverythingHidden())
+    header.publish(Selected(EVERYTHING))
 
     def restart() -> None:
         header.on_events = None
         header.restart()
-        header.publish(NamespaceHidden(OTHER))  # has the number of the event that was asked for
+        header.publish(
+            Selected(Selector(namespace=OTHER.id))
+        )  # has the number of the event that was asked for
 
     header.on_events = restart
     assert follower.follow().observed is None
@@ -195,7 +268,7 @@ def test_too_many_tombstones_become_a_floor() -> None:
     follower = started(header)
     before = view(header)
     for number in range(L1_TOMBSTONES_MAX + 1):
-        header.publish(PagesHidden((key(1_000 + number),)))
+        header.publish(pages(1_000 + number))
     assert not follower.follow().everything
     assert not follower.admits([key(1)], before), "over-invalidate, never under"
     assert follower.admits([key(1)], view(header))
@@ -223,13 +296,13 @@ def test_admission_agrees_with_a_scan_of_all_events(seed: int) -> None:
         for _ in range(draw.randrange(3)):
             kind = draw.random()
             if kind < 0.7:
-                keys = tuple(key(draw.randrange(12)) for _ in range(draw.randint(1, 3)))
-                header.publish(PagesHidden(keys))
-                selections.append((header.view_now, set(keys)))
+                number = draw.randrange(12)
+                header.publish(pages(number))
+                selections.append((header.view_now, {key(number)}))
             elif kind < 0.9:
-                header.publish(NamespaceHidden(OTHER))
+                header.publish(Selected(Selector(namespace=OTHER.id)))
             else:
-                header.publish(EverythingHidden())
+                header.publish(Selected(EVERYTHING))
                 selections.append((header.view_now, None))
         follower.follow()
         chain = [key(draw.randrange(12)) for _ in range(draw.randint(1, 4))]

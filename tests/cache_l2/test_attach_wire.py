@@ -30,6 +30,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
@@ -43,6 +44,7 @@ from kv_types.limits import (
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
+from kv_types.validity import EngineMode
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -73,9 +75,10 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
         time_namespace=U64, boot_now_ns=U64, name=NAMES,
-        gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple),
+        gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple), engine=st.sampled_from(EngineMode),
     ),
     st.builds(Register, st.binary(max_size=200), U32),
+    st.builds(Unregister, U32),
     st.builds(
         Reserve, namespace_number=U32, parent=st.none() | KEY.map(PageKey),
         keys=st.lists(KEY, max_size=20).map(b"".join), ttl_s=st.none() | st.integers(0, 2**63 - 1),
@@ -83,7 +86,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Commit, reservations=IDS, stamp=STAMPS, producer=st.binary(max_size=64),
         tags=st.lists(st.binary(max_size=TAG_BYTES_MAX), max_size=TAGS_PER_RECORD_MAX).map(tuple),
-        computed_from_ms=U64, computed_until_ms=U64,
+        computed_from_ms=U64, computed_until_ms=U64, rests_on=U64,
     ),
     st.builds(Abort, IDS),
     st.just(Detach()),
@@ -185,6 +188,10 @@ def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:
         (Reserve(namespace_number=1, parent=None, keys=bytes(31), ttl_s=None), InvalidArgumentError),
         (Reserve(namespace_number=1, parent=None, keys=b"", ttl_s=-5), InvalidArgumentError),
         (Abort((2**64,)), InvalidArgumentError),
+        (
+            Commit(reservations=(), stamp=Stamp(LogIncarnation(bytes(16)), 0), rests_on=2**64),
+            InvalidArgumentError,
+        ),
     ],
 )
 def test_values_that_do_not_fit_are_clear_errors(message: ClientMessage, error: type[Exception]) -> None:

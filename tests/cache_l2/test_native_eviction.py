@@ -276,7 +276,7 @@ class EvictionMachine(RuleBasedStateMachine):
         before = len(self.model.pages)
         if which[depth] in self.model.pages:
             self.model.drop(which[depth])
-        assert self.world.arena.hide(which[depth]) == before - len(self.model.pages)
+        assert self.world.hide(which[depth]) == before - len(self.model.pages)
         self.model.reclaim()
 
     @rule()

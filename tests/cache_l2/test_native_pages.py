@@ -10,7 +10,7 @@ import pytest
 from cache_l2 import _native
 from kv_types import limits
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
-from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload
+from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload, selection
 
 STORED = (PutStatus.STORED, RefuseReason.NONE)
 NATIVE = Path(__file__).resolve().parents[2] / "cache_l2" / "native"
@@ -94,9 +94,9 @@ def test_hiding_takes_the_subtree_and_nothing_else() -> None:
     left, right = chain("a/left", 8), chain("a/right", 8)
     assert world.put(left) == [STORED] * 8
     assert world.put(right) == [KNOWN] * 4 + [STORED] * 4
-    assert world.arena.hide(left[5]) == 3
+    assert world.hide(left[5]) == 3
     assert (world.resident(left), world.resident(right)) == (5, 8)
-    assert world.arena.hide(left[2] + left[1]) == 8
+    assert world.hide(left[2] + left[1]) == 8
     assert (world.resident(left), world.resident(right)) == (1, 1)
     assert world.put(left) == [KNOWN] + [STORED] * 7, "what was hidden can be computed again at once"
     assert world.arena.statistics()["evictions_invalidated"] == 11
@@ -110,10 +110,10 @@ def test_namespaces_are_hidden_and_counted_apart() -> None:
     world.put(b, namespace=2)
     assert world.arena.namespace_statistics() == {1: (3, 3 * PAGE), 2: (2, 2 * PAGE)}
     reserved = world.reserve(chain("c", 1), namespace=1)
-    assert world.arena.hide_namespace(1) == 3
+    assert sum(world.hiding(selection(namespaces=[1]))) == 3
     assert world.arena.namespace_statistics() == {2: (2, 2 * PAGE)}
     assert world.commit([reserved[0].reservation]) == [refused(RefuseReason.INVALIDATED)]
-    assert world.arena.hide_all() == 2
+    assert sum(world.hiding(selection())) == 2
     assert world.arena.namespace_statistics() == {}
     assert world.arena.statistics()["entries_visible"] == 0
 
@@ -123,7 +123,7 @@ def test_invalidation_reaches_puts_in_flight() -> None:
     keys = chain("a", 5)
     world.put(keys[:2])
     answers = world.reserve(keys)
-    world.arena.hide(keys[1])
+    world.hide(keys[1])
     assert world.put(keys) == [KNOWN] + [STORED] * 4
     late = world.commit([answer.reservation for answer in answers[2:]])
     assert late == [refused(RefuseReason.INVALIDATED)] * 3
@@ -343,8 +343,20 @@ def test_bad_arguments_leave_the_arena_alone() -> None:
         world.arena.row_counts(0, 32)
     with pytest.raises(ValueError, match="32 bytes"):
         world.arena.find(b"")
-    with pytest.raises(ValueError, match="n × 32"):
-        world.arena.hide(b"x")
+    with pytest.raises(ValueError, match="key is exactly 32"):
+        world.hide(b"x")
+    with pytest.raises(ValueError, match="namespace_slot"):
+        world.reserve(chain("a", 1), namespace=limits.NAMESPACES_MAX)
+    with pytest.raises(ValueError, match="producer"):
+        world.commit([], producer=1 << 32)
+    with pytest.raises(ValueError, match="work_max"):
+        world.count(selection(), work_max=0)
+    with pytest.raises(ValueError, match="cursor"):
+        world.arena.hide_step(**selection(), cursor=-1, work_max=1)
+    with pytest.raises(ValueError, match="pages_max"):
+        world.arena.chain(bytes(32), pages_max=0)
+    with pytest.raises(ValueError, match="engine"):
+        world.arena.open_row(5, engine=3)
     assert world.commit([0, 1, 1 << 63, (1 << 64) - 1]) == [refused(RefuseReason.EXPIRED)] * 4
     world.arena.check_invariants()
     world.arena.close()
@@ -386,6 +398,8 @@ def test_limits_and_numbers_are_those_of_kv_types() -> None:
         "kReservationsPerRowMax": limits.RESERVATIONS_PER_CLIENT_MAX,
         "kRingRecordsMax": limits.RING_RECORDS_MAX,
         "kChainPagesMax": limits.CHAIN_PAGES_MAX,
+        "kNamespacesMax": limits.NAMESPACES_MAX,
+        "kAncestorsWalkedMax": limits.ANCESTORS_WALKED_MAX,
     }.items():
         assert _constant(text, name) == value, name
     outcomes = (NATIVE / "outcomes.hpp").read_text()

@@ -89,7 +89,7 @@ def test_c10_leases_end_with_a_killed_process() -> None:
     assert [status for status, _ in world.put(new)].count(PutStatus.STORED) == 6, (
         "only what nobody leases can go"
     )
-    world.arena.hide(chains[0][0])
+    world.hide(chains[0][0])
     kill(child)
     assert world.arena.statistics()["entries_hidden_leased"] == 1, "a death alone ends nothing"
     world.arena.end_row(row)
@@ -142,7 +142,7 @@ def test_readers_killed_at_random_harm_nobody() -> None:
             keys = rng.choice(chains)[: rng.randint(1, 24)]
             world.put(keys)
             if rng.random() < 0.2:
-                world.arena.hide(rng.choice(keys))
+                world.hide(rng.choice(keys))
                 world.arena.publish_event(incarnation=bytes(16), revision=1, kind=1, payload=b"")
             world.arena.expire(now_ns())
         world.arena.check_invariants()

@@ -26,7 +26,7 @@ def test_a_stale_arena_serves_nothing() -> None:
     assert world.reader.match(packed) == (0, MissReason.STALE)
     lease = world.reader.lease(0, packed)
     assert (lease.pages, lease.reason, list(lease)) == (0, MissReason.STALE, [])
-    assert world.reader.get(0, packed, bytearray(3 * PAGE), page_bytes=PAGE) == (0, MissReason.STALE)
+    assert world.reader.get(0, packed, bytearray(3 * PAGE), page_bytes=PAGE)[:2] == (0, MissReason.STALE)
     assert world.reader.held() == 0
     world.arena.publish_freshness(FAR_NS)
     assert world.reader.freshness_ns() == FAR_NS
@@ -90,10 +90,60 @@ def test_requests_hold_back_drained() -> None:
         world.reader.end_request(256)
 
 
+def test_one_request_slot_can_stand_for_many_and_only_go_forward() -> None:
+    world = NativeArena()
+    slot, view, _, _ = world.reader.begin_request()
+
+    def oldest() -> int:
+        return world.arena.row_statistics(world.row)["oldest_view"]
+
+    for revision in range(3):
+        publish(world, revision)
+    assert (view, oldest()) == (1, 1)
+    world.reader.advance_request(slot, 3)
+    assert oldest() == 3
+    world.reader.advance_request(slot, 2)
+    assert oldest() == 3
+    with pytest.raises(ValueError, match="not published"):
+        world.reader.advance_request(slot, 5)
+    world.reader.end_request(slot)
+    with pytest.raises(ValueError, match="no request holds"):
+        world.reader.advance_request(slot, 4)
+    world.reader.advance_request(-1, 4)
+    with pytest.raises(ValueError, match="slot"):
+        world.reader.advance_request(256, 4)
+    assert oldest() == 0
+
+
 def test_applied_view_is_told() -> None:
     world = NativeArena()
     world.reader.set_applied_view(3)
     assert world.arena.row_statistics(world.row)["applied_view"] == 3
+
+
+def test_an_engine_says_what_it_is_and_until_when_it_serves_without_asking() -> None:
+    world = NativeArena()
+    row = world.arena.open_row(5, engine=2)
+    engine = world.attach(row)
+
+    def state() -> tuple[int, int]:
+        statistics = world.arena.row_statistics(row)
+        return statistics["engine"], statistics["own_freshness_ns"]
+
+    assert state() == (2, 0)
+    assert world.arena.row_statistics(world.row)["engine"] == 0
+    publish(world, 1)
+    world.arena.publish_freshness(77)
+    assert engine.claim_freshness() == (77, 2)
+    assert state() == (2, 77)
+    assert engine.claim_freshness(2**64 - 1) == (2**64 - 1, 2)
+    assert state() == (2, 2**64 - 1)
+    assert engine.claim_freshness(0) == (0, 2)
+    assert state() == (2, 0)
+    engine.claim_freshness(99)
+    world.arena.end_row(row)
+    assert world.arena.open_row(6, engine=1) == row
+    assert state() == (1, 0), "a row is given cleared"
 
 
 def test_every_page_asked_for_is_accounted_for() -> None:

@@ -19,8 +19,8 @@ from kv_types.errors import (
     LimitExceededError,
     UnknownNamespaceError,
 )
-from kv_types.events import EverythingHidden, LogStarted, NamespaceHidden, PagesHidden, decode_event
-from kv_types.ids import NamespaceId, PageKey, Stamp
+from kv_types.events import LogStarted, Selected, decode_event
+from kv_types.ids import NamespaceId, PageKey, Stamp, log_incarnation
 from kv_types.limits import BATCH_PAGES_MAX, NAMESPACES_PER_CLIENT_MAX, RESERVATIONS_PER_CLIENT_MAX
 from kv_types.outcomes import (
     KNOWN,
@@ -33,8 +33,10 @@ from kv_types.outcomes import (
     RefuseReason,
     Tier,
 )
+from kv_types.selectors import EVERYTHING, Selector
 from tests.conformance.harness import StoreHarness
 from tests.conformance.page_store import PageStoreConformance
+from tests.support.followed_store import FollowedStore
 from tests.support.pages import (
     buffers,
     chain,
@@ -48,7 +50,7 @@ from tests.support.stores import MIB, SECOND_NS, add, make_store
 
 
 @pytest.fixture
-def store() -> Iterator[ArenaStore]:
+def store() -> Iterator[FollowedStore]:
     made = make_store()
     yield made
     made.check_invariants()
@@ -169,7 +171,7 @@ def reserved(
 
 @pytest.mark.parametrize("hide", ["all", "namespace", "page", "ancestor"])
 def test_c36_a_put_in_flight_is_refused_when_what_it_is_for_was_hidden(
-    store: ArenaStore, record: NamespaceRecord, hide: str
+    store: FollowedStore, record: NamespaceRecord, hide: str
 ) -> None:
     keys = chain(4)
     store.put(record.id, keys[:2], pages_of(keys[:2], record.page_bytes))
@@ -196,7 +198,7 @@ def test_c36_a_put_in_flight_is_refused_when_what_it_is_for_was_hidden(
 
 
 def test_a_child_of_a_stored_again_parent_needs_a_newer_stamp(
-    store: ArenaStore, record: NamespaceRecord
+    store: FollowedStore, record: NamespaceRecord
 ) -> None:
     keys = chain(3)
     sources = pages_of(keys, record.page_bytes)
@@ -213,30 +215,30 @@ def test_a_child_of_a_stored_again_parent_needs_a_newer_stamp(
 
 
 def test_events_tell_what_was_hidden_and_from_which_position_on(
-    store: ArenaStore, record: NamespaceRecord
+    store: FollowedStore, record: NamespaceRecord
 ) -> None:
     keys = chain(15)
     store.hide_pages(keys)
     store.hide_namespace(record.id)
     store.hide_all()
-    events = store.reader.events_since(1)
+    events = store.reader.events_since(1)  # view 1 is that of an arena that has joined no log
     assert events is not None
     views = [view for view, *_ in events]
     assert views == list(range(2, 2 + len(views)))
     assert store.view == views[-1]
+    assert {incarnation for _, incarnation, *_ in events} == {store.stamp().incarnation}
     assert [(revision, decode_event(kind, payload)) for _, _, revision, kind, payload in events] == [
         (0, LogStarted()),
-        (0, PagesHidden(tuple(keys[:13]))),
-        (1, PagesHidden(tuple(keys[13:]))),
-        (2, NamespaceHidden(record.id)),
-        (3, EverythingHidden()),
+        *((1 + place, Selected(Selector(key=key))) for place, key in enumerate(keys)),
+        (16, Selected(Selector(namespace=record.id))),
+        (17, Selected(EVERYTHING)),
     ]
-    assert store.stamp() == Stamp(store.stamp().incarnation, 3)
     view, incarnation, revision = store.reader.stamp()
-    assert (view, incarnation, revision) == (store.view, store.stamp().incarnation, 3)
+    assert (view, Stamp(log_incarnation(incarnation), revision)) == (store.view, store.stamp())
+    assert revision == 17
 
 
-def test_hiding_what_nobody_registered_still_tells_everybody(store: ArenaStore) -> None:
+def test_hiding_what_nobody_registered_still_tells_everybody(store: FollowedStore) -> None:
     before = store.view
     assert store.hide_namespace(foreign_namespace()) == 0
     assert store.hide_pages(chain(1)) == 0
@@ -245,7 +247,7 @@ def test_hiding_what_nobody_registered_still_tells_everybody(store: ArenaStore) 
 
 
 def test_c36_hidden_pages_under_lease_are_freed_at_the_last_release(
-    store: ArenaStore, record: NamespaceRecord
+    store: FollowedStore, record: NamespaceRecord
 ) -> None:
     keys = chain(2)
     store.put(record.id, keys, pages_of(keys, record.page_bytes))
@@ -315,7 +317,7 @@ def test_a_quota_counts_reservations_that_ran_out_until_their_writer_gives_them_
 
 
 def test_stale_and_closed_are_misses_with_their_reasons() -> None:
-    store = make_store(freshness_lease_s=0.01)
+    store = make_store(lease_s=0.01)
     record = add(store, namespace_of())
     keys = chain(1)
     store.put(record.id, keys, pages_of(keys, record.page_bytes))
@@ -383,13 +385,13 @@ def test_provenance_of_a_page_is_kept(store: ArenaStore, record: NamespaceRecord
     assert store.statistics()["provenances"] == 2
 
 
-def test_the_oldest_view_follows_requests_in_flight(store: ArenaStore) -> None:
-    assert store.oldest_view() == store.view
+def test_the_drained_view_follows_requests_in_flight(store: FollowedStore) -> None:
+    assert store.drained_view() == store.view
     slot, view, _, _ = store.reader.begin_request()
     store.hide_all()
-    assert store.oldest_view() == view < store.view
+    assert store.drained_view() == view < store.view
     store.reader.end_request(slot)
-    assert store.oldest_view() == store.view
+    assert store.drained_view() == store.view
 
 
 def test_unknown_namespaces_are_errors(store: ArenaStore) -> None:
@@ -409,6 +411,7 @@ def test_c25_what_no_limit_told_is_still_a_clear_error_and_never_a_signal() -> N
         "import resource\n"
         "from cache_l2.memory import MemoryProbe\n"
         "from cache_l2.store import ArenaConfig, ArenaStore\n"
+        "from invalidation.validity import Validity\n"
         "from kv_types.clock import BoottimeClock\n"
         "from kv_types.errors import ArenaTooLargeError\n"
         "class Blind(MemoryProbe):\n"
@@ -417,7 +420,8 @@ def test_c25_what_no_limit_told_is_still_a_clear_error_and_never_a_signal() -> N
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "for probe in (None, Blind()):\n"
         "    try:\n"
-        "        ArenaStore(ArenaConfig(arena_bytes=1 << 30), clock=BoottimeClock(), memory=probe)\n"
+        "        ArenaStore(\n"
+        "            ArenaConfig(arena_bytes=1 << 30), clock=BoottimeClock(), judge=Validity(skew_ms=0), memory=probe)\n"
         "    except ArenaTooLargeError as error:\n"
         "        print('refused:', error)\n"
     )
@@ -434,7 +438,7 @@ def test_c25_what_no_limit_told_is_still_a_clear_error_and_never_a_signal() -> N
     ("setting", "value"),
     [
         ("client_rows", 1), ("client_rows", 10**6), ("leases_per_client", 0), ("ring_records", 1),
-        ("freshness_lease_s", 0.0), ("reservation_s", -1.0), ("default_ttl_s", -1), ("index_hash_bits", 65),
+        ("skew_bound_s", -1.0), ("reservation_s", -1.0), ("default_ttl_s", -1), ("index_hash_bits", 65),
         ("arena_bytes", 5), ("segment_bytes", 12345), ("pages_max", -3),
     ],
 )  # fmt: skip

@@ -1,17 +1,12 @@
-"""The store's bookkeeping, each part against a naive twin: registry, floors, provenance, accounts, reservations."""
+"""The store's bookkeeping, each part against a naive twin: registry, provenance, accounts, reservations."""
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cache_l2.accounts import Accounts, NamespaceCounts
-from cache_l2.floors import Floors
-from cache_l2.local_log import LocalLog
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.provenance import Provenance, ProvenanceTable
 from cache_l2.reservations import PendingPage, ReservationBook
@@ -22,11 +17,12 @@ from kv_types.errors import (
     ProtocolError,
     UnknownNamespaceError,
 )
-from kv_types.events import EVENT_PAGES_MAX
-from kv_types.ids import NamespaceId, PageKey, Stamp, new_log_incarnation
+from kv_types.ids import NamespaceId, PageKey
 from kv_types.limits import NAMESPACES_MAX, TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from tests.support.pages import chain, foreign_namespace, namespace_of, packed, page_bytes_of
+
+SPACE = NamespaceId(bytes(32))
 
 
 def record_of(name: str, number: int = 0) -> NamespaceRecord:
@@ -89,119 +85,6 @@ def test_the_registry_is_bounded() -> None:
     registry.register(namespace_of("m5").canonical, 4096)
     with pytest.raises(LimitExceededError, match=str(NAMESPACES_MAX)):
         registry.register(namespace_of("one too many").canonical, 4096)
-
-
-# --- floors ---
-
-KEYS = [bytes([number]) * 32 for number in range(6)]
-SPACES = [NamespaceId(bytes([number]) * 32) for number in range(3)]
-RECORDS = st.one_of(
-    st.just(("all", 0)),
-    st.tuples(st.just("namespace"), st.integers(0, len(SPACES) - 1)),
-    st.tuples(st.just("page"), st.integers(0, len(KEYS) - 1)),
-)
-
-
-@given(
-    records=st.lists(RECORDS, max_size=30), tombstones_max=st.integers(1, 8), namespaces_max=st.integers(1, 4)
-)
-def test_floors_never_permit_what_the_log_selects(
-    records: list[tuple[str, int]], tombstones_max: int, namespaces_max: int
-) -> None:
-    floors = Floors(tombstones_max=tombstones_max, namespaces_max=namespaces_max)
-    for revision, (kind, which) in enumerate(records, start=1):
-        match kind:
-            case "all":
-                floors.hide_everything(revision)
-            case "namespace":
-                floors.hide_namespace(SPACES[which], revision)
-            case _:
-                floors.hide_pages(KEYS[which], revision)
-    roomy = tombstones_max >= len(KEYS) and namespaces_max >= len(SPACES)
-    for space_index, space in enumerate(SPACES):
-        for key_index, key in enumerate(KEYS):
-            for stamp in range(len(records) + 1):
-                selected = any(
-                    record in (("all", 0), ("namespace", space_index), ("page", key_index))
-                    for record in records[stamp:]
-                )
-                permitted = floors.permits_namespace(space, stamp) and (
-                    not floors.needs_chain(stamp) or floors.permits_pages([key], stamp)
-                )
-                assert not (permitted and selected), "BrokeInFlight"
-                if roomy:
-                    assert permitted != selected, "sparing: nothing else may be refused"
-    assert floors.permits_namespace(SPACES[0], len(records)), "the newest stamp is always good (I9)"
-    assert len(floors) <= tombstones_max + namespaces_max
-
-
-class FakeArena:
-    """Entries as parent links, and the order of what the log does to them."""
-
-    def __init__(self) -> None:
-        self.parents: dict[bytes, bytes | None] = {}
-        self.calls: list[tuple[str, int]] = []
-
-    def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
-        self.calls.append(("publish", revision))
-        return len(self.calls)
-
-    def hide(self, keys: bytes) -> int:
-        self.calls.append(("hide", len(keys) // 32))
-        return 1
-
-    def hide_namespace(self, namespace_slot: int) -> int:
-        self.calls.append(("hide_namespace", namespace_slot))
-        return 1
-
-    def hide_all(self) -> int:
-        self.calls.append(("hide_all", 0))
-        return 1
-
-    def find(self, key: bytes) -> dict[str, int | bytes] | None:
-        if key not in self.parents:
-            return None
-        parent = self.parents[key]
-        return {"entry": 1} if parent is None else {"entry": 1, "parent": parent}
-
-
-def test_pages_are_hidden_before_the_view_is_published_and_only_the_last_event_has_the_revision() -> None:
-    arena = FakeArena()
-    log = LocalLog(arena)
-    log.start()
-    count = 2 * EVENT_PAGES_MAX + 1
-    log.hide_pages(os.urandom(32 * count))
-    log.hide_namespace(SPACES[0], 7)
-    log.hide_namespace(SPACES[1], None)
-    log.hide_all()
-    assert arena.calls == [
-        ("publish", 0),
-        ("hide", count), ("publish", 0), ("publish", 0), ("publish", 1),
-        ("hide_namespace", 7), ("publish", 2),
-        ("publish", 3),
-        ("hide_all", 0), ("publish", 4),
-    ]  # fmt: skip
-
-
-def test_a_stamp_older_than_a_hidden_ancestor_is_refused_though_the_ancestor_was_stored_again() -> None:
-    arena = FakeArena()
-    log = LocalLog(arena)
-    root, middle, leaf, other = chain(4)
-    arena.parents = {root: None, middle: root, other: None}
-    before = log.stamp()
-    log.hide_pages(root)
-    page = PendingPage(SPACES[0], leaf, middle)
-    assert log.judge(page, before, set()) is RefuseReason.INVALIDATED
-    assert log.judge(page, log.stamp(), set()) is RefuseReason.NONE
-    assert log.judge(PendingPage(SPACES[0], leaf, other), before, set()) is RefuseReason.NONE, "sparing"
-
-
-def test_stamps_of_another_log_or_ahead_of_this_one_are_foreign() -> None:
-    log = LocalLog(FakeArena())
-    page = PendingPage(SPACES[0], KEYS[0], None)
-    ahead = Stamp(log.stamp().incarnation, 1)
-    assert log.judge(page, ahead, set()) is RefuseReason.STAMP_FOREIGN
-    assert log.judge(page, Stamp(new_log_incarnation(), 0), set()) is RefuseReason.STAMP_FOREIGN
 
 
 # --- provenance ---
@@ -326,17 +209,17 @@ def test_counters_of_a_row_are_bounded_and_only_the_owner_recycles_idle_ones() -
 def test_reservations_belong_to_their_row_and_are_taken_once() -> None:
     book = ReservationBook()
     keys = chain(3)
-    book.add_run(1, SPACES[0], None, packed(keys), [11, None, 13])
+    book.add_run(1, SPACE, None, packed(keys), [11, None, 13])
     assert book.take(2, 11) is None
-    assert book.take(1, 11) == PendingPage(SPACES[0], keys[0], None)
+    assert book.take(1, 11) == PendingPage(SPACE, keys[0], None)
     assert book.take(1, 11) is None
-    assert book.take(1, 13) == PendingPage(SPACES[0], keys[2], keys[1])
+    assert book.take(1, 13) == PendingPage(SPACE, keys[2], keys[1])
     assert book.pages(1) == 0
 
 
 def test_the_book_forgets_ended_rows() -> None:
     book = ReservationBook()
-    book.add_run(1, SPACES[0], PageKey(KEYS[0]), packed(chain(6)), [1, 2, 3, 4, 5, 6])
+    book.add_run(1, SPACE, PageKey(bytes(32)), packed(chain(6)), [1, 2, 3, 4, 5, 6])
     assert book.pages(1) == 6
     book.end_row(1)
     assert book.pages(1) == 0

@@ -30,7 +30,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.clock,
             arena_bytes=MIB,
             segment_bytes=MIB // 8,
-            freshness_lease_s=3600.0,
+            lease_s=3600.0,
             reservation_s=3600.0,
         )
         self.may: dict[PageKey, tuple[PageKey | None, NamespaceId, int]] = {}

@@ -26,7 +26,7 @@ SLACK_S = 0.25
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[AttachDaemon]:
-    with AttachDaemon(tmp_path, **{**SMALL, "freshness_lease_s": FRESHNESS_LEASE_S}) as started:
+    with AttachDaemon(tmp_path, **{**SMALL, "lease_s": FRESHNESS_LEASE_S}) as started:
         yield started
 
 

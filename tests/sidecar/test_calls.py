@@ -14,9 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from cache_l2.store import ArenaConfig, ArenaStore
+from cache_l2.store import ArenaConfig
 from kv_types import limits
-from kv_types.clock import BoottimeClock
 from kv_types.errors import DeadlineExceededError, OverloadedError, StrataError
 from kv_types.ids import NamespaceId, PageKey
 from kv_wire.channel import SERVICE, channel_options, server_options
@@ -29,6 +28,7 @@ from sidecar.cache_service import CacheService
 from sidecar.calls import Calls
 from sidecar.served_store import ServedStore
 from tests.support.fake_served_store import FakeServedStore
+from tests.support.followed_store import FollowedStore
 from tests.support.spaces import space_of
 
 KEYS = [PageKey(bytes([n]) * 32) for n in range(1, 9)]
@@ -189,8 +189,8 @@ def test_c39_no_step_of_the_event_loop_takes_20_ms(tmp_path: Path, monkeypatch: 
         steps.append(time.thread_time() - began)
 
     async def script() -> None:
-        config = ArenaConfig(arena_bytes=256 * MIB, segment_bytes=64 * MIB, freshness_lease_s=60)
-        with contextlib.closing(ArenaStore(config, clock=BoottimeClock())) as arena:
+        config = ArenaConfig(arena_bytes=256 * MIB, segment_bytes=64 * MIB)
+        with contextlib.closing(FollowedStore(config)) as arena:
             space = space_of(limits.PAGE_BYTES_MAX)
             arena.register(space.canonical, limits.PAGE_BYTES_MAX)
             async with serving(tmp_path, ArenaService(arena)):

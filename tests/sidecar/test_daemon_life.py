@@ -27,7 +27,7 @@ from kv_wire.channel import SERVICE, CacheCalls, open_channel
 from kv_wire.checksum import checksum
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
-from tests.support.daemon import ROOT, Daemon, clean_environment, run_command
+from tests.support.daemon import ROOT, Daemon, clean_environment, private_servers, run_command
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
 from tests.support.spaces import fresh_chain, page_of, space_of
@@ -108,7 +108,9 @@ def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir:
         if cycle % 5 == 0:
             with open_channel(daemon.grpc_address) as channel:
                 stored_page(RemoteStore(channel))
+        assert len(private_servers(runtime_dir)) == 1
         daemon.kill()
+        wait_until(lambda: not private_servers(runtime_dir), what="the end of its Redis server")
         assert left_over(runtime_dir) == ["attach.sock", "grpc.sock", "sidecar.lock"]
     assert len(lives) == CYCLES, "every life has its own id"
     with Daemon(runtime_dir) as last:

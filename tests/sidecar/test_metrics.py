@@ -9,6 +9,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from kv_types.ids import NamespaceId
 from kv_types.outcomes import STORED, MissReason
 from kv_types.page_keys import pack_keys
 from kv_wire.channel import open_channel
+from sidecar.log_metrics import NEVER_S
 from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
 from tests.support.daemon import Daemon
+from tests.support.log_pictures import log_state
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
 from tests.support.spaces import fresh_chain, page_of, space_of
@@ -178,6 +181,7 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
         attach={"connections": 2, "garbage": 1},
         arena_bytes=2**20,
         freshness_remaining_s=-1.5,
+        log=log_state(),
         calls_running=4,
         calls_refused=6,
     )
@@ -220,6 +224,25 @@ def test_what_the_arena_and_the_daemon_count_is_shown() -> None:
     assert value(series, "stratakv_freshness_remaining_seconds") == -1.5
     assert value(series, "stratakv_grpc_calls_running") == 4
     assert value(series, "stratakv_grpc_calls_overloaded_total") == 6
+
+
+def test_how_the_log_is_followed_is_shown() -> None:
+    series = rendered(snapshot(1))
+    assert value(series, "stratakv_log_phase", phase="following") == 1
+    assert value(series, "stratakv_log_phase", phase="unreachable") == 0
+    assert sum(number for (name, _), number in series.items() if name == "stratakv_log_phase") == 1
+    assert value(series, "stratakv_log_applied_revision") == 41
+    assert value(series, "stratakv_log_acknowledged_revision") == 40
+    assert value(series, "stratakv_log_drained_revision") == 39
+    assert value(series, "stratakv_log_tip_lag_records") == 3
+    assert value(series, "stratakv_log_confirmed_ago_seconds") == 0.5
+    assert value(series, "stratakv_log_renewals_total", outcome="ok") == 3
+    assert value(series, "stratakv_log_table_entries", where="here", table="tombstones") == 7
+    assert value(series, "stratakv_log_table_entries", where="log", table="records") == 44
+    assert value(series, "stratakv_pages_hidden_total") == 5
+    never = rendered(replace(snapshot(1), log=log_state(confirmed_ago_s=None, position=None, tip=0)))
+    assert value(never, "stratakv_log_confirmed_ago_seconds") == NEVER_S
+    assert value(never, "stratakv_log_tip_lag_records") == 0
 
 
 def test_names_carry_units_and_counters_end_in_total() -> None:

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from cache_l2.reader import AttachedArena, Registration
-from cache_l2.store import ArenaConfig, ArenaStore
+from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach_server import AttachServer
+from tests.support.followed_store import FollowedStore
 from tests.support.pages import page_bytes_of
 
 MIB = 1 << 20
@@ -31,14 +32,15 @@ SMALL: dict[str, Any] = {
 class AttachSite:
     """Context manager. `call` runs a function of the store on the thread that owns it."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, lease_s: float = 3.0, **settings: Any) -> None:
         self.path = folder / "attach.sock"
         self._config = ArenaConfig(**{**SMALL, **settings})
+        self._lease_s = lease_s
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop
-        self.store: ArenaStore
+        self.store: FollowedStore
         self.server: AttachServer
 
     def __enter__(self) -> AttachSite:
@@ -57,7 +59,7 @@ class AttachSite:
         if self._failure is not None and error is None:
             raise self._failure
 
-    def call(self, function: Callable[[ArenaStore], Answer]) -> Answer:
+    def call(self, function: Callable[[FollowedStore], Answer]) -> Answer:
         """Run `function(store)` on the loop's thread."""
 
         async def run() -> Answer:
@@ -86,7 +88,7 @@ class AttachSite:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         self.loop = asyncio.get_running_loop()
-        self.store = ArenaStore(self._config, clock=BoottimeClock())
+        self.store = FollowedStore(self._config, lease_s=self._lease_s)
         self.server = AttachServer(self.store, self.path, clock=BoottimeClock())
         await self.server.start()
         self._ready.set()
@@ -102,7 +104,7 @@ class AttachSite:
         while True:
             self.store.tick()
             try:
-                await asyncio.wait_for(self._stopping.wait(), min(0.1, self._config.freshness_lease_s / 4))
+                await asyncio.wait_for(self._stopping.wait(), min(0.1, self._lease_s / 4))
             except TimeoutError:
                 continue
             return

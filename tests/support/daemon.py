@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.support.polling import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +103,17 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def private_servers(runtime_dir: Path) -> list[int]:
+    """Pids of the Redis servers of sidecars of a runtime directory, whoever is their parent now."""
+    mark = str(runtime_dir / "redis-")
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and "redis-server" in words[0] and any(mark in word for word in words):
+            found.append(process.pid)
+    return found
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -26,6 +26,7 @@ from sidecar.served_store import Place, PutTerms, ServedNamespace
 class FakeLease:
     views: list[memoryview]
     ended_by: MissReason
+    instance: int = 0
     released: bool = False
 
     def release(self) -> None:
@@ -45,6 +46,7 @@ class FakeServedStore:
     pages: dict[PageKey, bytes] = field(default_factory=dict)
     terms: dict[PageKey, PutTerms] = field(default_factory=dict)
     open_places: dict[int, PageKey] = field(default_factory=dict)
+    instances: dict[PageKey, int] = field(default_factory=dict)
     leases: list[FakeLease] = field(default_factory=list)
     aborted: list[PageKey] = field(default_factory=list)
     written_bytes: int = 0
@@ -72,7 +74,8 @@ class FakeServedStore:
         found = self._prefix(keys)[start:]
         whole = start + len(found) == len(keys) // 32
         views = [memoryview(self.pages[key]) for key in found]
-        lease = FakeLease(views, MissReason.NONE if whole else MissReason.ABSENT)
+        instance = self.instances.get(found[-1], 0) if found else 0
+        lease = FakeLease(views, MissReason.NONE if whole else MissReason.ABSENT, instance)
         self.leases.append(lease)
         return lease
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from cache_l2._native import Arena, Reader
 
 PAGE = 4096
 NO_LOG = bytes(16)
 FAR_NS = 1 << 62
+UNBOUNDED = 2**64 - 1
+UNKNOWN_INSTANCE = 2**64 - 1
+PROVENANCE_OVERFLOW = 2**32 - 1
 
 
 class Reserved(NamedTuple):
@@ -23,6 +26,46 @@ class Reserved(NamedTuple):
     reason: int
     reservation: int
     offset: int
+
+
+class Selection(TypedDict):
+    """What hide_step and count_step are told of a selection."""
+
+    key: bytes | None
+    namespaces: bytes | None
+    provenances: bytes | None
+    since_ms: int
+    until_ms: int
+    since_revision: int
+    until_revision: int
+
+
+def bitmap(numbers: Iterable[int]) -> bytes:
+    """Number n as bit n % 8 of byte n // 8."""
+    bits = sum(1 << number for number in set(numbers))
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def selection(
+    *,
+    key: bytes | None = None,
+    namespaces: Iterable[int] | None = None,
+    provenances: Iterable[int] | None = None,
+    since_ms: int = 0,
+    until_ms: int = UNBOUNDED,
+    since_revision: int = 0,
+    until_revision: int = UNBOUNDED,
+) -> Selection:
+    """A selection; what is left out is no condition."""
+    return {
+        "key": key,
+        "namespaces": None if namespaces is None else bitmap(namespaces),
+        "provenances": None if provenances is None else bitmap(provenances),
+        "since_ms": since_ms,
+        "until_ms": until_ms,
+        "since_revision": since_revision,
+        "until_revision": until_revision,
+    }
 
 
 def now_ns() -> int:
@@ -110,17 +153,26 @@ class NativeArena:
         return [Reserved(*answer) for answer in answers]
 
     def commit(
-        self, reservations: Sequence[int], *, row: int | None = None, now: int | None = None
+        self,
+        reservations: Sequence[int],
+        *,
+        row: int | None = None,
+        now: int | None = None,
+        revision: int = 0,
+        producer: int = 0,
+        computed_ms: tuple[int, int] = (0, 0),
+        rests_on: int = 0,
     ) -> list[tuple[int, int]]:
-        """Publish reservations with a stamp of no log."""
+        """Publish reservations, unless told otherwise with a stamp of no log and no origin."""
         return self.arena.commit(
             row=self.row if row is None else row,
             reservations=reservations,
             incarnation=NO_LOG,
-            revision=0,
-            producer=0,
-            computed_from_ms=0,
-            computed_until_ms=0,
+            revision=revision,
+            producer=producer,
+            computed_from_ms=computed_ms[0],
+            computed_until_ms=computed_ms[1],
+            rests_on=rests_on,
             now_ns=now_ns() if now is None else now,
         )
 
@@ -132,6 +184,10 @@ class NativeArena:
         namespace: int = 1,
         page_bytes: int | None = None,
         expiry_s: int = 0,
+        revision: int = 0,
+        producer: int = 0,
+        computed_ms: tuple[int, int] = (0, 0),
+        rests_on: int = 0,
     ) -> list[tuple[int, int]]:
         """Reserve, fill with `payload` and commit; the outcome of every page."""
         size = page_bytes or self.page_bytes
@@ -142,10 +198,36 @@ class NativeArena:
             [payload(key, size) for key, _ in taken],
             page_bytes=size,
         )
-        committed = iter(self.commit([answer.reservation for _, answer in taken]))
+        outcomes = self.commit(
+            [answer.reservation for _, answer in taken],
+            revision=revision, producer=producer, computed_ms=computed_ms, rests_on=rests_on,
+        )  # fmt: skip
+        committed = iter(outcomes)
         return [
             next(committed) if answer.status == 0 else (answer.status, answer.reason) for answer in answers
         ]
+
+    def hiding(self, which: Selection, *, work_max: int = 1000) -> Iterator[int]:
+        """Hide what a selection names, step by step; pages hidden in each."""
+        cursor = 0
+        while cursor != -1:
+            cursor, hidden = self.arena.hide_step(**which, cursor=cursor, work_max=work_max)
+            yield hidden
+
+    def hide(self, keys: bytes) -> int:
+        """Hide each of these pages (n × 32 bytes, any order) with what stands on it; the pages hidden."""
+        return sum(sum(self.hiding(selection(key=keys[at : at + 32]))) for at in range(0, len(keys), 32))
+
+    def count(self, which: Selection, *, work_max: int = 1000, census: int = 0) -> tuple[int, int]:
+        """Pages and bytes that a selection names, counted step by step."""
+        cursor = pages = size = 0
+        while cursor != -1:
+            cursor, more, bytes_more = self.arena.count_step(
+                **which, cursor=cursor, work_max=work_max, census=census
+            )
+            pages += more
+            size += bytes_more
+        return pages, size
 
     def resident(self, keys: Sequence[bytes]) -> int:
         """Pages of the chain that a look-up finds."""

@@ -69,7 +69,7 @@ def stamp(reader: Reader, chains: list[list[bytes]], job: dict[str, int]) -> Non
             else:
                 lease.release()
         else:
-            pages, _ = reader.get(1, keys, place, page_bytes=PAGE, lease_ns=rng.choice([1_000, 10**9]))
+            pages, _, _ = reader.get(1, keys, place, page_bytes=PAGE, lease_ns=rng.choice([1_000, 10**9]))
             if bytes(place[: pages * PAGE]) != b"".join(payload(key) for key in chain[:pages]):
                 sys.exit("a copied page shows foreign bytes")
 

@@ -43,7 +43,11 @@ class SidecarProcess:
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
             )
         if wait:
-            wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
+            self.wait_up()
+
+    def wait_up(self) -> None:
+        """Wait until both sockets answer to connections; fails, with its output, when the daemon ends instead."""
+        wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the daemon."""

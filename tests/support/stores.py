@@ -7,18 +7,21 @@ from typing import Any
 from cache_l2.store import ArenaConfig, ArenaStore, NamespaceRecord
 from kv_types.clock import BoottimeClock, ManualClock
 from kv_types.namespace import Namespace
+from tests.support.followed_store import FollowedStore
 from tests.support.pages import page_bytes_of
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
 
 
-def make_store(clock: ManualClock | BoottimeClock | None = None, **config: Any) -> ArenaStore:
+def make_store(
+    clock: ManualClock | BoottimeClock | None = None, *, lease_s: float = 600.0, **config: Any
+) -> FollowedStore:
     defaults: dict[str, Any] = {
         "arena_bytes": 4 * MIB, "segment_bytes": MIB // 8, "client_rows": 4, "leases_per_client": 1024,
-        "ring_records": 64, "freshness_lease_s": 600.0, "prefault": False,
+        "ring_records": 64, "prefault": False,
     }  # fmt: skip
-    return ArenaStore(ArenaConfig(**{**defaults, **config}), clock=clock or BoottimeClock())
+    return FollowedStore(ArenaConfig(**{**defaults, **config}), clock=clock, lease_s=lease_s)
 
 
 def add(store: ArenaStore, namespace: Namespace) -> NamespaceRecord:

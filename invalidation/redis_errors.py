@@ -1,0 +1,86 @@
+"""Why the log did not answer: errors of redis-py and of servers as the short words that people and metrics see."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis import exceptions
+
+from invalidation.log import LogUnavailableError
+
+RIGHTS = (
+    "give its user the right to EVAL, EVALSHA, INFO, WAIT and XREAD and to the script's commands on the log's keys: "
+    "ACL SETUSER <user> ~stratakv:* +@read +@write +eval +evalsha +info +wait"
+)
+_REMEDIES = {
+    "denied": RIGHTS,
+    "version": "use Redis 6.2 or later, or Valkey",
+    "full": "let its pages be evicted: CONFIG SET maxmemory-policy volatile-lru",
+    "disk": "look at its disk: it refuses writes until it can save again",
+}
+
+_BY_CODE = {
+    "OOM": "full",
+    "LOADING": "loading",
+    "READONLY": "readonly",
+    "MASTERDOWN": "readonly",
+    "MOVED": "moved",
+    "ASK": "moved",
+    "CLUSTERDOWN": "moved",
+    "NOREPLICAS": "replicas",
+    "MISCONF": "disk",
+    "BUSY": "busy",
+    "NOAUTH": "denied",
+    "WRONGPASS": "denied",
+    "NOPERM": "denied",
+    "NOSCRIPT": "script",
+}
+_BY_WORDS = (
+    ("max number of clients", "clients"),
+    ("unauthenticated", "denied"),
+    ("acl failure", "denied"),
+    ("no permissions", "denied"),
+    ("can't run this command", "denied"),
+    ("unknown command", "version"),
+    ("script", "script"),
+)
+_BY_TYPE: tuple[tuple[type[Exception], str], ...] = (
+    (exceptions.AuthenticationError, "denied"),
+    (exceptions.BusyLoadingError, "loading"),
+    (exceptions.TimeoutError, "timeout"),
+    (exceptions.InvalidResponse, "malformed"),
+    (exceptions.ConnectionError, "unreachable"),
+    (asyncio.IncompleteReadError, "unreachable"),
+    (OSError, "unreachable"),
+)
+
+
+def unavailable(error: Exception, *, server: str) -> LogUnavailableError:
+    """What is raised for an error met on the way to a server, or in its reply."""
+    reason = _reason(error)
+    # Not even the error's own text is sure to be there, or to be short.
+    detail = f"{server}: {(str(error) or type(error).__name__):.500}"
+    return LogUnavailableError(reason, f"{detail}; {_REMEDIES[reason]}" if reason in _REMEDIES else detail)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    code = getattr(error, "status_code", None) or text.split(" ", 1)[0]
+    # A script's error may have the code of the command that failed within it, further on in the text.
+    found = _BY_CODE.get(code) or next(
+        (_BY_CODE[word] for word in map(_without_dash, text.split()) if word in _BY_CODE), None
+    )
+    if found is not None:
+        return found
+    lower = text.lower()
+    for words, reason in _BY_WORDS:
+        if isinstance(error, exceptions.RedisError) and words in lower:
+            return reason
+    for kind, reason in _BY_TYPE:
+        if isinstance(error, kind):
+            return reason
+    return "refused" if isinstance(error, exceptions.ResponseError) else "malformed"
+
+
+def _without_dash(word: str) -> str:
+    return word.removeprefix("-")

