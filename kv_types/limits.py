@@ -65,8 +65,6 @@ EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload of one ring record; part of the shared-memory contract."""
 SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
-TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
-"""Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 HIDING_WALK_WORK = 1024
