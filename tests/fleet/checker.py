@@ -77,9 +77,7 @@ def broke_whole(breaches: Iterable[Breach]) -> list[Broken]:
     return [Broken("whole", f"{breach.worker} at {breach.at_ns}: {breach.what}") for breach in breaches]
 
 
-def broke_sparing(
-    look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Sequence[Span]
-) -> list[Broken]:
+def broke_sparing(look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Sequence[Span]) -> list[Broken]:
     """What doesn't match stays: in a calm time a node's page was missed, though no invalidation may have taken it."""
     broken = []
     there = _Residents(purges)

@@ -110,7 +110,9 @@ class WorkerProcess:
 class Fleet:
     """Sidecars, workers and servers, the invalidations that were tried, and stretches of time that tests have marked."""
 
-    def __init__(self, directory: Path, servers: RedisServers, *, sidecars: int, workers: int, load: Load) -> None:
+    def __init__(
+        self, directory: Path, servers: RedisServers, *, sidecars: int, workers: int, load: Load
+    ) -> None:
         """`workers` a sidecar; nothing but a primary with one replica is started yet."""
         self.servers = servers
         self.primary = servers.start()
@@ -122,8 +124,12 @@ class Fleet:
         self._purged: list[Purged] = []
         self._told: set[Broken] = set()
         self._lock = threading.Lock()
-        self.sidecars = [SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES) for number in range(sidecars)]
-        self.workers = [self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)]
+        self.sidecars = [
+            SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES) for number in range(sidecars)
+        ]
+        self.workers = [
+            self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)
+        ]
 
     def _worker(self, sidecar: int, number: int) -> WorkerProcess:
         producer = 10 * sidecar + number
@@ -163,7 +169,13 @@ class Fleet:
     # --- invalidations ---
 
     def purge(
-        self, purge: Purge, *, via: int = 0, wait: str = "hidden", timeout_s: float = 10.0, by_command: bool = False
+        self,
+        purge: Purge,
+        *,
+        via: int = 0,
+        wait: str = "hidden",
+        timeout_s: float = 10.0,
+        by_command: bool = False,
     ) -> Purged:
         """Invalidate through a sidecar, over its gRPC or by the command; what came of it is part of the history."""
         invoked_ns = _CLOCK.now_ns()
@@ -187,14 +199,18 @@ class Fleet:
         with self._lock:
             return tuple(self._purged)
 
-    def _by_command(self, purge: Purge, runtime: Path, wait: str, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    def _by_command(
+        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
         done = run_command(
             "invalidate", *purge.arguments(), "--wait", wait, "--timeout", f"{timeout_s}s", "--json",
             "--reason", "a test", "--runtime-dir", str(runtime), timeout_s=timeout_s + 20.0,
         )  # fmt: skip
         return done.returncode, json.loads(done.stdout) if done.stdout else {"reason": done.stderr}
 
-    def _by_grpc(self, purge: Purge, runtime: Path, wait: str, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    def _by_grpc(
+        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
         request = admin_pb2.InvalidateRequest(
             selectors=[selector_to_wire(purge.selector())], reason="a test", author="tests",
             wait=admin_pb2.Wait.Value(f"WAIT_{wait.upper()}"), timeout_ms=int(timeout_s * 1000),
@@ -244,7 +260,9 @@ class Fleet:
             )
 
         wait_until(
-            lambda: all(is_served(worker) for worker in waiting), timeout_s=timeout_s, what="hits of every worker"
+            lambda: all(is_served(worker) for worker in waiting),
+            timeout_s=timeout_s,
+            what="hits of every worker",
         )
         return (_CLOCK.now_ns() - since_ns) / 1e9
 

@@ -81,8 +81,7 @@ class Purged:
     def forbids(self, page: StampedPage) -> bool:
         """Whether no look-up after it may get this page: something in it was begun before and is named."""
         return any(
-            part.begun_ns < self.invoked_ns and self.purge.selects_part(page, part)
-            for part in page.lineage
+            part.begun_ns < self.invoked_ns and self.purge.selects_part(page, part) for part in page.lineage
         )
 
     def may_take(self, page: StampedPage) -> bool:

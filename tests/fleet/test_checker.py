@@ -23,7 +23,9 @@ from tests.fleet.purges import Purge, Purged
 from tests.fleet.stamped import PAGE_BYTES, BrokenPageError, Part, Place, StampedPage, read_page
 
 
-def page(index: int = 0, *, producer: int = 1, tag: int = 0, at: int = 10, on: Sequence[StampedPage] = ()) -> StampedPage:
+def page(
+    index: int = 0, *, producer: int = 1, tag: int = 0, at: int = 10, on: Sequence[StampedPage] = ()
+) -> StampedPage:
     """A page of chain 0/0, begun at `at`."""
     return StampedPage.computed(Place(0, 0, index), Part(index, producer, tag, at, at + 1), on)
 

@@ -27,7 +27,9 @@ SOAK_S = float(os.environ.get("STRATAKV_SOAK_S", "6"))
 _CLOCK = BoottimeClock()
 
 
-def purging(fleet: Fleet, *, timeout_s: float = 3.0, seed: int = 1, sidecars: tuple[int, ...] = (0, 1, 2)) -> Purging:
+def purging(
+    fleet: Fleet, *, timeout_s: float = 3.0, seed: int = 1, sidecars: tuple[int, ...] = (0, 1, 2)
+) -> Purging:
     """Invalidate one thing after the other, of every kind, through one sidecar after the other."""
     draw, load = random.Random(seed), fleet.load
     producers = [10 * sidecar + number for sidecar in range(3) for number in range(2)]
@@ -97,7 +99,9 @@ def test_redis_is_stopped(fleet: Fleet) -> None:
         stopped_for_all_ns = _CLOCK.now_ns()
         wait_s(DARK_S)
         fleet.is_dark(stopped_for_all_ns, _CLOCK.now_ns())
-        assert confirmed_since(fleet, stopped_ns) <= 1, "one that was under way may have been answered already"
+        assert confirmed_since(fleet, stopped_ns) <= 1, (
+            "one that was under way may have been answered already"
+        )
         fleet.primary.thaw()
         heal(fleet, "Redis was stopped")
 
@@ -110,7 +114,9 @@ def test_everything_in_redis_is_flushed(fleet: Fleet) -> None:
         done = fleet.purge(Purge(tenant=1), via=1)
         assert done.is_confirmed, done
         waited_s = (done.ended_ns - after_ns) / 1e9
-        assert waited_s >= WINDOW_S * 0.9, "a table without members says nothing before the incarnation is settled"
+        assert waited_s >= WINDOW_S * 0.9, (
+            "a table without members says nothing before the incarnation is settled"
+        )
         heal(fleet, "FLUSHALL")
 
 
@@ -118,7 +124,9 @@ def test_redis_restarts_from_an_old_dump(fleet: Fleet) -> None:
     fleet.primary.save()
     with purging(fleet):
         since_ns = _CLOCK.now_ns()
-        wait_until(lambda: confirmed_since(fleet, since_ns) >= 3, timeout_s=10.0, what="records after the dump")
+        wait_until(
+            lambda: confirmed_since(fleet, since_ns) >= 3, timeout_s=10.0, what="records after the dump"
+        )
         fleet.primary.restart()
         heal(fleet, "an old dump came back")
 
