@@ -1,4 +1,4 @@
-"""Redis dies, stops, loses its memory and is replaced, sidecars and workers are killed: after exit 0 no look-up gets a purged page."""
+"""Redis dies, stops, forgets and is replaced, sidecars and workers are killed: after exit 0 nobody gets a purged page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from kv_types.clock import BoottimeClock
 from tests.fleet.checker import availability
-from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet, Purging
+from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet
 from tests.fleet.purges import Purge
+from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
@@ -25,31 +26,6 @@ DARK_S = LEASE_S + 0.4
 SOAK_S = float(os.environ.get("STRATAKV_SOAK_S", "6"))
 
 _CLOCK = BoottimeClock()
-
-
-def purging(fleet: Fleet, *, timeout_s: float = 3.0, seed: int = 1, sidecars: tuple[int, ...] = (0, 1, 2)) -> Purging:
-    """Invalidate one thing after the other, of every kind, through one sidecar after the other."""
-    draw, load = random.Random(seed), fleet.load
-    producers = [10 * sidecar + number for sidecar in range(3) for number in range(2)]
-
-    def choose(number: int) -> tuple[Purge, int]:
-        tenant = draw.randrange(load.tenants)
-        kinds = [
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, producer=draw.choice(producers)),
-            Purge(tag=draw.randrange(load.tags)),
-            Purge(tenant=tenant),
-        ]
-        return kinds[number % len(kinds)], sidecars[number % len(sidecars)]
-
-    return Purging(fleet, choose, timeout_s=timeout_s)
-
-
-def wait_s(seconds: float) -> None:
-    """Let processes go on for so long."""
-    end_ns = _CLOCK.now_ns() + int(seconds * 1e9)
-    wait_until(lambda: _CLOCK.now_ns() >= end_ns, timeout_s=seconds + 5.0)
 
 
 def heal(fleet: Fleet, fault: str, *, sidecars: tuple[int, ...] | None = None) -> None:
@@ -97,7 +73,9 @@ def test_redis_is_stopped(fleet: Fleet) -> None:
         stopped_for_all_ns = _CLOCK.now_ns()
         wait_s(DARK_S)
         fleet.is_dark(stopped_for_all_ns, _CLOCK.now_ns())
-        assert confirmed_since(fleet, stopped_ns) <= 1, "one that was under way may have been answered already"
+        assert confirmed_since(fleet, stopped_ns) <= 1, (
+            "one that was under way may have been answered already"
+        )
         fleet.primary.thaw()
         heal(fleet, "Redis was stopped")
 
@@ -110,7 +88,9 @@ def test_everything_in_redis_is_flushed(fleet: Fleet) -> None:
         done = fleet.purge(Purge(tenant=1), via=1)
         assert done.is_confirmed, done
         waited_s = (done.ended_ns - after_ns) / 1e9
-        assert waited_s >= WINDOW_S * 0.9, "a table without members says nothing before the incarnation is settled"
+        assert waited_s >= WINDOW_S * 0.9, (
+            "a table without members says nothing before the incarnation is settled"
+        )
         heal(fleet, "FLUSHALL")
 
 
@@ -118,7 +98,9 @@ def test_redis_restarts_from_an_old_dump(fleet: Fleet) -> None:
     fleet.primary.save()
     with purging(fleet):
         since_ns = _CLOCK.now_ns()
-        wait_until(lambda: confirmed_since(fleet, since_ns) >= 3, timeout_s=10.0, what="records after the dump")
+        wait_until(
+            lambda: confirmed_since(fleet, since_ns) >= 3, timeout_s=10.0, what="records after the dump"
+        )
         fleet.primary.restart()
         heal(fleet, "an old dump came back")
 

@@ -178,9 +178,7 @@ class FleetWorker:
 
     def _read_pages(self, tenant: int, chain: int, count: int, at_ns: int) -> tuple[StampedPage, ...]:
         try:
-            return tuple(
-                read_page(self._room[index], Place(tenant, chain, index)) for index in range(count)
-            )
+            return tuple(read_page(self._room[index], Place(tenant, chain, index)) for index in range(count))
         except BrokenPageError as error:
             self._recorder.breach(at_ns, str(error))
             return ()
@@ -195,7 +193,9 @@ class FleetWorker:
                     self._store(computation)
 
     def _store(self, done: _Computation) -> None:
-        part = Part(0, self._plan.producer, self._random.randrange(self._plan.tags), done.begun_ns, _CLOCK.now_ns())
+        part = Part(
+            0, self._plan.producer, self._random.randrange(self._plan.tags), done.begun_ns, _CLOCK.now_ns()
+        )
         pages = list(done.reused)
         for index in range(len(pages), done.upto):
             page = StampedPage.computed(
