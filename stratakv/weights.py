@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from kv_wire.gen import admin_pb2
-from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, author, sidecar_of
+from stratakv.admin import (
+    EndpointOption,
+    JsonOption,
+    ReasonOption,
+    RuntimeDirOption,
+    Sidecar,
+    author,
+    sidecar_of,
+)
 from stratakv.fence_report import FenceReport
 from stratakv.waiting import (
     TIMEOUT_DEFAULT,
@@ -40,7 +48,7 @@ def set_version(
             "--from", metavar="OLD", help="The version that is invalidated (default: the one announced last)."
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Recorded in the log, with who and when.")] = "",
+    reason: ReasonOption = "",
     wait: WaitOption = None,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from kv_types.namespace import Weights
 from kv_types.outcomes import STORED, Refused, RefuseReason
 from kv_wire.channel import open_channel
 from tests.kv_types.samples import namespace
-from tests.support.daemon import Daemon, run_command
+from tests.support.daemon import Daemon
+from tests.support.node_command import Node
 from tests.support.pages_put import Chain
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
@@ -25,32 +25,17 @@ IN_FLIGHT = [Refused(RefuseReason.INVALIDATED), Refused(RefuseReason.PARENT_ABSE
 """What two pages get whose request began before their invalidation: without the first nobody could reach the second."""
 
 
-class Node:
-    """A sidecar with a client over gRPC and the command."""
-
-    def __init__(self, daemon: Daemon, store: RemoteStore) -> None:
-        self.daemon = daemon
-        self.store = store
-
-    def run(self, *words: str, code: int = 0) -> Any:
-        """Run a verb with --json."""
-        result = run_command(*words, "--json", "--runtime-dir", str(self.daemon.runtime_dir), timeout_s=60)
-        assert result.returncode == code, (result.returncode, result.stderr, self.daemon.output[-2000:])
-        return json.loads(result.stdout)
-
-    def pages(self) -> int:
-        return self.store.status().arena["entries_visible"]
-
-
 @pytest.fixture(scope="module", params=["local", "private"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    flags = ["--no-l3"] if request.param == "local" else []
+    flags = ["--copy-kernel", "memcpy", *(["--no-l3"] if request.param == "local" else [])]
     with (
         tempfile.TemporaryDirectory(prefix="skv-") as scratch,
         Daemon(Path(scratch) / "run", *flags) as daemon,
     ):
         daemon.wait_ready()
-        assert daemon.line("ready")["log"].startswith("local" if flags else "unix:"), daemon.line("ready")
+        assert daemon.line("ready")["log"].startswith("local" if "--no-l3" in flags else "unix:"), (
+            daemon.line("ready")
+        )
         with open_channel(daemon.grpc_address) as channel:
             yield Node(daemon, RemoteStore(channel))
 
@@ -199,5 +184,4 @@ def test_the_log_members_and_namespaces_are_those_of_this_sidecar(node: Node) ->
     assert "listed" in {one["model"] for one in node.run("namespaces")["namespaces"]}
     drained = node.run("invalidate", "--all", "--yes", "--wait=drained")
     assert drained["confirmed"]
-    lines = run_command("log", "--json", "--runtime-dir", str(node.daemon.runtime_dir)).stdout.splitlines()
-    assert json.loads(lines[-1])["revision"] == drained["appended"][0]["revision"]
+    assert node.log()[-1]["revision"] == drained["appended"][0]["revision"]
