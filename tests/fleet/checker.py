@@ -98,7 +98,7 @@ class _Residents:
 
     def __init__(self, purges: Sequence[Purged]) -> None:
         self._purges = purges
-        self._gone_from: dict[StampedPage, float] = {}
+        self._gone_from: dict[tuple[StampedPage, ...], float] = {}
         self._known: dict[_Chain, dict[tuple[StampedPage, ...], int]] = defaultdict(dict)
 
     def forget(self) -> None:
@@ -106,26 +106,34 @@ class _Residents:
         self._known.clear()
 
     def seen(self, look_up: LookUp) -> None:
-        """Take a look-up's pages for resident from its answer on."""
-        if look_up.pages:
+        """Take a look-up's pages for resident from its answer on; what a worker has in its own memory is another matter."""
+        if look_up.pages and not look_up.l1:
             self._known[_chain(look_up)].setdefault(look_up.pages, look_up.answered_ns)
 
     def due(self, look_up: LookUp) -> int:
         """Pages that a look-up must get at least."""
         known, due = self._known[_chain(look_up)], 0
         for pages, since_ns in list(known.items()):
-            if self._is_gone(pages[0], look_up.invoked_ns):
+            if self._is_gone(pages[:1], look_up.invoked_ns):
                 del known[pages]
             elif since_ns <= look_up.invoked_ns:
-                gone = [self._is_gone(page, look_up.answered_ns) for page in pages]
+                ends = range(1, len(pages) + 1)
+                gone = [self._is_gone(pages[:end], look_up.answered_ns) for end in ends]
                 due = max(due, gone.index(True) if True in gone else len(pages))
         return due
 
-    def _is_gone(self, page: StampedPage, at_ns: int) -> bool:
-        if page not in self._gone_from:
-            takers = [purged.invoked_ns for purged in self._purges if purged.may_take(page)]
-            self._gone_from[page] = min(takers, default=math.inf)
-        return self._gone_from[page] <= at_ns
+    def _is_gone(self, chain: tuple[StampedPage, ...], at_ns: int) -> bool:
+        """Whether the last page of a chain may have been taken by then.
+
+        Where it was computed from other pages than those that it stands on now, nobody can tell which producers and tags
+        it rests on: then any of these may take it.
+        """
+        if chain not in self._gone_from:
+            *below, page = chain
+            is_known = set(page.lineage[:-1]) == {other.lineage[-1] for other in below}
+            takers = [one.invoked_ns for one in self._purges if one.may_take(page, lineage_known=is_known)]
+            self._gone_from[chain] = min(takers, default=math.inf)
+        return self._gone_from[chain] <= at_ns
 
 
 def _chain(look_up: LookUp) -> _Chain:

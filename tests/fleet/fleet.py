@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Load:
     pages: int = 6
     tags: int = 4
     per_s: float = 60.0
-    compute_ms_max: float = 60.0
+    compute_ms_max: float = 200.0
     l1_share: float = 0.5
 
 
@@ -111,9 +111,16 @@ class Fleet:
     """Sidecars, workers and servers, the invalidations that were tried, and stretches of time that tests have marked."""
 
     def __init__(
-        self, directory: Path, servers: RedisServers, *, sidecars: int, workers: int, load: Load
+        self,
+        directory: Path,
+        servers: RedisServers,
+        *,
+        sidecars: int,
+        workers: int,
+        load: Load,
+        program: tuple[str, ...],
     ) -> None:
-        """`workers` a sidecar; nothing but a primary with one replica is started yet."""
+        """`workers` a sidecar; `program`: see SidecarProcess. Nothing but a primary with one replica is started yet."""
         self.servers = servers
         self.primary = servers.start()
         self.replica = servers.start_replica(self.primary)
@@ -122,10 +129,11 @@ class Fleet:
         self.dark: list[Span] = []
         self._directory = directory
         self._purged: list[Purged] = []
-        self._told: set[Broken] = set()
+        self._calm_judged = 0
         self._lock = threading.Lock()
         self.sidecars = [
-            SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES) for number in range(sidecars)
+            SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES, program=program)
+            for number in range(sidecars)
         ]
         self.workers = [
             self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)
@@ -213,7 +221,7 @@ class Fleet:
     ) -> tuple[int, dict[str, Any]]:
         request = admin_pb2.InvalidateRequest(
             selectors=[selector_to_wire(purge.selector())], reason="a test", author="tests",
-            wait=admin_pb2.Wait.Value(f"WAIT_{wait.upper()}"), timeout_ms=int(timeout_s * 1000),
+            wait=f"WAIT_{wait.upper()}", timeout_ms=int(timeout_s * 1000),
         )  # fmt: skip
         with open_channel(f"unix:{runtime / 'grpc.sock'}") as channel:
             try:
@@ -280,63 +288,35 @@ class Fleet:
         self.dark.append(Span(begin_ns, until_ns, None if sidecars is None else frozenset(sidecars)))
 
     def newly_broken(self) -> list[Broken]:
-        """Every promise that did not hold up to now, but for those that an earlier call returned."""
-        found = [one for one in self.broken() if one not in self._told]
-        self._told.update(found)
-        return found
-
-    def broken(self) -> list[Broken]:
-        """Every promise that did not hold up to now."""
-        look_ups, purged = self.look_ups(), self.purged
-        breaches = [breach for worker in self.workers for file in worker.files for breach in file.breaches]
+        """Every promise that did not hold since the last call. Nothing may be invalidating, and no calm time go on."""
+        self.read()
+        files = [file for worker in self.workers for file in worker.files]
+        fresh = [look_up for file in files for look_up in file.look_ups[file.judged :]]
+        breaches = [breach for file in files for breach in file.breaches[file.breaches_judged :]]
+        calm, self._calm_judged = self.calm[self._calm_judged :], len(self.calm)
+        for file in files:
+            file.judged, file.breaches_judged = len(file.look_ups), len(file.breaches)
         return [
-            *broke_fence(look_ups, purged),
-            *broke_fail_closed(look_ups, self.dark),
-            *broke_sparing(look_ups, purged, self.calm),
+            *broke_fence(fresh, self.purged),
+            *broke_fail_closed(fresh, self.dark),
+            *broke_sparing(fresh, self.purged, calm),
             *broke_whole(breaches),
         ]
 
 
-class Purging:
-    """A thread that invalidates again and again, whatever goes on, one after the other."""
-
-    def __init__(self, fleet: Fleet, choose: Callable[[int], tuple[Purge, int]], *, timeout_s: float) -> None:
-        """`choose` is given a running number and returns what to purge and through which sidecar."""
-        self._fleet = fleet
-        self._choose = choose
-        self._timeout_s = timeout_s
-        self._ending = threading.Event()
-        self._pause_s = 0.15
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="purging")
-        self.count = 0
-
-    def _run(self) -> None:
-        try:
-            while not self._ending.wait(self._pause_s):
-                purge, via = self._choose(self.count)
-                self._fleet.purge(purge, via=via, timeout_s=self._timeout_s)
-                self.count += 1
-        except BaseException as error:
-            self._failure = error
-
-    def __enter__(self) -> Purging:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join(self._timeout_s + 30.0)
-        assert not self._thread.is_alive(), "an invalidation hangs"
-        if self._failure is not None:
-            raise self._failure
-
-
 @contextlib.contextmanager
-def fleet_of(*, sidecars: int = 3, workers: int = 2, load: Load | None = None) -> Iterator[Fleet]:
+def fleet_of(
+    *,
+    sidecars: int = 3,
+    workers: int = 2,
+    load: Load | None = None,
+    program: tuple[str, ...] = ("-m", "stratakv"),
+) -> Iterator[Fleet]:
     """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both."""
     with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
-        fleet = Fleet(Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load())
+        fleet = Fleet(
+            Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program
+        )
         try:
             fleet.start(fleet.primary.url, fleet.replica.url, replicas=1)
             yield fleet

@@ -103,6 +103,8 @@ class HistoryFile:
         self._pages: dict[int, StampedPage] = {}
         self.look_ups: list[LookUp] = []
         self.breaches: list[Breach] = []
+        self.judged = self.breaches_judged = 0
+        """How many of these somebody has judged already."""
 
     def read(self) -> None:
         """Take in the whole lines that came since."""

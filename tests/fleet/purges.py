@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kv_types.ids import PageKey
 from kv_types.selectors import Selector
 from tests.fleet.stamped import Part, StampedPage, chain_keys, producer_name, tag_name, tenant_name
 
@@ -53,7 +54,7 @@ class Purge:
             told += ["--tag", tag_name(self.tag).decode()]
         return [*(told or ["--all"]), "--yes"]
 
-    def _key(self) -> bytes:
+    def _key(self) -> PageKey:
         assert self.tenant is not None
         assert self.chain is not None
         return chain_keys(self.tenant, self.chain, self.page + 1)[self.page]
@@ -84,12 +85,13 @@ class Purged:
             part.begun_ns < self.invoked_ns and self.purge.selects_part(page, part) for part in page.lineage
         )
 
-    def may_take(self, page: StampedPage) -> bool:
+    def may_take(self, page: StampedPage, *, lineage_known: bool) -> bool:
         """Whether it may rightly have cost somebody this page: something in it was begun before it was over.
 
         One that was not confirmed may be carried out at any time later.
         """
+        named = self.purge if lineage_known else replace(self.purge, producer=None, tag=None)
         return any(
-            (not self.is_confirmed or part.begun_ns <= self.ended_ns) and self.purge.selects_part(page, part)
+            (not self.is_confirmed or part.begun_ns <= self.ended_ns) and named.selects_part(page, part)
             for part in page.lineage
         )

@@ -105,6 +105,21 @@ def test_an_invalidation_that_was_not_confirmed_may_take_what_came_later() -> No
     assert broke_sparing(history, [purged(Purge(), 20, 40, exit_code=3)], calm) == []
 
 
+def test_of_pages_whose_lineage_nobody_can_tell_more_may_go() -> None:
+    calm, purges = [Span(0, 1000)], [purged(Purge(producer=2), 150, 160)]
+    root = chain(10)
+    own = (*root, page(1, at=11, on=root))
+    assert broke_sparing([look_up(100, own), look_up(200, own[:1])], purges, calm)
+    foreign = (*root, page(1, at=11, on=chain(9)))
+    assert broke_sparing([look_up(100, foreign), look_up(200, foreign[:1])], purges, calm) == []
+    assert broke_sparing([look_up(100, foreign), look_up(200, ())], purges, calm), "its root is known"
+
+
+def test_what_a_worker_had_itself_need_not_be_on_its_node() -> None:
+    own = replace(look_up(100, chain(10)), l1=1)
+    assert broke_sparing([own, look_up(200, ())], [], [Span(0, 1000)]) == []
+
+
 @pytest.mark.parametrize("at", [0, 5, 20, PAGE_BYTES // 2, PAGE_BYTES - 1])
 def test_torn_pages_and_pages_of_other_places_are_found(at: int) -> None:
     whole = page(1, on=chain(10))

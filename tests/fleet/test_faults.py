@@ -1,4 +1,4 @@
-"""Redis dies, stops, loses its memory and is replaced, sidecars and workers are killed: after exit 0 no look-up gets a purged page."""
+"""Redis dies, stops, forgets and is replaced, sidecars and workers are killed: after exit 0 nobody gets a purged page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from kv_types.clock import BoottimeClock
 from tests.fleet.checker import availability
-from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet, Purging
+from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet
 from tests.fleet.purges import Purge
+from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
@@ -25,33 +26,6 @@ DARK_S = LEASE_S + 0.4
 SOAK_S = float(os.environ.get("STRATAKV_SOAK_S", "6"))
 
 _CLOCK = BoottimeClock()
-
-
-def purging(
-    fleet: Fleet, *, timeout_s: float = 3.0, seed: int = 1, sidecars: tuple[int, ...] = (0, 1, 2)
-) -> Purging:
-    """Invalidate one thing after the other, of every kind, through one sidecar after the other."""
-    draw, load = random.Random(seed), fleet.load
-    producers = [10 * sidecar + number for sidecar in range(3) for number in range(2)]
-
-    def choose(number: int) -> tuple[Purge, int]:
-        tenant = draw.randrange(load.tenants)
-        kinds = [
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, producer=draw.choice(producers)),
-            Purge(tag=draw.randrange(load.tags)),
-            Purge(tenant=tenant),
-        ]
-        return kinds[number % len(kinds)], sidecars[number % len(sidecars)]
-
-    return Purging(fleet, choose, timeout_s=timeout_s)
-
-
-def wait_s(seconds: float) -> None:
-    """Let processes go on for so long."""
-    end_ns = _CLOCK.now_ns() + int(seconds * 1e9)
-    wait_until(lambda: _CLOCK.now_ns() >= end_ns, timeout_s=seconds + 5.0)
 
 
 def heal(fleet: Fleet, fault: str, *, sidecars: tuple[int, ...] | None = None) -> None:
