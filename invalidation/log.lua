@@ -119,24 +119,34 @@ local function remove(key, fields)
   end
 end
 
-local function oldest_first(flat)
-  local list = {}
-  for at = 1, #flat, 2 do list[#list + 1] = { name = flat[at], revision = tonumber(flat[at + 1]) } end
-  table.sort(list, function(a, b) return a.revision < b.revision end)
-  return list
+-- Of fields and their revisions, by turns, those whose name begins so, without the newest `left` of them; in no order.
+local function oldest(flat, prefix, left)
+  local revisions, found = {}, {}
+  for at = 1, #flat, 2 do
+    if string.sub(flat[at], 1, #prefix) == prefix then revisions[#revisions + 1] = tonumber(flat[at + 1]) end
+  end
+  table.sort(revisions)
+  local last = revisions[#revisions - left] or 0  -- no two are the same
+  for at = 1, #flat, 2 do
+    local revision = tonumber(flat[at + 1])
+    if revision <= last and string.sub(flat[at], 1, #prefix) == prefix then
+      found[#found + 1] = { name = flat[at], revision = revision }
+    end
+  end
+  return found
 end
 
 local function raise(scope, revision)
   if revision > tonumber(call('HGET', floors, scope) or '0') then call('HSET', floors, scope, text(revision)) end
 end
 
--- Drops the oldest so many tombstones of a list, the floors of their scopes raised to their own revisions.
-local function drop(list, many)
+-- Drops tombstones, the floors of their scopes raised to their own revisions.
+local function drop(list)
   local fields, highest, counts = {}, {}, {}
-  for at = 1, many do
-    local name = list[at].name
-    local scope = string.sub(name, 1, 1) == FLEET and FLEET or string.sub(name, 1, 33)
-    fields[at], highest[scope], counts[scope] = name, list[at].revision, (counts[scope] or 0) + 1
+  for at, tombstone in ipairs(list) do
+    local scope = string.sub(tombstone.name, 1, 1) == FLEET and FLEET or string.sub(tombstone.name, 1, 33)
+    fields[at], counts[scope] = tombstone.name, (counts[scope] or 0) + 1
+    highest[scope] = math.max(highest[scope] or 0, tombstone.revision)
   end
   remove(tombstones, fields)
   for scope, revision in pairs(highest) do
@@ -157,25 +167,17 @@ local function keep(kind, scope, selector, revision, most)
     local count = tonumber(call('HGET', scopes, scope) or '0') + call('HSET', tombstones, scope .. selector, revision)
     call('HSET', scopes, scope, text(count))
     if count > most.per_scope then
-      local list = {}
-      for _, tombstone in ipairs(oldest_first(call('HGETALL', tombstones))) do
-        if string.sub(tombstone.name, 1, #scope) == scope then list[#list + 1] = tombstone end
-      end
-      drop(list, #list - math.floor(most.per_scope / 2))
+      drop(oldest(call('HGETALL', tombstones), scope, math.floor(most.per_scope / 2)))
     end
-    local total = call('HLEN', tombstones)
-    if total > most.tombstones then
-      drop(oldest_first(call('HGETALL', tombstones)), total - math.floor(most.tombstones / 2))
+    if call('HLEN', tombstones) > most.tombstones then
+      drop(oldest(call('HGETALL', tombstones), '', math.floor(most.tombstones / 2)))
     end
   end
-  local spaces = call('HLEN', floors) - call('HEXISTS', floors, FLEET)
-  if spaces > most.scopes then
-    local gone, many = {}, spaces - math.floor(most.scopes / 2)
-    for _, floor in ipairs(oldest_first(call('HGETALL', floors))) do
-      if floor.name ~= FLEET and #gone < many then
-        gone[#gone + 1] = floor.name
-        raise(FLEET, floor.revision)
-      end
+  if call('HLEN', floors) - call('HEXISTS', floors, FLEET) > most.scopes then
+    local gone = {}
+    for at, floor in ipairs(oldest(call('HGETALL', floors), 'n', math.floor(most.scopes / 2))) do
+      gone[at] = floor.name
+      raise(FLEET, floor.revision)
     end
     remove(floors, gone)
   end
@@ -188,7 +190,7 @@ local function announce(model, version, revision, most)
   if call('HLEN', weights) > most.weights then
     local flat = call('HGETALL', weights)
     for at = 2, #flat, 2 do flat[at] = string.match(flat[at], '^%d+') end
-    call('HDEL', weights, oldest_first(flat)[1].name)
+    call('HDEL', weights, oldest(flat, '', most.weights)[1].name)
   end
 end
 
@@ -280,9 +282,9 @@ if verb == 'know' then
     entries = entries + 1
     call('HSET', known, id, text(entries))
     if call('HSET', namespaces, id, ARGV[at]) == 1 and call('HLEN', namespaces) > most.namespaces then
-      local oldest = oldest_first(call('HGETALL', known))[1].name
-      call('HDEL', known, oldest)
-      call('HDEL', namespaces, oldest)
+      local longest_ago = oldest(call('HGETALL', known), '', most.namespaces)[1].name
+      call('HDEL', known, longest_ago)
+      call('HDEL', namespaces, longest_ago)
     end
   end
   call('HSET', state, 'known', text(entries))

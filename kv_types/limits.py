@@ -35,6 +35,8 @@ OUTCOMES_SHARED_MAX = 4096
 """Different outcomes of look-ups that a worker keeps instead of making them anew."""
 PREFETCHES_IN_FLIGHT_MAX = 64
 """Prefetches that one client may have under way; more are dropped and counted."""
+WEIGHTS_SWITCHES_MAX = 4
+"""How often one call begins again because weights were announced meanwhile; then it reuses and stores nothing."""
 REUSED_RUNS_MAX = 4096
 """Look-ups and puts of one request that are told apart; what it computes after more is of unknown lineage."""
 REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024

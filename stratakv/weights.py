@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kv_types.errors import LogUnreachableError
 from kv_wire.gen import admin_pb2
 from stratakv.admin import (
     EndpointOption,
@@ -79,8 +80,17 @@ def set_version(
 
 
 def _announced(sidecar: Sidecar, model: str, version: str) -> str | None:
-    """The version announced last, to be invalidated; None: there is none, or it is the one that is set."""
-    announced = sidecar.status().weights_versions
+    """The version announced last, to be invalidated; None: there is none, or it is the one that is set.
+
+    Raises LogUnreachableError while the sidecar has read no log, and so knows nothing of announcements.
+    """
+    status = sidecar.status()
+    if not status.log.incarnation:
+        raise LogUnreachableError(
+            f"this sidecar has not read the invalidation log yet ({status.log.reason}), so that it can't tell which version "
+            "is replaced; nothing was appended: name it by --from, or try again"
+        )
+    announced = status.weights_versions
     return announced[model] if model in announced and announced[model] != version else None
 
 

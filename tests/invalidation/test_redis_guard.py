@@ -75,7 +75,9 @@ async def test_flushall_is_noticed(servers: RedisServers, logs: Logs, binary: Pa
 async def test_a_restart_is_noticed_whatever_it_restores(
     servers: RedisServers, logs: Logs, binary: Path, restored: str
 ) -> None:
-    server = servers.start(binary=binary, appendonly="yes" if "append" in restored else "no")
+    server = servers.start(
+        binary=binary, appendonly="yes" if "append" in restored else "no", appendfsync="always"
+    )
     log = logs.open(server)
     member = await lived_in(log)
     if restored == "an old dump":

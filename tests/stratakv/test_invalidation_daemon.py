@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from inference_worker.client import Client
 from kv_types.namespace import Weights
 from kv_types.outcomes import STORED, Refused, RefuseReason
+from kv_types.page_layout import PageLayout
 from kv_wire.channel import open_channel
 from tests.kv_types.samples import namespace
 from tests.support.daemon import Daemon
@@ -19,6 +21,7 @@ from tests.support.node_command import Node
 from tests.support.pages_put import Chain
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
+from tests.support.spaces import page_of
 
 HOUR_MS = 3_600_000
 IN_FLIGHT = [Refused(RefuseReason.INVALIDATED), Refused(RefuseReason.PARENT_ABSENT)]
@@ -115,6 +118,29 @@ def test_c36_a_put_in_flight_is_refused_and_the_same_prompt_can_be_stored_again(
     assert ours.put(node.store, stamp=before) == IN_FLIGHT
     assert ours.resident(node.store) == 0
     stored(node, ours, other)
+
+
+def test_c36_leased_pages_are_hidden_at_once_and_drained_waits_for_their_release(node: Node) -> None:
+    """A worker in shared memory: what it holds stays readable to it, and is found by nobody else."""
+    ours, other = chain(1, 2, 3, 4), chain(5, 6)
+    stored(node, ours, other)
+    size = PageLayout.of(ours.space).page_bytes
+    with Client.connect(node.daemon.runtime_dir) as client:
+        space = client.register(ours.space)
+        with client.begin(space) as request, request.lease(ours.keys) as held:
+            assert len(held) == 2
+            assert node.run("invalidate", "--namespace", ours.space.id.hex())["confirmed"]
+            with client.begin(space) as later, later.lease(ours.keys) as found:
+                assert len(found) == 0
+            assert [bytes(view) for view in held] == [bytes(page_of(key, size)) for key in ours.keys]
+            missed = node.run("invalidate", "--all", "--yes", "--wait=drained", "--timeout", "300ms", code=3)
+            (member,) = missed["missing"]
+            assert member["is_self"], "this sidecar's own client is in the way"
+        drained = node.run(
+            "invalidate", "--all", "--yes", "--wait=drained", "--request-id", missed["request_id"]
+        )
+        assert drained["confirmed"]
+    assert node.store.status().arena["leased_bytes"] == 0
 
 
 def test_c15_c16_weights_change_under_load(node: Node) -> None:
