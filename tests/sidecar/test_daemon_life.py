@@ -247,7 +247,7 @@ def test_hits_come_back_after_a_pause_of_the_daemon(runtime_dir: Path) -> None:
     ):
         store = RemoteStore(channel)
         space, keys = stored_page(store)
-        assert store.look_up(space.id, keys) == Hit(1, Tier.L2)
+        wait_until(lambda: store.look_up(space.id, keys) == Hit(1, Tier.L2), what="a hit")
         daemon.send(signal.SIGSTOP)
         try:
             stopped = psutil.Process(daemon.pid)
