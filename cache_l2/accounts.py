@@ -84,6 +84,13 @@ class Accounts:
         bound.move_to_end(record.id)
         return counter
 
+    def unbind(self, row: int, namespace: NamespaceId) -> None:
+        """Give a counter back, whose client has said that it counts under it no more. Does nothing when there is none."""
+        counter = self._bound[row].pop(namespace, None)
+        if counter is not None:
+            self._fold(namespace, *self._read(row, counter))
+            self._arena.reset_counts(row, counter)
+
     def end_row(self, row: int) -> None:
         """Fold a row whose process has ended: what it began and did not finish counts as missed(aborted) (rule R20)."""
         for namespace, counter in self._bound.pop(row).items():
@@ -101,7 +108,7 @@ class Accounts:
     def _free_counter(self, row: int, *, recycle: bool) -> int:
         bound = self._bound[row]
         if len(bound) < self._counters_per_row:
-            return len(bound)
+            return min(set(range(self._counters_per_row)) - set(bound.values()))
         if recycle:
             for namespace, counter in bound.items():
                 unfinished, counts = self._read(row, counter)
@@ -111,7 +118,7 @@ class Accounts:
                     del bound[namespace]
                     return counter
         raise LimitExceededError(
-            f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or attach again"
+            f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or forget namespaces"
         )
 
     def _fold(self, namespace: NamespaceId, unfinished: int, counts: NamespaceCounts) -> None:

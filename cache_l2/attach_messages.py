@@ -27,6 +27,7 @@ class MessageType(IntEnum):
     DONE = 13
     PONG = 14
     FAILED = 15
+    UNREGISTER = 16
 
 
 class Role(IntEnum):
@@ -116,6 +117,13 @@ class Registered:
     page_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unregister:
+    """This client uses a namespace no more: none of its threads looks anything up, reserves or counts under it."""
+
+    namespace_number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """Ask for places for a run of pages of one chain; `parent` is the page before keys[0], None for a root.
@@ -183,7 +191,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Abort or detach was carried out."""
+    """Abort, unregister or detach was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +209,5 @@ class Failed:
     text: str
 
 
-ClientMessage = Hello | Register | Reserve | Commit | Abort | Detach | Ping
+ClientMessage = Hello | Register | Unregister | Reserve | Commit | Abort | Detach | Ping
 SidecarMessage = Welcome | Refused | Registered | ReservedPages | CommittedPages | Done | Pong | Failed

@@ -34,6 +34,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
@@ -404,6 +405,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Refused: (MessageType.REFUSED, _write_refused),
     Register: (MessageType.REGISTER, _write_register),
     Registered: (MessageType.REGISTERED, _write_registered),
+    Unregister: (MessageType.UNREGISTER, lambda message: _LENGTH.pack(message.namespace_number)),
     Reserve: (MessageType.RESERVE, _write_reserve),
     ReservedPages: (MessageType.RESERVED, _write_reserved),
     Commit: (MessageType.COMMIT, _write_commit),
@@ -418,6 +420,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
 _CLIENT_READERS: dict[int, Callable[[_Body], ClientMessage]] = {
     MessageType.HELLO: _read_hello,
     MessageType.REGISTER: _read_register,
+    MessageType.UNREGISTER: lambda body: Unregister(body.unpack(_LENGTH)[0]),
     MessageType.RESERVE: _read_reserve,
     MessageType.COMMIT: _read_commit,
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),

@@ -31,6 +31,7 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import (
@@ -193,6 +194,13 @@ class AttachedArena:
         if not isinstance(reply, Registered):
             raise self._unexpected(reply)
         return Registration(reply.namespace, reply.number, reply.counter, reply.page_bytes)
+
+    def unregister(self, registration: Registration, *, deadline_s: float) -> bool:
+        """Say that nothing of this process uses a namespace any more, so that its counter is free for another one.
+
+        Returns whether the sidecar has confirmed it. Raises ClosedError.
+        """
+        return not isinstance(self._call(Unregister(registration.number), deadline_s), RefuseReason)
 
     def reserve(
         self,

@@ -9,6 +9,7 @@ from inference_worker.chains import pages_after
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease, empty_lease
 from inference_worker.namespaces import REFUSE_FOR, Begun, Pages, PutTerms, RegisteredNamespace
+from inference_worker.reused import ReusedPages
 from kv_types.outcomes import LookUpOutcome, Miss, MissReason, PutOutcome, Refused
 from kv_types.page_keys import Keys
 
@@ -32,21 +33,28 @@ class AbsentPages:
         found = self._acquire(self._namespace, Deadline(self._deadline_s))
         return Miss(found) if isinstance(found, MissReason) else found.match(keys, start)
 
-    def lease(self, keys: Keys, start: int) -> PageLease:
+    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
         """Lease when the pages are in reach, else return an empty lease."""
         wanted = pages_after(keys, start)
         found = self._acquire(self._namespace, Deadline(self._deadline_s))
         if not isinstance(found, MissReason):
-            return found.lease(keys, start)
+            return found.lease(keys, start, reused)
         self._count(wanted, start, found)
         return empty_lease(found)
 
-    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+    def get(
+        self,
+        keys: Keys,
+        destinations: Buffers,
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None = None,
+    ) -> LookUpOutcome:
         """Get when the pages are in reach, else Miss. Raises BufferMismatchError as the pages would."""
         wanted = pages_after(keys, start)
         found = self._acquire(self._namespace, deadline)
         if not isinstance(found, MissReason):
-            return found.get(keys, destinations, start, deadline)
+            return found.get(keys, destinations, start, deadline, reused)
         self._check(destinations, wanted, writable=True, what="destination")
         self._count(wanted, start, found)
         return Miss(found)

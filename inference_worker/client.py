@@ -21,8 +21,11 @@ from inference_worker.lease import PageLease
 from inference_worker.link import Link
 from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
 from inference_worker.request import Request
+from inference_worker.reused import ReusedPages
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
+from inference_worker.weights import Announced
+from kv_types.computation import check_name
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
@@ -30,7 +33,7 @@ from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
-__all__ = ["Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
+__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
 
 
 class Client:
@@ -84,13 +87,22 @@ class Client:
         """
         return self._link.register(namespace, page_bytes)
 
+    def forget(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> None:
+        """Keep nothing of a namespace but its counts: its pages stay where they are, and it can be registered again.
+
+        For one who goes through many (weights version after weights version). No call under it may be under way, and
+        none may follow: requests begun under it end. Raises InvalidArgumentError, DeadlineExceededError, ClosedError.
+        """
+        self._own(namespace)
+        self._link.forget(namespace, self._deadline(deadline_s))
+
     def begin(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> Request:
         """Begin a request: loads freshness and view before any reuse, and fixes the stamp of what it computes (R1).
 
         A context manager; end it when the computation's pages are stored. Raises ClosedError.
         """
         begun = self._own(namespace).begin(self._deadline(deadline_s))
-        return Request(self, namespace, begun, self._link.home)
+        return Request(self, namespace, begun, self._link.home, deadline_s=self._settings.deadline_s)
 
     def match(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served now. Pins nothing and is not counted as a look-up.
@@ -152,7 +164,8 @@ class Client:
         """Store keys[start:] from `sources` (as `destinations` of get); one outcome a page, in order.
 
         Pages that are known already are not sent. `stamp` is the position that the computation started from; None
-        takes the present one, right only when nothing was reused (else use `begin`). ttl_s: None takes the sidecar's
+        takes the present one, right only when nothing was reused (else use `begin`). With a stamp, what the pages rest on
+        is unknown: any invalidation by producer, tag or time takes them too. ttl_s: None takes the sidecar's
         default, 0 is never, a year the most. After the first refused page all later ones are refused, since they
         stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
         BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
@@ -168,6 +181,7 @@ class Client:
             deadline_s=deadline_s,
             computed_from_ms=0,
             refused=RefuseReason.NONE,
+            reused=None,
         )
 
     def put_computed(
@@ -183,11 +197,12 @@ class Client:
         deadline_s: float | None,
         computed_from_ms: int,
         refused: RefuseReason,
+        reused: ReusedPages | None,
     ) -> list[PutOutcome]:
         """Store what a request computed; Request.put is the way to call this.
 
         `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when there was none. With
-        `refused` the arguments are checked and every page is refused.
+        `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on.
         """
         terms = PutTerms(
             deadline=self._deadline(deadline_s),
@@ -198,6 +213,7 @@ class Client:
             producer=self._producer,
             computed_from_ms=computed_from_ms,
             computed_until_ms=time.time_ns() // 1_000_000,
+            reused=reused,
         )
         if refused is RefuseReason.NONE:
             return self._own(namespace).put(keys, sources, terms)
@@ -232,6 +248,23 @@ class Client:
         """
         return self._link.stamp(self._deadline(None))
 
+    def announced(self, model: str, *, deadline_s: float | None = None) -> Announced | None:
+        """What weights version is announced for a model, or None when that can't be told within `deadline_s`.
+
+        Load a view before (`begin`): no announcement up to it is overlooked then. Costs a look at shared memory, where it
+        waits only if a deadline is named, and over gRPC a call. Raises InvalidArgumentError, ClosedError.
+        """
+        check_name(model, "model")
+        return self._link.announced(model, None if deadline_s is None else Deadline(deadline_s))
+
+    def weights_version(self, model: str) -> str | None:
+        """The weights version announced last for a model; None: none was, or it can't be told now (see `announced`).
+
+        Raises InvalidArgumentError, ClosedError.
+        """
+        announced = self.announced(model, deadline_s=self._settings.deadline_s)
+        return None if announced is None else announced.version
+
     def statistics(self) -> dict[str, int | str]:
         """Counters and gauges by name, and why the client is not attached where it is not.
 
@@ -254,7 +287,7 @@ class Client:
         }
 
     def namespace_counts(self) -> dict[str, PageCounts]:
-        """Pages by namespace: its id in hexadecimal, or "uncacheable:<reason>"."""
+        """Pages by namespace: its id in hexadecimal, "uncacheable:<reason>", or "forgotten" for all that were."""
         return self._link.counts()
 
     def close(self) -> None:
@@ -282,6 +315,8 @@ class Client:
             raise ClosedError("this client was closed; connect another one")
 
     def _foreign(self, namespace: object) -> InvalidArgumentError:
+        if isinstance(namespace, RegisteredNamespace) and namespace.owner is None:
+            return InvalidArgumentError("this namespace was forgotten; register it again")
         if isinstance(namespace, RegisteredNamespace):
             return InvalidArgumentError(
                 "this namespace was registered with another client; register it with this one"

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Protocol
 
 from kv_types.errors import ClosedError
+from kv_types.ids import NO_LIFE, LifeId
 from kv_types.outcomes import MissReason
+from kv_types.validity import UNKNOWN_INSTANCE, Instances
 
 
 class HeldPages(Protocol):
@@ -28,6 +30,10 @@ class HeldPages(Protocol):
         """The view that the look-up loaded; 0 when there was none."""
         ...
 
+    def instances(self) -> list[int]:
+        """Instance of each page."""
+        ...
+
     def __getitem__(self, index: int) -> memoryview: ...
 
     def release(self) -> None:
@@ -42,6 +48,11 @@ class Home:
 
     def __init__(self) -> None:
         self.inherited = False
+
+    @property
+    def life(self) -> LifeId:
+        """The sidecar's life that instances of its pages belong to; NO_LIFE where they mean nothing."""
+        return NO_LIFE
 
 
 class PageLease:
@@ -72,6 +83,11 @@ class PageLease:
     def view(self) -> int:
         """The sidecar's view that the look-up loaded; 0 when there was none."""
         return self._checked().view
+
+    @property
+    def instances(self) -> Instances:
+        """Which pages of L2 these are, for an L1 that keeps them; over gRPC it can't be told."""
+        return Instances(self._home.life, tuple(self._checked().instances()))
 
     def __len__(self) -> int:
         return self._checked().pages
@@ -130,6 +146,10 @@ class OwnedPages:
     def view(self) -> int:
         """No view of a header was loaded."""
         return 0
+
+    def instances(self) -> list[int]:
+        """Nothing that an L1 here could use: no header vouches for these pages."""
+        return [UNKNOWN_INSTANCE] * self.pages
 
     def __getitem__(self, index: int) -> memoryview:
         if self._pages is None:

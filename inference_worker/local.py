@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable, Sequence
 
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.reader import AttachedArena, Registration, Reserved, stored_instance
 from inference_worker.accounting import PageCounts, of_row
 from inference_worker.buffers import Buffers, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home, PageLease
-from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace
+from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace, pages_maybe_stored
+from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
@@ -25,14 +27,18 @@ from kv_types.outcomes import (
     PutOutcome,
     Refused,
     RefuseReason,
+    Stored,
     Tier,
 )
 from kv_types.page_keys import Keys
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 
 _REASONS = tuple(MissReason)
 _OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
 _ABORT_DEADLINE_S = 0.01
 """An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
+_Put = tuple[PutOutcome, int]
+"""What became of one page of a put, and its instance: unknown where it was not stored, or is not known to be."""
 
 
 def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
@@ -77,6 +83,7 @@ class LocalArena(Home):
             name=settings.name,
             writable=settings.writable,
             prefault=settings.prefault,
+            engine=settings.engine,
             deadline_s=settings.attach_deadline_s,
         )
         return cls(attached, settings, writer)
@@ -111,6 +118,21 @@ class LocalArena(Home):
             for namespace, pages in list(self._bound.items())
         }
 
+    def unbind(self, namespace: RegisteredNamespace) -> tuple[Registration | None, PageCounts]:
+        """Forget a namespace that nothing uses any more: what to unregister, and what was counted under it."""
+        pages = self._bound.pop(namespace, None)
+        if pages is None:
+            return None, PageCounts()
+        try:
+            return pages.registration, of_row(self.reader.counts(pages.registration.counter))
+        except ValueError:  # the mapping was closed meanwhile, and its counts with it
+            return None, PageCounts()
+
+    def unregister(self, registration: Registration, deadline: Deadline) -> None:
+        """Give a counter back; not confirmed in time, it may stay taken until this client leaves."""
+        with contextlib.suppress(ClosedError, ProtocolError):  # gone meanwhile, and the row with it
+            self._attached.unregister(registration, deadline_s=deadline.remaining_s())
+
     def resident(self, packed: bytes) -> int:
         """Pages of a chain that could be served now; 0 when the mapping was closed meanwhile."""
         try:
@@ -134,9 +156,12 @@ class LocalArena(Home):
             return 0
 
     def freshness_ns(self) -> int:
-        """Until when the sidecar vouches for its view; 0 once this mapping is closed."""
+        """Until when the sidecar vouches for its view; 0 once the header or this mapping is closed.
+
+        A sidecar that closed its header has left the fleet (rule R13): no fence waits for what L1 would serve after that.
+        """
         try:
-            return self.reader.freshness_ns()
+            return 0 if self.reader.closed else self.reader.freshness_ns()
         except ValueError:
             return 0
 
@@ -151,6 +176,13 @@ class LocalArena(Home):
         """Publish what this worker's L1 has applied; says nothing once this mapping is closed."""
         with contextlib.suppress(ValueError):
             self.reader.set_applied_view(view)
+
+    def claim_freshness(self, freshness_ns: int | None) -> tuple[int, int]:
+        """See Client.validity.claim_freshness; nothing is claimed once this mapping is closed."""
+        try:
+            return self.reader.claim_freshness(freshness_ns)
+        except ValueError:
+            return 0, 0
 
     def held(self) -> int:
         """Leases held now."""
@@ -185,15 +217,20 @@ class LocalPages:
         self._lease_ns = lease_ns
         self.registration = registration
 
-    def lease(self, keys: Keys, start: int) -> PageLease:
+    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys."""
         try:
-            return PageLease(self._take(self._counter, keys, start=start), self._arena)  # type: ignore[arg-type]
+            held = self._take(self._counter, keys, start=start)  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             packed, _ = packed_chain(keys, start)
             if packed is not keys:
-                return self.lease(packed, start)
-            return self._elsewhere(error).lease(packed, start)
+                return self.lease(packed, start, reused)
+            return self._elsewhere(error).lease(packed, start, reused)
+        if reused is not None and held.pages:
+            packed, _ = packed_chain(keys, start)
+            run = Run(self._arena.life, start, held.pages, held.instance, held.instances(), held.stands_on)
+            reused.found(packed, run)
+        return PageLease(held, self._arena)
 
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served."""
@@ -205,24 +242,23 @@ class LocalPages:
                 return self.match(packed, start)
             return self._elsewhere(error).match(packed, start)
 
-    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+    def get(
+        self,
+        keys: Keys,
+        destinations: Buffers,
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None = None,
+    ) -> LookUpOutcome:
         """Copy the longest servable prefix of keys[start:] out, without the GIL."""
         try:
-            found = self._reader.get(
-                self._counter,
-                keys,  # type: ignore[arg-type]
-                destinations,  # type: ignore[arg-type]
-                page_bytes=self._namespace.page_bytes,
-                start=start,
-                lease_ns=self._lease_ns,
-            )
+            return self._copy_out(keys, destinations, start, reused)
         except (ValueError, TypeError) as error:
             packed, wanted = packed_chain(keys, start)
             views = self._views(destinations, wanted, writable=True)
             if packed is not keys or views is not destinations:
-                return self._get_views(packed, views, start, deadline)
-            return self._elsewhere(error).get(packed, views, start, deadline)
-        return outcome_of(found)
+                return self._get_views(packed, views, start, deadline, reused)
+            return self._elsewhere(error).get(packed, views, start, deadline, reused)
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
         """Store keys[terms.start:]: what is known already is not sent, the rest goes in batches, parents first."""
@@ -234,7 +270,8 @@ class LocalPages:
         try:
             known = max(0, self._reader.match(packed)[0] - terms.start)
             stamp = terms.stamp if terms.stamp is not None else self._stamp()
-            return [KNOWN] * known + self._store(packed, views[known:], terms.start + known, stamp, terms)
+            stored = self._store(packed, views[known:], terms.start + known, stamp, terms)
+            return [KNOWN] * known + stored
         except ValueError as error:
             return self._elsewhere(error).put(packed, views, terms)
 
@@ -255,19 +292,34 @@ class LocalPages:
     def _store(
         self, packed: bytes, views: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
     ) -> list[PutOutcome]:
-        outcomes: list[PutOutcome] = []
+        rests_on = terms.rests_on(packed, first=first, life=self._arena.life)
+        puts: list[_Put] = []
         for begin in range(0, len(views), BATCH_PAGES_MAX):
             batch = views[begin : begin + BATCH_PAGES_MAX]
-            outcomes += self._store_batch(packed, batch, first + begin, stamp, terms)
-            if isinstance(outcomes[-1], Refused):
+            puts += self._store_batch(packed, batch, first + begin, stamp, terms, rests_on)
+            if isinstance(puts[-1][0], Refused):
                 # What follows stands on a page that is not there.
-                outcomes += [outcomes[-1]] * (len(views) - len(outcomes))
+                puts += [(puts[-1][0], UNKNOWN_INSTANCE)] * (len(views) - len(puts))
                 break
-        return outcomes
+        if terms.reused is not None:
+            self._note_stored(terms.reused, packed, first, puts)
+        return [outcome for outcome, _ in puts]
+
+    def _note_stored(self, reused: ReusedPages, packed: bytes, first: int, puts: Sequence[_Put]) -> None:
+        pages = pages_maybe_stored([outcome for outcome, _ in puts])
+        numbers = array("Q", [number for _, number in puts[:pages]])
+        if pages:
+            reused.stored(packed, Run(self._arena.life, first, pages, numbers[-1], numbers))
 
     def _store_batch(
-        self, packed: bytes, batch: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
-    ) -> list[PutOutcome]:
+        self,
+        packed: bytes,
+        batch: Sequence[memoryview],
+        first: int,
+        stamp: Stamp,
+        terms: PutTerms,
+        rests_on: int,
+    ) -> list[_Put]:
         """Reserve, fill and commit one batch: two round trips. What was not confirmed is refused with the reason."""
         attached = self._arena.connection()
         keys = packed[first * KEY_BYTES : (first + len(batch)) * KEY_BYTES]
@@ -277,16 +329,18 @@ class LocalPages:
                 self.registration, parent, keys, ttl_s=terms.ttl_s, deadline_s=terms.deadline.remaining_s()
             )
         except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
-            return [Refused(RefuseReason.UNREACHABLE)] * len(batch)
+            return [(Refused(RefuseReason.UNREACHABLE), UNKNOWN_INSTANCE)] * len(batch)
         reserved = [(at, place) for at, place in enumerate(places) if isinstance(place, Reserved)]
-        outcomes: list[PutOutcome] = [
-            Refused(RefuseReason.UNREACHABLE) if isinstance(place, Reserved) else place for place in places
+        puts: list[_Put] = [
+            (Refused(RefuseReason.UNREACHABLE) if isinstance(place, Reserved) else place, UNKNOWN_INSTANCE)
+            for place in places
         ]
         if reserved:
-            committed = self._fill_and_commit(attached, reserved, batch, stamp, terms)
-            for (at, _), outcome in zip(reserved, committed, strict=True):
-                outcomes[at] = outcome
-        return outcomes
+            committed = self._fill_and_commit(attached, reserved, batch, stamp, terms, rests_on)
+            for (at, place), outcome in zip(reserved, committed, strict=True):
+                is_stored = isinstance(outcome, Stored)
+                puts[at] = (outcome, stored_instance(place.id) if is_stored else UNKNOWN_INSTANCE)
+        return puts
 
     def _fill_and_commit(
         self,
@@ -295,6 +349,7 @@ class LocalPages:
         batch: Sequence[memoryview],
         stamp: Stamp,
         terms: PutTerms,
+        rests_on: int,
     ) -> list[PutOutcome]:
         ids = [place.id for _, place in reserved]
         settled = False
@@ -314,6 +369,7 @@ class LocalPages:
                 tags=terms.tags,
                 computed_from_ms=terms.computed_from_ms,
                 computed_until_ms=terms.computed_until_ms,
+                rests_on=rests_on,
                 deadline_s=terms.deadline.remaining_s(),
             )
         except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
@@ -332,20 +388,38 @@ class LocalPages:
         return Stamp(LogIncarnation(incarnation), revision)
 
     def _get_views(
-        self, packed: bytes, views: list[memoryview], start: int, deadline: Deadline
+        self,
+        packed: bytes,
+        views: list[memoryview],
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None,
     ) -> LookUpOutcome:
         try:
-            found = self._reader.get(
-                self._counter,
-                packed,
-                views,
-                page_bytes=self._namespace.page_bytes,
-                start=start,
-                lease_ns=self._lease_ns,
-            )
+            return self._copy_out(packed, views, start, reused)
         except ValueError as error:
-            return self._elsewhere(error).get(packed, views, start, deadline)
-        return outcome_of(found)
+            return self._elsewhere(error).get(packed, views, start, deadline, reused)
+
+    def _copy_out(
+        self, keys: Keys, destinations: Buffers, start: int, reused: ReusedPages | None
+    ) -> LookUpOutcome:
+        """Ask the native reader; a request is told which pages came. Raises ValueError, TypeError as it does."""
+        words = None if reused is None else array("Q", bytes(8 * (len(keys) // KEY_BYTES)))
+        pages, reason, last = self._reader.get(
+            self._counter,
+            keys,  # type: ignore[arg-type]
+            destinations,  # type: ignore[arg-type]
+            page_bytes=self._namespace.page_bytes,
+            start=start,
+            lease_ns=self._lease_ns,
+            instances=words,
+        )
+        if reused is not None and words is not None and pages:
+            packed, _ = packed_chain(keys, start)
+            stands_on = words[start - 1] if start else NO_INSTANCE
+            run = Run(self._arena.life, start, pages, last, words[start : start + pages], stands_on)
+            reused.found(packed, run)
+        return outcome_of((pages, reason))
 
     def _views(self, buffers: Buffers, pages: int, *, writable: bool) -> list[memoryview]:
         what = "destination" if writable else "source"

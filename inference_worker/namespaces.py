@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,12 +10,14 @@ from inference_worker.accounting import OwnCounts
 from inference_worker.buffers import Buffers
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
+from inference_worker.reused import ReusedPages
 from kv_types.errors import InvalidArgumentError
-from kv_types.ids import NamespaceId, Stamp
+from kv_types.ids import LifeId, NamespaceId, Stamp
 from kv_types.namespace import Namespace, Uncacheable
-from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, RefuseReason
+from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason, Stored
 from kv_types.page_keys import Keys
 from kv_types.page_layout import PageLayout, check_page_bytes
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class PutTerms:
     """How pages are to be stored.
 
     start: index in the chain of the first page to store. stamp: None takes the present position. ttl_s: None takes
-    the sidecar's default, 0 is never. computed_*_ms: the producer's wall clock, 0 when unknown.
+    the sidecar's default, 0 is never. computed_*_ms: the producer's wall clock, 0 when unknown. reused: what the
+    request has reused; None outside of one.
     """
 
     deadline: Deadline
@@ -34,6 +37,16 @@ class PutTerms:
     producer: bytes = b""
     computed_from_ms: int = 0
     computed_until_ms: int = 0
+    reused: ReusedPages | None = None
+
+    def rests_on(self, packed: bytes, *, first: int, life: LifeId) -> int:
+        """Instance that pages from index `first` of a chain on were computed on, for an arena of this life.
+
+        Outside of a request the present stamp promises that nothing was reused, and another one says nothing of it.
+        """
+        if self.reused is not None:
+            return self.reused.rests_on(packed, first=first, life=life)
+        return NO_INSTANCE if self.stamp is None else UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +64,27 @@ class Begun:
 
 
 class Pages(Protocol):
-    """The pages of one namespace over one way to reach them. Keys are a chain from the root, as in PageStore."""
+    """The pages of one namespace over one way to reach them. Keys are a chain from the root, as in PageStore.
+
+    `reused` and the terms of a put belong to a request, which is told what it was given and what it stored.
+    """
 
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served."""
         ...
 
-    def lease(self, keys: Keys, start: int) -> PageLease:
+    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
         """Pin the longest servable prefix of keys[start:]."""
         ...
 
-    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+    def get(
+        self,
+        keys: Keys,
+        destinations: Buffers,
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None = None,
+    ) -> LookUpOutcome:
         """Copy the longest servable prefix of keys[start:] out."""
         ...
 
@@ -84,7 +107,8 @@ class RegisteredNamespace:
     __slots__ = ("absent", "counts", "namespace", "owner", "page_bytes", "pages", "uncacheable")
 
     def __init__(self, owner: object, identity: Namespace | Uncacheable, *, page_bytes: int) -> None:
-        self.owner = owner
+        self.owner: object | None = owner
+        """The link it was registered with; None once it was forgotten."""
         self.namespace = identity if isinstance(identity, Namespace) else None
         self.uncacheable = identity if isinstance(identity, Uncacheable) else None
         self.page_bytes = page_bytes
@@ -141,3 +165,14 @@ REFUSE_FOR: dict[MissReason, RefuseReason] = {
     MissReason.OVERLOADED: RefuseReason.OVERLOADED,
 }
 """Why a put is refused where a look-up would miss before it reached any page."""
+
+_UNCONFIRMED = frozenset({RefuseReason.DEADLINE, RefuseReason.UNREACHABLE})
+
+
+def pages_maybe_stored(outcomes: Sequence[PutOutcome]) -> int:
+    """Pages of a put up to the last that was stored, or may have been without its being confirmed."""
+    for at in range(len(outcomes), 0, -1):
+        outcome = outcomes[at - 1]
+        if isinstance(outcome, Stored) or (isinstance(outcome, Refused) and outcome.reason in _UNCONFIRMED):
+            return at
+    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -14,10 +14,12 @@ from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
 from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
-from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace
+from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
 from inference_worker.prefetch import Prefetches
+from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
+from inference_worker.weights import Versions
 from kv_types.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -26,7 +28,7 @@ from kv_types.errors import (
     StrataError,
     UnknownNamespaceError,
 )
-from kv_types.ids import KEY_BYTES, Stamp
+from kv_types.ids import KEY_BYTES, NO_INCARNATION, NO_LIFE, LifeId, Stamp
 from kv_types.limits import REMOTE_LEASE_BYTES_MAX
 from kv_types.outcomes import (
     KNOWN,
@@ -40,6 +42,7 @@ from kv_types.outcomes import (
     Tier,
 )
 from kv_types.page_keys import Keys
+from kv_types.validity import UNKNOWN_INSTANCE
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire, stamp_to_wire, ttl_to_wire
 from kv_wire.gen import cache_pb2
@@ -91,6 +94,11 @@ class RemoteSidecar:
                 self._pages[namespace] = pages
             return pages
 
+    def forget(self, namespace: RegisteredNamespace) -> None:
+        """Keep nothing of a namespace any more."""
+        with self._lock:
+            self._pages.pop(namespace, None)
+
     def note_life(self, life: bytes) -> None:
         """Take note of the life that answered; another one than before is a reconnect."""
         with self._lock:
@@ -113,13 +121,26 @@ class RemoteSidecar:
         return self.prefetches.send(calls, register, look_up, deadline_s=deadline_s)
 
     def stamp(self, deadline: Deadline) -> Stamp | None:
-        """Ask for the present log position; None when the sidecar does not tell in time."""
+        """Ask for the present log position; None when the sidecar does not tell in time, or has joined no log."""
+        status = self._status(deadline)
+        return None if status is None else _position(status)
+
+    def versions(self, deadline: Deadline) -> Versions | None:
+        """Ask which versions of weights were announced last; None when it can't be told in time."""
+        status = self._status(deadline)
+        if status is None or _position(status) is None:
+            return None
+        return Versions(LifeId(status.life), status.view, dict(status.weights_versions))
+
+    def _status(self, deadline: Deadline) -> cache_pb2.StatusResponse | None:
         try:
             with self.calling(deadline) as calls:
-                response = calls.status(cache_pb2.StatusRequest(), timeout=deadline.remaining_s())
+                status: cache_pb2.StatusResponse = calls.status(
+                    cache_pb2.StatusRequest(), timeout=deadline.remaining_s()
+                )
+                return status
         except StrataError:
             return None
-        return stamp_from_wire(response.stamp) if response.HasField("stamp") else None
 
     def close(self) -> None:
         """Shut the channel down; calls in flight end as unreachable."""
@@ -164,7 +185,7 @@ class RemotePages:
         pages = outcome.pages - start
         return Hit(pages, outcome.tier, outcome.ended_by) if pages > 0 else Miss(_reason(outcome))
 
-    def lease(self, keys: Keys, start: int) -> PageLease:
+    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
         """Fetch the longest servable prefix of keys[start:] into memory of our own."""
         packed, wanted = packed_chain(keys, start)
         if not wanted:
@@ -180,9 +201,17 @@ class RemotePages:
         if pages == affordable < wanted and reason is MissReason.NONE:
             reason = MissReason.LEASE_LIMIT
         self._count(wanted, start, pages, reason)
+        self._note_found(reused, packed, start, pages, receiver)
         return PageLease(OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason), ANYWHERE)
 
-    def get(self, keys: Keys, destinations: Buffers, start: int, deadline: Deadline) -> LookUpOutcome:
+    def get(
+        self,
+        keys: Keys,
+        destinations: Buffers,
+        start: int,
+        deadline: Deadline,
+        reused: ReusedPages | None = None,
+    ) -> LookUpOutcome:
         """Fetch the longest servable prefix of keys[start:] into the destinations."""
         packed, wanted = packed_chain(keys, start)
         page_bytes = self._namespace.page_bytes
@@ -194,7 +223,9 @@ class RemotePages:
             return Hit(0, Tier.L2)
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=wanted, destinations=views)
         outcome = self._receive(packed, start, receiver, deadline)
-        self._count(wanted, start, outcome.pages if isinstance(outcome, Hit) else 0, _reason(outcome))
+        pages = outcome.pages if isinstance(outcome, Hit) else 0
+        self._count(wanted, start, pages, _reason(outcome))
+        self._note_found(reused, packed, start, pages, receiver)
         return outcome
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
@@ -213,8 +244,8 @@ class RemotePages:
                 lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
             )
         except StrataError as error:
-            unconfirmed: list[PutOutcome] = [Refused(_refused(error))] * (offered - known)
-            return [KNOWN] * known + unconfirmed
+            sent = [Refused(_refused(error))] * (offered - known)
+        self._note_sent(terms.reused, packed, terms.start + known, sent)
         self._namespace.counts.written(page_bytes * sum(not isinstance(one, Refused) for one in sent))
         return [KNOWN] * known + sent
 
@@ -277,6 +308,7 @@ class RemotePages:
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
             computed_until_ms=terms.computed_until_ms,
+            rests_on=terms.rests_on(packed, first=first, life=self._life),
         )
         messages = put_messages(header, views, first=first, page_bytes=self._namespace.page_bytes, keep=keep)
         with self._sidecar.calling(terms.deadline) as calls:
@@ -303,6 +335,24 @@ class RemotePages:
             self._register(deadline)
             return attempt()
 
+    @property
+    def _life(self) -> LifeId:
+        return NO_LIFE if self._registered_life is None else LifeId(self._registered_life)
+
+    def _note_found(
+        self, reused: ReusedPages | None, packed: bytes, start: int, pages: int, receiver: PageReceiver
+    ) -> None:
+        if reused is not None and pages:
+            reused.found(packed, Run(self._life, start, pages, receiver.instance(pages)))
+
+    def _note_sent(
+        self, reused: ReusedPages | None, packed: bytes, first: int, outcomes: Sequence[PutOutcome]
+    ) -> None:
+        """What was stored has an instance that nobody told."""
+        pages = pages_maybe_stored(outcomes)
+        if reused is not None and pages:
+            reused.stored(packed, Run(self._life, first, pages, UNKNOWN_INSTANCE))
+
     def _count(self, wanted: int, start: int, served: int, reason: MissReason) -> None:
         self._namespace.counts.look_up(
             requested=start + wanted,
@@ -322,6 +372,12 @@ def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOut
         if isinstance(outcome, Refused):
             return outcomes[:at] + [outcome] * (pages - at)
     return outcomes[:pages] + [Refused(RefuseReason.UNREACHABLE)] * (pages - len(outcomes))
+
+
+def _position(status: cache_pb2.StatusResponse) -> Stamp | None:
+    if not status.HasField("stamp") or status.stamp.incarnation == NO_INCARNATION:
+        return None
+    return stamp_from_wire(status.stamp)
 
 
 _CALLERS_FAULT = (InvalidArgumentError, LayoutConflictError)

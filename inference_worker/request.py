@@ -8,36 +8,20 @@ from types import TracebackType
 from typing import Protocol
 
 from inference_worker.buffers import Buffers
+from inference_worker.chains import packed_chain
+from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, RegisteredNamespace
-from kv_types.errors import ClosedError
+from inference_worker.reused import ReusedPages, Run
+from kv_types.errors import ClosedError, InvalidArgumentError
 from kv_types.ids import Stamp
 from kv_types.outcomes import LookUpOutcome, PutOutcome, RefuseReason
 from kv_types.page_keys import Keys
+from kv_types.validity import NO_INSTANCES, Instances
 
 
 class RequestHost(Protocol):
     """What a request asks of its client."""
-
-    def match(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> LookUpOutcome:
-        """See Client.match."""
-        ...
-
-    def lease(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> PageLease:
-        """See Client.lease."""
-        ...
-
-    def get(
-        self,
-        namespace: RegisteredNamespace,
-        keys: Keys,
-        destinations: Buffers,
-        *,
-        start: int = 0,
-        deadline_s: float | None = None,
-    ) -> LookUpOutcome:
-        """See Client.get."""
-        ...
 
     def put_computed(
         self,
@@ -52,6 +36,7 @@ class RequestHost(Protocol):
         deadline_s: float | None,
         computed_from_ms: int,
         refused: RefuseReason,
+        reused: ReusedPages | None,
     ) -> list[PutOutcome]:
         """Store pages, or check them and refuse each when `refused` says so."""
         ...
@@ -63,17 +48,33 @@ class Request:
     `stamp` is what every page that this request computes is stored under; None when there was none to load, and then
     `refused` says why its puts are refused, while look-ups go on as usual. `freshness_ns` and `view` were loaded in
     that order: pages of L1 may be used while CLOCK_BOOTTIME is below the one and L1 has applied the other (R16).
-    After the end, and in a process forked after the beginning, every call raises ClosedError.
+
+    It remembers which pages it was given by `lease` and `get`, and says at each `put` on which of them its pages rest;
+    `reused` tells it of those that the caller had already. So an invalidation by producer, tag or time finds what was
+    computed from the pages that it selects, and spares the rest. Pages whose origin can't be told go with any such
+    invalidation. For one thread at a time. After the end, and in a process forked after the beginning, every call raises
+    ClosedError.
     """
 
-    __slots__ = ("_began_ms", "_begun", "_client", "_ended", "_home", "namespace")
+    __slots__ = ("_began_ms", "_begun", "_client", "_deadline_s", "_ended", "_home", "_reused", "namespace")
 
-    def __init__(self, client: RequestHost, namespace: RegisteredNamespace, begun: Begun, home: Home) -> None:
+    def __init__(
+        self,
+        client: RequestHost,
+        namespace: RegisteredNamespace,
+        begun: Begun,
+        home: Home,
+        *,
+        deadline_s: float,
+    ) -> None:
+        """`deadline_s` is that of calls which name none."""
         self.namespace = namespace
         self._client = client
         self._begun = begun
         self._home = home
+        self._deadline_s = deadline_s
         self._ended = False
+        self._reused = ReusedPages()
         self._began_ms = time.time_ns() // 1_000_000
 
     @property
@@ -99,19 +100,44 @@ class Request:
     def match(self, keys: Keys, *, start: int = 0) -> LookUpOutcome:
         """See Client.match."""
         self._check()
-        return self._client.match(self.namespace, keys, start=start)
+        return self.namespace.pages.match(keys, start)
 
     def lease(self, keys: Keys, *, start: int = 0) -> PageLease:
         """See Client.lease."""
         self._check()
-        return self._client.lease(self.namespace, keys, start=start)
+        return self.namespace.pages.lease(keys, start, self._reused)
 
     def get(
         self, keys: Keys, destinations: Buffers, *, start: int = 0, deadline_s: float | None = None
     ) -> LookUpOutcome:
         """See Client.get."""
         self._check()
-        return self._client.get(self.namespace, keys, destinations, start=start, deadline_s=deadline_s)
+        deadline = Deadline(self._deadline_s if deadline_s is None else deadline_s)
+        return self.namespace.pages.get(keys, destinations, start, deadline, self._reused)
+
+    def reused(self, keys: Keys, instances: Instances = NO_INSTANCES) -> None:
+        """Tell that all pages of `keys` came from the caller's own L1, and which pages of L2 they are.
+
+        Without it, look-ups that start behind them count as resting on anything. Raises InvalidArgumentError,
+        LimitExceededError, ClosedError.
+        """
+        self._check()
+        packed, pages = packed_chain(keys, 0)
+        if not isinstance(instances, Instances):
+            raise InvalidArgumentError(f"instances are Instances; got {type(instances).__name__}")
+        numbers = tuple(instances.at(index) for index in range(pages))
+        if pages:
+            self._reused.found(packed, Run(instances.life, 0, pages, numbers[-1], numbers))
+
+    def instances(self, keys: Keys) -> Instances:
+        """Which pages of L2 the bytes are that this request was given or has stored, for an L1 that keeps them.
+
+        One number a page of `keys`; where a look-up gave a page, it is not that of bytes computed anew under its key.
+        Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        self._check()
+        packed, _ = packed_chain(keys, 0)
+        return self._reused.instances(packed)
 
     def put(
         self,
@@ -136,6 +162,7 @@ class Request:
             deadline_s=deadline_s,
             computed_from_ms=self._began_ms,
             refused=self._begun.refused,
+            reused=self._reused,
         )
 
     def end(self) -> None:

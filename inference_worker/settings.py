@@ -15,6 +15,7 @@ from kv_types.limits import (
     PREFETCHES_IN_FLIGHT_MAX,
     REATTACH_S_DEFAULT,
 )
+from kv_types.validity import EngineMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,9 @@ class ClientSettings:
     wait_for_reconnect: let calls wait, within their own deadline, for a reconnection; False answers unreachable at
     once. reattach_s: how often a client that was refused shared memory, and uses gRPC instead, asks again.
     copy_lease_s: how long one copying get may take before its pages may be taken away. prefetches_in_flight_max:
-    more are dropped and counted.
+    more are dropped and counted. engine: what this client is if it has an index of its own that serves without asking
+    the header each time: invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its
+    own freshness has run out). It uses shared memory alone, since over gRPC no invalidation would reach it.
     """
 
     name: str = ""
@@ -41,6 +44,7 @@ class ClientSettings:
     reattach_s: float = REATTACH_S_DEFAULT
     copy_lease_s: float = COPY_LEASE_S_DEFAULT
     prefetches_in_flight_max: int = 8
+    engine: EngineMode = EngineMode.NONE
 
     def __post_init__(self) -> None:
         if len(self.name.encode()) > CLIENT_NAME_BYTES_MAX:
@@ -53,6 +57,13 @@ class ClientSettings:
                 raise ConfigError(
                     f"{setting} is {value}; it must be above 0 and at most {CALL_S_MAX:g} seconds"
                 )
+        if not isinstance(self.engine, EngineMode):
+            raise ConfigError(f"engine is an EngineMode; got {self.engine!r}")
+        if self.engine is not EngineMode.NONE and not self.shared_memory:
+            raise ConfigError(
+                f"engine is {self.engine.name} and shared_memory is off: invalidations reach an engine's own index "
+                "through shared memory alone"
+            )
         if not 0 <= self.prefetches_in_flight_max <= PREFETCHES_IN_FLIGHT_MAX:
             raise ConfigError(
                 f"prefetches_in_flight_max is {self.prefetches_in_flight_max}; "

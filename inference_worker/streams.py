@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kv_types.errors import ProtocolError
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Tier
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from kv_wire.checksum import checksum
 from kv_wire.conversions import miss_reason_from_wire
 from kv_wire.gen import cache_pb2
@@ -60,6 +61,12 @@ class PageReceiver:
         if not pages:
             return Miss(ended_by if ended_by is not MissReason.NONE else MissReason.ABSENT)
         return Hit(pages, Tier.L2, ended_by)
+
+    def instance(self, pages: int) -> int:
+        """Instance of the last of `pages` pages: the sidecar names only that of the last one that it sent."""
+        if self._trailer is None or not pages or self._trailer.pages != pages:
+            return UNKNOWN_INSTANCE
+        return self._trailer.instance if self._trailer.instance != NO_INSTANCE else UNKNOWN_INSTANCE
 
     def _take_header(self, header: cache_pb2.GetHeader) -> None:
         if self._header is not None:

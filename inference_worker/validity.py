@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from inference_worker.link import Link
+from typing import Protocol
+
+from inference_worker.local import LocalArena
 from kv_types.ids import NO_LIFE, LifeId
 
 
+class ArenaHolder(Protocol):
+    """Who knows the shared memory that serves now."""
+
+    @property
+    def arena(self) -> LocalArena | None:
+        """The arena, or None while there is none."""
+        ...
+
+
 class ClientValidity:
-    """Conforms to kv_types.validity.ValiditySource.
+    """Conforms to kv_types.validity.ValiditySource, and says for an engine how long it may serve without asking.
 
     Without shared memory there is no header: the life is NO_LIFE then, and an L1 trusts no page.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ArenaHolder) -> None:
         self._link = link
 
     @property
@@ -43,3 +54,13 @@ class ClientValidity:
         arena = self._link.arena
         if arena is not None:
             arena.set_applied_view(view)
+
+    def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
+        """For an engine (ClientSettings.engine): say until when its index may serve without asking, then load the view.
+
+        CLOCK_BOOTTIME ns; None takes the sidecar's own freshness, 0 gives the claim up, 2**64 − 1 is without limit.
+        Returns what was claimed and the view: events up to it must be applied before anything is served. (0, 0) while no
+        header can be read: nothing may be served then by DROP. Never lower a claim that is still relied on.
+        """
+        arena = self._link.arena
+        return (0, 0) if arena is None else arena.claim_freshness(freshness_ns)

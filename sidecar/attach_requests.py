@@ -14,6 +14,7 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Unregister,
 )
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
@@ -22,7 +23,7 @@ from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import PutStatus, RefuseReason
 from sidecar.attach_connection import AttachedProcess
 
-Request = Register | Reserve | Commit | Abort | Ping
+Request = Register | Unregister | Reserve | Commit | Abort | Ping
 
 
 def carry_out(store: ArenaStore, clock: Clock, process: AttachedProcess, message: Request) -> SidecarMessage:
@@ -30,6 +31,8 @@ def carry_out(store: ArenaStore, clock: Clock, process: AttachedProcess, message
     match message:
         case Register(canonical, page_bytes):
             return _register(store, process, canonical, page_bytes)
+        case Unregister(number):
+            return _unregister(store, process, number)
         case Reserve():
             return _reserve(store, process, message)
         case Commit():
@@ -48,6 +51,13 @@ def _register(store: ArenaStore, process: AttachedProcess, canonical: bytes, pag
     return Registered(
         namespace=record.id, number=record.number, counter=counter, page_bytes=record.page_bytes
     )
+
+
+def _unregister(store: ArenaStore, process: AttachedProcess, number: int) -> Done:
+    if number in process.registered:
+        process.registered.discard(number)
+        store.unbind_namespace(process.row, store.namespace_of_number(number))
+    return Done()
 
 
 def _reserve(store: ArenaStore, process: AttachedProcess, message: Reserve) -> ReservedPages:

@@ -30,6 +30,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Unregister,
     Welcome,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
@@ -77,6 +78,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
         gone=st.lists(U64, max_size=ATTACHMENTS_GONE_MAX).map(tuple), engine=st.sampled_from(EngineMode),
     ),
     st.builds(Register, st.binary(max_size=200), U32),
+    st.builds(Unregister, U32),
     st.builds(
         Reserve, namespace_number=U32, parent=st.none() | KEY.map(PageKey),
         keys=st.lists(KEY, max_size=20).map(b"".join), ttl_s=st.none() | st.integers(0, 2**63 - 1),

@@ -21,9 +21,13 @@ from tests.invalidation.validity_oracle import NaiveLog, SomePage
 from tests.kv_types.selector_samples import FEW_KEYS, FEW_ORIGINS, FEW_SELECTORS, SPACES
 
 SKEW_MS = 1
-BACK = st.integers(0, 40)
-"""How many revisions a stamp lies behind the position, at most."""
-CHAINS = st.lists(st.sampled_from(FEW_KEYS), min_size=1, max_size=4, unique=True).map(tuple)
+UNKNOWN_ORIGIN = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
+PAGES = st.builds(
+    SomePage,
+    space=st.sampled_from(SPACES),
+    chain=st.lists(st.sampled_from(FEW_KEYS), min_size=1, max_size=4, unique=True).map(tuple),
+    origin=FEW_ORIGINS,
+)
 
 
 class ValidityMachine(RuleBasedStateMachine):
@@ -36,6 +40,8 @@ class ValidityMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.validity = Validity(skew_ms=SKEW_MS, limits=self.own_limits)
+        self.judged: list[SomePage] = []
+        self.appended: list[Selector] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -74,10 +80,22 @@ class ValidityMachine(RuleBasedStateMachine):
                 self.naive.selectors.append(None)
                 self.weights[model] = version
 
-    @rule(selectors=st.lists(FEW_SELECTORS, min_size=1, max_size=6))
-    def append(self, selectors: list[Selector]) -> None:
+    @rule(selectors=st.lists(FEW_SELECTORS, min_size=1, max_size=6), follows=st.booleans())
+    def append(self, selectors: list[Selector], follows: bool) -> None:
+        self.appended = (self.appended + selectors)[-8:]
         for selector in selectors:
             self._append(Selected(selector))
+        if follows:
+            self._follow(len(self.records))
+            self._judge_again()
+
+    @precondition(lambda self: self.appended)
+    @rule(data=st.data())
+    def append_again(self, data: st.DataObject) -> None:
+        """The same selector as a short time ago: it takes the place of its tombstone."""
+        self._append(Selected(data.draw(st.sampled_from(self.appended))))
+        self._follow(len(self.records))
+        self._judge_again()
 
     @rule(model=st.sampled_from("mn"), version=st.sampled_from("12"))
     def announce(self, model: str, version: str) -> None:
@@ -86,67 +104,74 @@ class ValidityMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.position < len(self.records))
     @rule(count=st.integers(1, 8))
     def follow(self, count: int) -> None:
+        self._follow(count)
+        self._judge_again()
+
+    def _follow(self, count: int) -> None:
         for record in self.records[self.position : self.position + count]:
             self.validity.apply(record)
 
-    @rule()
-    def start_again(self) -> None:
-        """A gap: what lies between is known by its tombstones and floors alone."""
-        self._restart()
+    @precondition(lambda self: self.position + 2 < len(self.records))
+    @rule(page=PAGES)
+    def catch_up_by_hiding(self, page: SomePage) -> None:
+        """A gap: what lies between is known by its tombstones and floors alone.
 
-    @rule(page_back=BACK, space=st.sampled_from(SPACES), chain=CHAINS, origin=FEW_ORIGINS)
-    def catch_up_by_hiding(
-        self, page_back: int, space: Namespace, chain: tuple[PageKey, ...], origin: Origin
-    ) -> None:
-        """What `newer` names covers every page that a follower at the old position holds and may hold no longer."""
+        What `newer` names covers every page that a follower at the old position holds and may hold no longer."""
         before = self.position
-        page = SomePage(space, chain, origin, max(before - page_back, 0))
-        was_valid = self.naive.is_valid(page, before)
         self._restart()
-        is_hidden = any(self.naive.is_selected(selector, page) for selector, _ in self.validity.newer(before))
-        if was_valid and not is_hidden:
-            assert self.naive.is_valid(page, self.position)
-        if was_valid and is_hidden and self.is_exact:
-            assert not self.naive.is_valid(page, self.position)
+        newest = self.naive.newest(page, self.position)
+        for position in range(before + 1):
+            hidden_by = self.validity.newer(position)
+            is_hidden = any(self.naive.is_selected(selector, page) for selector, _ in hidden_by)
+            assert is_hidden or newest <= position, "a page of this stamp, valid until then, would stay"
+            if self.is_exact:
+                assert is_hidden == (newest > position), "a good page would go"
 
+    @precondition(lambda self: len(self.records) > 20)
     @rule()
     def begin_anew(self) -> None:
         old = self.validity.position
         assert old is not None
         self._begin()
-        assert self._judge(SomePage(SPACES[0], FEW_KEYS, _ANY, 0), stamp=old) is RefuseReason.STAMP_FOREIGN
+        for space in SPACES:
+            page = SomePage(space, FEW_KEYS, UNKNOWN_ORIGIN)
+            assert self._judge(page, old) is RefuseReason.STAMP_FOREIGN
 
-    @rule(back=BACK, space=st.sampled_from(SPACES), chain=CHAINS, origin=FEW_ORIGINS)
-    def judge(self, back: int, space: Namespace, chain: tuple[PageKey, ...], origin: Origin) -> None:
-        page = SomePage(space, chain, origin, max(self.position - back, 0))
-        found = self._judge(page)
-        allowed = self.naive.is_valid(page, self.position)
-        if found is RefuseReason.NONE:
-            assert allowed, "a page that a record selects would be served"
-        elif self.is_exact:
-            assert not allowed, "a good page is refused"
-        said = self.validity.explain(
-            space, Stamp(self.incarnation, page.revision), origin, lambda: page.chain
-        )
-        assert said.startswith("valid") == (found is RefuseReason.NONE), said
-        if found is RefuseReason.NONE:
-            return
-        assert found is RefuseReason.INVALIDATED
+    @rule(page=PAGES)
+    def judge(self, page: SomePage) -> None:
+        self.judged = [*self.judged, page][-4:]
+        self._judge_all(page)
 
-    @rule(back=BACK, space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
-    def judge_a_chain_too_long_to_be_looked_at(self, back: int, space: Namespace, origin: Origin) -> None:
-        page = SomePage(space, FEW_KEYS, origin, max(self.position - back, 0))
-        if self._judge(page, is_too_long=True) is RefuseReason.NONE:
-            assert self.naive.is_valid(page, self.position), "it might hold any key"
+    def _judge_again(self) -> None:
+        """What was remembered of a page must not outlive the next record."""
+        for page in self.judged:
+            self._judge_all(page)
 
-    @rule(ahead=st.integers(1, 3), space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
-    def judge_what_lies_ahead(self, ahead: int, space: Namespace, origin: Origin) -> None:
-        page = SomePage(space, FEW_KEYS, origin, self.position + ahead)
-        assert self._judge(page) is RefuseReason.STAMP_FOREIGN
+    def _judge_all(self, page: SomePage) -> None:
+        """Every stamp up to the position, and some that lie ahead."""
+        newest = self.naive.newest(page, self.position)
+        for revision in range(self.position + 1):
+            stamp = Stamp(self.incarnation, revision)
+            found = self._judge(page, stamp)
+            assert found in {RefuseReason.NONE, RefuseReason.INVALIDATED}
+            if found is RefuseReason.NONE:
+                assert revision >= newest, "a page that a record selects would be served"
+            elif self.is_exact:
+                assert revision < newest, "a good page is refused"
+            said = self.validity.explain(page.space, stamp, page.origin, lambda: page.chain)
+            assert said.startswith("valid") == (found is RefuseReason.NONE), said
+        for revision in range(self.position + 1, self.position + 3):
+            assert self._judge(page, Stamp(self.incarnation, revision)) is RefuseReason.STAMP_FOREIGN
 
-    def _judge(
-        self, page: SomePage, *, stamp: Stamp | None = None, is_too_long: bool = False
-    ) -> RefuseReason:
+    @rule(space=st.sampled_from(SPACES), origin=FEW_ORIGINS)
+    def judge_a_chain_too_long_to_be_looked_at(self, space: Namespace, origin: Origin) -> None:
+        page = SomePage(space, FEW_KEYS, origin)
+        newest = self.naive.newest(page, self.position)
+        for revision in range(newest):
+            found = self._judge(page, Stamp(self.incarnation, revision), is_too_long=True)
+            assert found is RefuseReason.INVALIDATED, "it might hold any key"
+
+    def _judge(self, page: SomePage, stamp: Stamp, *, is_too_long: bool = False) -> RefuseReason:
         asked = 0
 
         def chain() -> Sequence[PageKey] | None:
@@ -154,7 +179,6 @@ class ValidityMachine(RuleBasedStateMachine):
             asked += 1
             return None if is_too_long else page.chain
 
-        stamp = stamp or Stamp(self.incarnation, page.revision)
         found = self.validity.judge(page.space, stamp, page.origin, chain)
         assert asked <= 1, "walking a chain is dear"
         assert asked == 0 or stamp.revision < self.position, "the newest stamps cost nothing"
@@ -179,7 +203,6 @@ class ValidityMachine(RuleBasedStateMachine):
             assert self.validity.weights == self.weights
 
 
-_ANY = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
 _WIDE = CompactionLimits(tombstones_per_scope=1000, tombstones=1000, scopes=1000)
 
 
@@ -191,7 +214,7 @@ class ExactMachine(ValidityMachine):
 
 
 _SETTINGS = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 TestCompacted = ValidityMachine.TestCase

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_types.ids import PageKey
@@ -13,12 +12,11 @@ from tests.kv_types.selector_samples import literally_selects
 
 @dataclass(frozen=True, slots=True)
 class SomePage:
-    """What is judged. `revision` is that of its stamp."""
+    """What is judged, but for its stamp."""
 
     space: Namespace
     chain: tuple[PageKey, ...]
     origin: Origin
-    revision: int
 
 
 @dataclass(slots=True)
@@ -34,7 +32,10 @@ class NaiveLog:
             selector, page.space, page.origin, skew_ms=self.skew_ms
         )
 
-    def is_valid(self, page: SomePage, position: int) -> bool:
-        """Whether none of the records after the page's stamp, up to a position, selects it."""
-        later: Sequence[Selector | None] = self.selectors[page.revision : position]
-        return not any(selector is not None and self.is_selected(selector, page) for selector in later)
+    def newest(self, page: SomePage, position: int) -> int:
+        """Newest record up to a position that selects the page, 0 for none: stamps from there on are valid."""
+        for revision in range(position, 0, -1):
+            selector = self.selectors[revision - 1]
+            if selector is not None and self.is_selected(selector, page):
+                return revision
+        return 0
