@@ -18,8 +18,6 @@ from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 Chain = Callable[[], Sequence[PageKey] | None]
 """Keys from the root to a page; None: more than may be looked at."""
 
-_GENERATION_MASK = 0xFFFF_FFFF
-
 
 class CommitJudge(Protocol):
     """The state of the log at one position; `invalidation.validity` implements it."""
@@ -44,8 +42,8 @@ class JudgedArena(Protocol):
         """Packed keys from the root to the visible or reserved entry of a key; None: longer."""
         ...
 
-    def find(self, key: bytes) -> dict[str, int | bytes] | None:
-        """Return the visible entry under a key."""
+    def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
+        """Whether each reservation has an instance among its ancestors, in a bounded number of steps for all."""
         ...
 
 
@@ -65,21 +63,30 @@ class BatchJudging:
     """Judges the pages of one commit, parents first. What one batch may walk is bounded, however it is made up."""
 
     def __init__(
-        self, judge: CommitJudge, arena: JudgedArena, namespaces: NamespaceRegistry, terms: CommitTerms
+        self,
+        judge: CommitJudge,
+        arena: JudgedArena,
+        namespaces: NamespaceRegistry,
+        terms: CommitTerms,
+        *,
+        row: int,
+        reservations: Sequence[int],
     ) -> None:
         self._judge = judge
         self._arena = arena
         self._namespaces = namespaces
         self._terms = terms
+        self._row = row
+        self._reservations = reservations
         self._vetted: set[bytes] = set()
-        self._lineage: dict[bytes, bool] = {}
+        self._lineage: dict[int, bool] | None = None
         self._keys_left = CHAIN_PAGES_MAX
-        self._entries_left = ANCESTORS_WALKED_MAX
 
-    def judge(self, page: PendingPage) -> RefuseReason:
+    def judge(self, reservation: int, page: PendingPage) -> RefuseReason:
         """Reason why this page must not be published; NONE where nothing speaks against it."""
-        reason = self._ask(page, lineage_known=self._terms.rests_on == NO_INSTANCE)
-        if reason is RefuseReason.INVALIDATED and self._rests_on_ancestor(page):
+        nothing_reused = self._terms.rests_on == NO_INSTANCE
+        reason = self._ask(page, lineage_known=nothing_reused)
+        if reason is RefuseReason.INVALIDATED and not nothing_reused and self._is_lineage_known(reservation):
             # Only now does it matter what it rests on: to find that out costs a walk.
             reason = self._ask(page, lineage_known=True)
         if reason is RefuseReason.NONE:
@@ -103,38 +110,21 @@ class BatchJudging:
         """Keys that decide about a page: its own alone when its parent passed in this batch, by the same terms."""
         if page.parent is None or page.parent in self._vetted:
             return (PageKey(page.key),)
-        packed = self._arena.chain(page.parent, pages_max=min(ANCESTORS_WALKED_MAX, self._keys_left))
+        pages_max = min(ANCESTORS_WALKED_MAX, self._keys_left)
+        packed = self._arena.chain(page.parent, pages_max=pages_max) if pages_max > 0 else None
         if packed is None:
             return None
         self._keys_left -= len(packed) // KEY_BYTES
         above = [PageKey(packed[at : at + KEY_BYTES]) for at in range(0, len(packed), KEY_BYTES)]
         return (*above, PageKey(page.key))
 
-    def _rests_on_ancestor(self, page: PendingPage) -> bool:
-        """Whether the instance that the request reused is a resident ancestor of the page."""
-        if self._terms.rests_on in (NO_INSTANCE, UNKNOWN_INSTANCE) or page.parent is None:
-            return False
-        known = self._lineage.get(page.parent)
-        if known is None:
-            known = self._walk_up(page.parent)
-        self._lineage[page.key] = known
-        return known
-
-    def _walk_up(self, key: bytes) -> bool:
-        packed = self._arena.chain(key, pages_max=ANCESTORS_WALKED_MAX) or b""
-        for end in range(len(packed), 0, -KEY_BYTES):
-            if self._entries_left <= 0:
-                break
-            self._entries_left -= 1
-            entry = self._arena.find(packed[end - KEY_BYTES : end])
-            if entry is not None and instance_of(entry) == self._terms.rests_on:
-                return True
-        return False
-
-
-def instance_of(entry: dict[str, int | bytes]) -> int:
-    """Return the instance of a visible entry, as leases and gets name it."""
-    generation, number = entry["generation"], entry["entry"]
-    assert isinstance(generation, int)
-    assert isinstance(number, int)
-    return (generation & _GENERATION_MASK) << 32 | (number + 1)
+    def _is_lineage_known(self, reservation: int) -> bool:
+        """Whether the instance that the request reused is a resident ancestor of the page. Found out for all at once."""
+        if self._terms.rests_on in (NO_INSTANCE, UNKNOWN_INSTANCE):
+            return self._terms.rests_on == NO_INSTANCE
+        if self._lineage is None:
+            known = self._arena.lineage_known(
+                row=self._row, reservations=self._reservations, rests_on=self._terms.rests_on
+            )
+            self._lineage = dict(zip(self._reservations, known, strict=True))
+        return self._lineage[reservation]

@@ -156,9 +156,12 @@ class LocalArena(Home):
             return 0
 
     def freshness_ns(self) -> int:
-        """Until when the sidecar vouches for its view; 0 once this mapping is closed."""
+        """Until when the sidecar vouches for its view; 0 once the header or this mapping is closed.
+
+        A sidecar that closed its header has left the fleet (rule R13): no fence waits for what L1 would serve after that.
+        """
         try:
-            return self.reader.freshness_ns()
+            return 0 if self.reader.closed else self.reader.freshness_ns()
         except ValueError:
             return 0
 

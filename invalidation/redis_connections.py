@@ -93,11 +93,14 @@ class Line:
     async def exchange(self, talk: Callable[[Talk], Awaitable[_Result]], *, deadline_ns: int) -> _Result:
         """Carry out `talk` with the first server, from the present one on, with which it succeeds.
 
-        `talk` may raise LogUnavailableError, which another server may heal. Raises LogUnavailableError: of the first
-        server's reason when all fail, "timeout" when the deadline passes first, "closed" after close().
+        `talk` may be carried out more than once, and may raise LogUnavailableError, which another server may heal.
+        Raises LogUnavailableError: of the first server's reason when all fail, "timeout" when the deadline passes
+        first, "closed" after close().
         """
         remaining_s = (deadline_ns - self._clock.now_ns()) / 1e9
         trying: list[int] = []
+        if remaining_s <= 0:
+            raise LogUnavailableError("timeout", "there was no time left to call it")
         try:
             async with asyncio.timeout(remaining_s), self._lock:
                 return await self._try_each(talk, trying, deadline_ns=deadline_ns)
@@ -115,8 +118,6 @@ class Line:
     ) -> _Result:
         first: LogUnavailableError | None = None
         for _ in self._candidates.addresses:
-            if self._closed:
-                raise LogUnavailableError("closed", "this log was closed")
             trying.append(self._candidates.current)
             try:
                 return await self._attempt(talk, trying[-1], deadline_ns=deadline_ns)
@@ -129,7 +130,21 @@ class Line:
     async def _attempt(
         self, talk: Callable[[Talk], Awaitable[_Result]], place: int, *, deadline_ns: int
     ) -> _Result:
+        """Once; once more where a connection that was kept turns out to be broken, which says little of the server."""
+        was_kept = self._connection is not None and self._place == place
+        try:
+            return await self._attempt_once(talk, place, deadline_ns=deadline_ns)
+        except LogUnavailableError as error:
+            if not was_kept or error.reason != "unreachable":
+                raise
+        return await self._attempt_once(talk, place, deadline_ns=deadline_ns)
+
+    async def _attempt_once(
+        self, talk: Callable[[Talk], Awaitable[_Result]], place: int, *, deadline_ns: int
+    ) -> _Result:
         address = self._candidates.addresses[place]
+        if self._closed:
+            raise LogUnavailableError("closed", "this log was closed")
         # Data or an end that nobody asked for: the server has closed it, or it is not where we think it is.
         if self._connection is not None and (self._place != place or await self._connection.can_read()):
             await self._drop()

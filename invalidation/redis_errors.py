@@ -37,6 +37,7 @@ _BY_CODE = {
 }
 _BY_WORDS = (
     ("max number of clients", "clients"),
+    ("unauthenticated", "denied"),
     ("acl failure", "denied"),
     ("no permissions", "denied"),
     ("can't run this command", "denied"),
@@ -66,7 +67,9 @@ def _reason(error: Exception) -> str:
     text = str(error)
     code = getattr(error, "status_code", None) or text.split(" ", 1)[0]
     # A script's error may have the code of the command that failed within it, further on in the text.
-    found = _BY_CODE.get(code) or next((_BY_CODE[word] for word in text.split() if word in _BY_CODE), None)
+    found = _BY_CODE.get(code) or next(
+        (_BY_CODE[word] for word in map(_without_dash, text.split()) if word in _BY_CODE), None
+    )
     if found is not None:
         return found
     lower = text.lower()
@@ -77,3 +80,7 @@ def _reason(error: Exception) -> str:
         if isinstance(error, kind):
             return reason
     return "refused" if isinstance(error, exceptions.ResponseError) else "malformed"
+
+
+def _without_dash(word: str) -> str:
+    return word.removeprefix("-")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from invalidation.log import LogUnavailableError
 from invalidation.redis_connections import Command
 from invalidation.redis_errors import RIGHTS, unavailable
 from invalidation.redis_replies import MalformedReplyError
@@ -61,6 +62,8 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int) -> Redi
     if not isinstance(info_reply, bytes):
         raise MalformedReplyError("INFO was answered with no text")
     info = parse_info(info_reply.decode(errors="replace"))
+    if info.get("role") == "slave":
+        raise LogUnavailableError("readonly", f"{server} is a replica; name its primary too")
     told = _configuration(configured)
     errors = [error for judge in _ERRORS if (error := judge(info, told))]
     for what, reply in (("WAIT", waited), ("XREAD", read)):

@@ -49,11 +49,6 @@ def renew_arguments(member: Member, *, number: int) -> list[bytes]:
     """Raises InvalidArgumentError on what is no member or no renewal, LimitExceededError on too long a note."""
     _check_size(member.id, MEMBER_BYTES, "a member's id")
     _check_size(member.digest, DIGEST_BYTES, "a log's digest")
-    positions = (member.drained, member.acknowledged, member.applied.revision)
-    if not 0 <= positions[0] <= positions[1] <= positions[2] <= LOG_REVISION_MAX:
-        raise InvalidArgumentError(
-            f"drained, acknowledged and applied are revisions up to {LOG_REVISION_MAX}, none above the next; got {positions}"
-        )
     note = member.note.encode()
     if len(note) > MEMBER_NOTE_BYTES_MAX:
         raise LimitExceededError(
@@ -63,10 +58,10 @@ def renew_arguments(member: Member, *, number: int) -> list[bytes]:
         member.id,
         _number(number, "the number of a renewal"),
         incarnation_text(member.applied.incarnation),
-        b"%d" % member.applied.revision,
+        _number(member.applied.revision, "a revision"),
         member.digest.hex().encode(),
-        b"%d" % member.acknowledged,
-        b"%d" % member.drained,
+        _number(member.acknowledged, "a revision"),
+        _number(member.drained, "a revision"),
         note,
     ]
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from importlib import resources
 
+from invalidation.log import LogLimits
 from kv_types.errors import InvalidArgumentError
-from kv_types.limits import (
-    FLEET_MEMBERS_MAX,
-    FLEET_NAME_BYTES_MAX,
-    FLEET_NAMESPACES_MAX,
-    LOG_BATCH_RECORDS_MAX,
-    LOG_RECORDS_KEPT_MAX,
-    LOG_REQUESTS_KEPT_MAX,
-    LOG_SCOPES_MAX,
-    LOG_TOMBSTONES_MAX,
-    LOG_TOMBSTONES_PER_SCOPE_MAX,
-    LOG_WEIGHTS_MAX,
-)
+from kv_types.limits import FLEET_NAME_BYTES_MAX
 
 KEY_NAMES = (
     "state",
@@ -37,25 +27,6 @@ KEY_NAMES = (
 """In the order of the script's KEYS."""
 
 _FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptLimits:
-    """What bounds the log, in the order in which the script reads it. Tests make it smaller."""
-
-    records: int = LOG_RECORDS_KEPT_MAX
-    batch: int = LOG_BATCH_RECORDS_MAX
-    per_scope: int = LOG_TOMBSTONES_PER_SCOPE_MAX
-    tombstones: int = LOG_TOMBSTONES_MAX
-    scopes: int = LOG_SCOPES_MAX
-    requests: int = LOG_REQUESTS_KEPT_MAX
-    weights: int = LOG_WEIGHTS_MAX
-    namespaces: int = FLEET_NAMESPACES_MAX
-    members: int = FLEET_MEMBERS_MAX
-
-    def encode(self) -> bytes:
-        """As the script takes it."""
-        return b",".join(b"%d" % limit for limit in astuple(self))
 
 
 @functools.cache
@@ -80,7 +51,13 @@ def script_keys(fleet: str) -> Sequence[str]:
 
 
 def script_arguments(
-    verb: str, *rest: bytes, incarnation: bytes, replicas: int, limits: ScriptLimits
+    verb: str, *rest: bytes, incarnation: bytes, replicas: int, limits: LogLimits
 ) -> list[bytes]:
     """Arguments of one call. `incarnation` (16 random bytes) and `replicas` are those of an incarnation that may begin."""
-    return [verb.encode(), incarnation.hex().encode(), b"%d" % replicas, limits.encode(), *rest]
+    return [
+        verb.encode(),
+        incarnation.hex().encode(),
+        b"%d" % replicas,
+        b",".join(b"%d" % limit for limit in astuple(limits)),
+        *rest,
+    ]

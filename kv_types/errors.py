@@ -93,6 +93,18 @@ class SidecarUnreachableError(StrataError):
     code = "unreachable"
 
 
+class LogUnreachableError(StrataError):
+    """The sidecar can't reach the invalidation log, so that nothing was appended or read."""
+
+    code = "log_unreachable"
+
+
+class PermissionDeniedError(StrataError):
+    """The caller may not make this call in this way."""
+
+    code = "permission_denied"
+
+
 class DeadlineExceededError(StrataError):
     """The deadline passed before the answer came. Data-path calls return a miss or refusal instead of raising this."""
 

@@ -67,8 +67,6 @@ EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload of one ring record; part of the shared-memory contract."""
 SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
-TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
-"""Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 HIDING_WALK_WORK = 1024
@@ -149,6 +147,26 @@ LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
 
+# Administration
+ADMIN_CALLS_MAX = 32
+"""Administrative calls at once; they never take a place of the data path's calls."""
+INVALIDATE_SELECTORS_MAX = 1024
+"""Records that one call appends: more would push one another's tombstones into floors of everything."""
+MEMBERS_LISTED_MAX = 512
+"""Members in one message."""
+INSPECT_PAGES_MAX = 1024
+"""Pages that one answer tells about."""
+FENCE_S_DEFAULT = 30.0
+"""How long an invalidation waits for its promise unless it says otherwise; longer than a silent member takes."""
+FENCE_POLL_S_MAX = 0.05
+"""Longest pause between two looks at a fence."""
+FENCE_INCARNATIONS_MAX = 8
+"""Incarnations of the log that one call appends its records to before it gives up."""
+PREFIX_FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file of token ids, or of text to be made into some, that an administrator names a prefix by."""
+LOG_FOLLOW_S_MAX = 3600.0
+"""How long one call may follow the log; whoever wants more calls again."""
+
 # The private Redis of a sidecar without a fleet
 PRIVATE_REDIS_BYTES_MIN = 4 * 1024 * 1024
 """An empty server has about one MiB; the log of one sidecar, full, a few more."""
@@ -221,4 +239,11 @@ assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
+assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (
+    "one call stays apart in the log"
+)
+assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYTES_MAX, (
+    "two lists must fit one message"
+)
+assert INVALIDATE_SELECTORS_MAX < LOG_REQUESTS_KEPT_MAX, "a repeated call must be recognised"
 assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"

@@ -29,6 +29,8 @@ TABLE: dict[type[errors.StrataError], grpc.StatusCode] = {
     errors.EndpointInUseError: _Code.ALREADY_EXISTS,
     errors.ClosedError: _Code.UNAVAILABLE,
     errors.SidecarUnreachableError: _Code.UNAVAILABLE,
+    errors.LogUnreachableError: _Code.UNAVAILABLE,
+    errors.PermissionDeniedError: _Code.PERMISSION_DENIED,
     errors.DeadlineExceededError: _Code.DEADLINE_EXCEEDED,
     errors.OverloadedError: _Code.RESOURCE_EXHAUSTED,
     errors.StrataError: _Code.INTERNAL,
@@ -47,7 +49,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.StrataError]] = {
     _Code.UNAVAILABLE: errors.SidecarUnreachableError,
     _Code.RESOURCE_EXHAUSTED: errors.OverloadedError,
     _Code.UNIMPLEMENTED: errors.HandshakeError,
-    _Code.PERMISSION_DENIED: errors.HandshakeError,
+    _Code.PERMISSION_DENIED: errors.PermissionDeniedError,
     _Code.UNAUTHENTICATED: errors.HandshakeError,
     _Code.DATA_LOSS: errors.ProtocolError,
 }

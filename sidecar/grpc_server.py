@@ -10,24 +10,27 @@ from grpc_reflection.v1alpha import reflection
 
 from kv_types.errors import ConfigError, EndpointInUseError
 from kv_wire.channel import SERVICE, server_options
-from kv_wire.gen import cache_pb2
+from kv_wire.gen import admin_pb2, cache_pb2
 from sidecar.endpoint import check_port_free, private_files
 
 
 class GrpcServer:
-    """Serves the Cache service on a Unix socket and, where asked for, on a TCP port.
+    """Serves Cache and Admin on a Unix socket and, where asked for, on a TCP port, where Admin refuses every call.
 
     gRPC can't tell a Unix socket's peer (no binding and no credential type of its reads SO_PEERCRED). What keeps
     other users out is the kernel's own check at connect: the socket is 0600, in a directory that is 0700 and ours.
     """
 
-    def __init__(self, cache: grpc.GenericRpcHandler[bytes, bytes]) -> None:
+    def __init__(
+        self, cache: grpc.GenericRpcHandler[bytes, bytes], admin: grpc.GenericRpcHandler[bytes, bytes]
+    ) -> None:
         self._server = grpc.aio.server(options=server_options())
-        self._server.add_generic_rpc_handlers((cache,))
+        self._server.add_generic_rpc_handlers((cache, admin))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         services = (
             cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name,
+            admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
             health.SERVICE_NAME,
             reflection.SERVICE_NAME,
         )

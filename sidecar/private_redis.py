@@ -73,6 +73,7 @@ class PrivateRedis:
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: deque[str] = deque(maxlen=PRIVATE_REDIS_LOG_LINES_MAX)
         self.restarts = 0
+        """How often it was started again."""
 
     @property
     def url(self) -> str:
@@ -108,6 +109,7 @@ class PrivateRedis:
         self._remove_sockets()
 
     async def _launch(self) -> None:
+        self._last_lines.clear()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(),
@@ -190,8 +192,8 @@ class PrivateRedis:
             backoff_s = min(backoff_s * 2, PRIVATE_REDIS_BACKOFF_S_MAX)
             try:
                 self._remove_sockets()
-                await self._launch()
                 self.restarts += 1
+                await self._launch()
             except ConfigError as error:
                 _log.error("does not start; hits wait for it", reason=str(error))
                 await self._end()

@@ -6,8 +6,11 @@ import asyncio
 
 from cache_l2.store import ArenaStore
 from invalidation.validity import Validity
+from kv_types import limits
 from kv_types.clock import Clock
 from kv_wire.gen import cache_pb2
+from sidecar.admin_service import AdminService
+from sidecar.administration import Administration
 from sidecar.arena_service import ArenaService
 from sidecar.attach_server import AttachServer
 from sidecar.cache_service import CacheService
@@ -16,6 +19,7 @@ from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
 from sidecar.following import Following
 from sidecar.grpc_server import GrpcServer
+from sidecar.inspection import Inspection
 from sidecar.log_choice import ChosenLog
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
@@ -59,7 +63,13 @@ class Services:
             store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
         )
         self._calls = Calls(self.metrics.observe_call)
-        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler())
+        self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
+        self._administration = Administration(
+            self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock
+        )
+        inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
+        admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
+        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler(), admin.handler())
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._attach_started = False
 
@@ -87,7 +97,10 @@ class Services:
         """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
         await self._grpc.stop_serving()
         self._store.drain()
-        finished, _ = await asyncio.gather(self._calls.drain(drain_s), self._attach.stop(drain_s))
+        self._administration.end()
+        finished, _, _ = await asyncio.gather(
+            self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
+        )
         if not finished:
             _log.warning(
                 "calls still ran at the end of the drain time and were ended", calls=self._calls.running

@@ -15,6 +15,13 @@ from stratakv.version import __version__
 _VERBS = {
     "serve": ("stratakv.serve", "Run the sidecar daemon of this node."),
     "status": ("stratakv.status", "Show how a sidecar is doing."),
+    "invalidate": ("stratakv.invalidate", "Invalidate pages on every node, and know when it is final."),
+    "log": ("stratakv.log", "Show what was invalidated, by whom and why."),
+    "members": ("stratakv.members", "Show who is in the fleet and how far each has followed."),
+    "namespaces": ("stratakv.namespaces", "Show the namespaces that the fleet has used."),
+    "inspect": ("stratakv.inspect_pages", "Show where pages are, and why they are valid or not."),
+    "weights": ("stratakv.weights", "Tell the fleet that a model's weights have changed."),
+    "replicas": ("stratakv.replicas", "Set how many replicas of the log must answer."),
     "bench": ("benchmarks.local", "Measure this machine."),
 }
 

@@ -14,10 +14,29 @@ class Wait(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_NONE: _ClassVar[Wait]
     WAIT_HIDDEN: _ClassVar[Wait]
     WAIT_DRAINED: _ClassVar[Wait]
+
+class Unconfirmed(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNCONFIRMED_UNSPECIFIED: _ClassVar[Unconfirmed]
+    UNCONFIRMED_NOT_ASKED: _ClassVar[Unconfirmed]
+    UNCONFIRMED_MEMBERS: _ClassVar[Unconfirmed]
+    UNCONFIRMED_REPLICATION: _ClassVar[Unconfirmed]
+    UNCONFIRMED_SETTLING: _ClassVar[Unconfirmed]
+    UNCONFIRMED_INCARNATION: _ClassVar[Unconfirmed]
+    UNCONFIRMED_LOG: _ClassVar[Unconfirmed]
+    UNCONFIRMED_ENDING: _ClassVar[Unconfirmed]
 WAIT_UNSPECIFIED: Wait
 WAIT_NONE: Wait
 WAIT_HIDDEN: Wait
 WAIT_DRAINED: Wait
+UNCONFIRMED_UNSPECIFIED: Unconfirmed
+UNCONFIRMED_NOT_ASKED: Unconfirmed
+UNCONFIRMED_MEMBERS: Unconfirmed
+UNCONFIRMED_REPLICATION: Unconfirmed
+UNCONFIRMED_SETTLING: Unconfirmed
+UNCONFIRMED_INCARNATION: Unconfirmed
+UNCONFIRMED_LOG: Unconfirmed
+UNCONFIRMED_ENDING: Unconfirmed
 
 class Selector(_message.Message):
     __slots__ = ("namespace_id", "model", "weights_version", "adapter", "tenant", "key", "producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
@@ -74,20 +93,26 @@ class AwaitFenceRequest(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., wait: _Optional[_Union[Wait, str]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class InvalidateResponse(_message.Message):
-    __slots__ = ("stamps", "confirmed", "unconfirmed", "missing", "gone", "waited_ms")
+    __slots__ = ("stamps", "confirmed", "unconfirmed", "why", "missing", "gone", "missing_count", "gone_count", "waited_ms")
     STAMPS_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GONE_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     stamps: _containers.RepeatedCompositeFieldContainer[_cache_pb2.Stamp]
     confirmed: bool
-    unconfirmed: str
+    unconfirmed: Unconfirmed
+    why: str
     missing: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     gone: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    missing_count: int
+    gone_count: int
     waited_ms: int
-    def __init__(self, stamps: _Optional[_Iterable[_Union[_cache_pb2.Stamp, _Mapping]]] = ..., confirmed: _Optional[bool] = ..., unconfirmed: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., gone: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, stamps: _Optional[_Iterable[_Union[_cache_pb2.Stamp, _Mapping]]] = ..., confirmed: _Optional[bool] = ..., unconfirmed: _Optional[_Union[Unconfirmed, str]] = ..., why: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., gone: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., missing_count: _Optional[int] = ..., gone_count: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
 
 class DryRunRequest(_message.Message):
     __slots__ = ("selectors",)
@@ -112,7 +137,7 @@ class DryRunResponse(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ...) -> None: ...
 
 class AnnounceWeightsRequest(_message.Message):
-    __slots__ = ("model", "version", "reason", "author", "wait", "timeout_ms", "request_id")
+    __slots__ = ("model", "version", "reason", "author", "wait", "timeout_ms", "request_id", "invalidate_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +145,7 @@ class AnnounceWeightsRequest(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INVALIDATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     reason: str
@@ -127,17 +153,20 @@ class AnnounceWeightsRequest(_message.Message):
     wait: Wait
     timeout_ms: int
     request_id: bytes
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., author: _Optional[str] = ..., wait: _Optional[_Union[Wait, str]] = ..., timeout_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    invalidate_version: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., author: _Optional[str] = ..., wait: _Optional[_Union[Wait, str]] = ..., timeout_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., invalidate_version: _Optional[str] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
-    __slots__ = ("after_revision", "count", "follow")
+    __slots__ = ("after_revision", "count", "follow", "after_incarnation")
     AFTER_REVISION_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    AFTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     after_revision: int
     count: int
     follow: bool
-    def __init__(self, after_revision: _Optional[int] = ..., count: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    after_incarnation: bytes
+    def __init__(self, after_revision: _Optional[int] = ..., count: _Optional[int] = ..., follow: _Optional[bool] = ..., after_incarnation: _Optional[bytes] = ...) -> None: ...
 
 class LogRecord(_message.Message):
     __slots__ = ("stamp", "selector", "weights", "reason", "author", "appended_wall_ms")
@@ -168,20 +197,22 @@ class MembersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("id", "renewal", "acknowledged", "drained", "note", "is_self")
+    __slots__ = ("id", "renewal", "acknowledged", "drained", "note", "is_self", "gone")
     ID_FIELD_NUMBER: _ClassVar[int]
     RENEWAL_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     IS_SELF_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     renewal: int
     acknowledged: int
     drained: int
     note: str
     is_self: bool
-    def __init__(self, id: _Optional[bytes] = ..., renewal: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., note: _Optional[str] = ..., is_self: _Optional[bool] = ...) -> None: ...
+    gone: bool
+    def __init__(self, id: _Optional[bytes] = ..., renewal: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., note: _Optional[str] = ..., is_self: _Optional[bool] = ..., gone: _Optional[bool] = ...) -> None: ...
 
 class MembersResponse(_message.Message):
     __slots__ = ("fleet", "tip", "settled", "confirmed", "replicas", "members", "sizes")
@@ -208,14 +239,32 @@ class MembersResponse(_message.Message):
     sizes: _containers.ScalarMap[str, int]
     def __init__(self, fleet: _Optional[str] = ..., tip: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., settled: _Optional[bool] = ..., confirmed: _Optional[bool] = ..., replicas: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., sizes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class ForgetMembersRequest(_message.Message):
+    __slots__ = ("ids", "all_gone")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_GONE_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[bytes]
+    all_gone: bool
+    def __init__(self, ids: _Optional[_Iterable[bytes]] = ..., all_gone: _Optional[bool] = ...) -> None: ...
+
+class ForgetMembersResponse(_message.Message):
+    __slots__ = ("forgotten",)
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    forgotten: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, forgotten: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class InspectRequest(_message.Message):
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "namespace_id", "start")
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
-    def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
+    namespace_id: bytes
+    start: int
+    def __init__(self, keys: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
 
 class PageStatus(_message.Message):
-    __slots__ = ("key", "resident", "namespace_id", "parent", "stamp", "producer", "producer_known", "tags", "computed_from_ms", "computed_until_ms", "payload_bytes", "leases", "expires_in_ms", "last_access_ms_ago", "why", "lineage_known")
+    __slots__ = ("key", "resident", "namespace_id", "parent", "stamp", "producer", "producer_known", "tags", "computed_from_ms", "computed_until_ms", "payload_bytes", "leases", "expires_in_ms", "last_access_ms_ago", "why", "lineage_known", "tags_known", "servable")
     KEY_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +281,8 @@ class PageStatus(_message.Message):
     LAST_ACCESS_MS_AGO_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    TAGS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SERVABLE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     resident: bool
     namespace_id: bytes
@@ -248,7 +299,9 @@ class PageStatus(_message.Message):
     last_access_ms_ago: int
     why: str
     lineage_known: bool
-    def __init__(self, key: _Optional[bytes] = ..., resident: _Optional[bool] = ..., namespace_id: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., stamp: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., producer: _Optional[bytes] = ..., producer_known: _Optional[bool] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., last_access_ms_ago: _Optional[int] = ..., why: _Optional[str] = ..., lineage_known: _Optional[bool] = ...) -> None: ...
+    tags_known: bool
+    servable: bool
+    def __init__(self, key: _Optional[bytes] = ..., resident: _Optional[bool] = ..., namespace_id: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., stamp: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ..., producer: _Optional[bytes] = ..., producer_known: _Optional[bool] = ..., tags: _Optional[_Iterable[bytes]] = ..., computed_from_ms: _Optional[int] = ..., computed_until_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., last_access_ms_ago: _Optional[int] = ..., why: _Optional[str] = ..., lineage_known: _Optional[bool] = ..., tags_known: _Optional[bool] = ..., servable: _Optional[bool] = ...) -> None: ...
 
 class InspectResponse(_message.Message):
     __slots__ = ("pages", "position")
@@ -263,10 +316,12 @@ class NamespacesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NamespacesResponse(_message.Message):
-    __slots__ = ("canonical",)
+    __slots__ = ("canonical", "incomplete")
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     canonical: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, canonical: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    incomplete: str
+    def __init__(self, canonical: _Optional[_Iterable[bytes]] = ..., incomplete: _Optional[str] = ...) -> None: ...
 
 class SetReplicasRequest(_message.Message):
     __slots__ = ("replicas",)

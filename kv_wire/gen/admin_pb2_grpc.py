@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why.
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
     """
 
     def __init__(self, channel):
@@ -60,17 +61,22 @@ class AdminStub:
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.ReadLogRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.LogRecord.FromString,
                 _registered_method=True)
-        self.Members = channel.unary_unary(
+        self.Members = channel.unary_stream(
                 '/stratakv.v1.Admin/Members',
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.MembersRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.MembersResponse.FromString,
+                _registered_method=True)
+        self.ForgetMembers = channel.unary_unary(
+                '/stratakv.v1.Admin/ForgetMembers',
+                request_serializer=stratakv_dot_v1_dot_admin__pb2.ForgetMembersRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_admin__pb2.ForgetMembersResponse.FromString,
                 _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/stratakv.v1.Admin/Inspect',
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.InspectRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.InspectResponse.FromString,
                 _registered_method=True)
-        self.Namespaces = channel.unary_unary(
+        self.Namespaces = channel.unary_stream(
                 '/stratakv.v1.Admin/Namespaces',
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.NamespacesRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.NamespacesResponse.FromString,
@@ -83,19 +89,21 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why.
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
     """
 
     def Invalidate(self, request, context):
         """Appends one record for each selector, in order, then waits for what `wait` promises of all of them. Answers OK with
-        `confirmed` false when the promise can't be kept in time: the records stand, and unconfirmed says who is missing.
+        `confirmed` false when that is not reached in time: records that have a stamp stand, and `unconfirmed` says why not.
+        Cancelling the call ends the wait alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AwaitFence(self, request, context):
-        """Waits again for records that were appended before: of the present incarnation, up to a revision.
+        """Waits for records that were appended before: those of an incarnation up to a revision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,21 +118,30 @@ class AdminServicer:
 
     def AnnounceWeights(self, request, context):
         """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-        before), and invalidates nothing.
+        before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """Streams the kept records after a revision, oldest first; goes on as they come with `follow`.
+        """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
+        for up to an hour.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Members(self, request, context):
-        """Tells who is in the fleet and how far each has followed.
+        """Tells who is in the fleet and how far each has followed, in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetMembers(self, request, context):
+        """Takes members off the list that are gone, or that were given up for gone, once somebody knows that none of their
+        processes is left: drained is not reached before. Those that still renew stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +155,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Namespaces(self, request, context):
-        """Lists the namespaces that the fleet has used.
+        """Lists the namespaces that the fleet has used, in parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,17 +196,22 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.ReadLogRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.LogRecord.SerializeToString,
             ),
-            'Members': grpc.unary_unary_rpc_method_handler(
+            'Members': grpc.unary_stream_rpc_method_handler(
                     servicer.Members,
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.MembersRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.MembersResponse.SerializeToString,
+            ),
+            'ForgetMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetMembers,
+                    request_deserializer=stratakv_dot_v1_dot_admin__pb2.ForgetMembersRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_admin__pb2.ForgetMembersResponse.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.InspectRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.InspectResponse.SerializeToString,
             ),
-            'Namespaces': grpc.unary_unary_rpc_method_handler(
+            'Namespaces': grpc.unary_stream_rpc_method_handler(
                     servicer.Namespaces,
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.NamespacesRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.NamespacesResponse.SerializeToString,
@@ -208,7 +230,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why.
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
     """
 
     @staticmethod
@@ -357,12 +380,39 @@ class Admin:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/stratakv.v1.Admin/Members',
             stratakv_dot_v1_dot_admin__pb2.MembersRequest.SerializeToString,
             stratakv_dot_v1_dot_admin__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratakv.v1.Admin/ForgetMembers',
+            stratakv_dot_v1_dot_admin__pb2.ForgetMembersRequest.SerializeToString,
+            stratakv_dot_v1_dot_admin__pb2.ForgetMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -411,7 +461,7 @@ class Admin:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/stratakv.v1.Admin/Namespaces',

@@ -3,8 +3,9 @@
 isort:skip_file
 The administration of a fleet through one of its sidecars: invalidation, its log, members, and where pages are.
 
-Served on the sidecar's Unix socket only. Namespace ids and page keys are 32 raw bytes, member ids 16. Times called
-wall are Unix ms for people; no decision compares them but a selector's own since and until.
+Served on the sidecar's Unix socket only: over TCP every call fails with permission_denied. Namespace ids and page keys
+are 32 raw bytes, member ids and request ids 16. Times called wall are Unix ms for people; no decision compares them but
+a selector's own since and until.
 """
 
 from collections import abc as _abc
@@ -31,7 +32,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why."""
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,57 +42,75 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Invalidate: _grpc.UnaryUnaryMultiCallable[_admin_pb2.InvalidateRequest, _admin_pb2.InvalidateResponse]
     """Appends one record for each selector, in order, then waits for what `wait` promises of all of them. Answers OK with
-    `confirmed` false when the promise can't be kept in time: the records stand, and unconfirmed says who is missing.
+    `confirmed` false when that is not reached in time: records that have a stamp stand, and `unconfirmed` says why not.
+    Cancelling the call ends the wait alone.
     """
     AwaitFence: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AwaitFenceRequest, _admin_pb2.InvalidateResponse]
-    """Waits again for records that were appended before: of the present incarnation, up to a revision."""
+    """Waits for records that were appended before: those of an incarnation up to a revision."""
     DryRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DryRunRequest, _admin_pb2.DryRunResponse]
     """Counts what selectors would hide on this sidecar's node now. Changes nothing."""
     AnnounceWeights: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AnnounceWeightsRequest, _admin_pb2.InvalidateResponse]
     """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-    before), and invalidates nothing.
+    before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
     """
     ReadLog: _grpc.UnaryStreamMultiCallable[_admin_pb2.ReadLogRequest, _admin_pb2.LogRecord]
-    """Streams the kept records after a revision, oldest first; goes on as they come with `follow`."""
-    Members: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MembersRequest, _admin_pb2.MembersResponse]
-    """Tells who is in the fleet and how far each has followed."""
+    """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
+    for up to an hour.
+    """
+    Members: _grpc.UnaryStreamMultiCallable[_admin_pb2.MembersRequest, _admin_pb2.MembersResponse]
+    """Tells who is in the fleet and how far each has followed, in parts."""
+    ForgetMembers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetMembersRequest, _admin_pb2.ForgetMembersResponse]
+    """Takes members off the list that are gone, or that were given up for gone, once somebody knows that none of their
+    processes is left: drained is not reached before. Those that still renew stay.
+    """
     Inspect: _grpc.UnaryUnaryMultiCallable[_admin_pb2.InspectRequest, _admin_pb2.InspectResponse]
     """Tells where the pages of one chain, or one page, are on this sidecar's node, and whether they are valid."""
-    Namespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]
-    """Lists the namespaces that the fleet has used."""
+    Namespaces: _grpc.UnaryStreamMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]
+    """Lists the namespaces that the fleet has used, in parts."""
     SetReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetReplicasRequest, _admin_pb2.SetReplicasResponse]
     """Sets the number of configured replicas of the log, without which nothing is confirmed."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why."""
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Invalidate: _aio.UnaryUnaryMultiCallable[_admin_pb2.InvalidateRequest, _admin_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Appends one record for each selector, in order, then waits for what `wait` promises of all of them. Answers OK with
-    `confirmed` false when the promise can't be kept in time: the records stand, and unconfirmed says who is missing.
+    `confirmed` false when that is not reached in time: records that have a stamp stand, and `unconfirmed` says why not.
+    Cancelling the call ends the wait alone.
     """
     AwaitFence: _aio.UnaryUnaryMultiCallable[_admin_pb2.AwaitFenceRequest, _admin_pb2.InvalidateResponse]  # type: ignore[assignment]
-    """Waits again for records that were appended before: of the present incarnation, up to a revision."""
+    """Waits for records that were appended before: those of an incarnation up to a revision."""
     DryRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.DryRunRequest, _admin_pb2.DryRunResponse]  # type: ignore[assignment]
     """Counts what selectors would hide on this sidecar's node now. Changes nothing."""
     AnnounceWeights: _aio.UnaryUnaryMultiCallable[_admin_pb2.AnnounceWeightsRequest, _admin_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-    before), and invalidates nothing.
+    before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
     """
     ReadLog: _aio.UnaryStreamMultiCallable[_admin_pb2.ReadLogRequest, _admin_pb2.LogRecord]  # type: ignore[assignment]
-    """Streams the kept records after a revision, oldest first; goes on as they come with `follow`."""
-    Members: _aio.UnaryUnaryMultiCallable[_admin_pb2.MembersRequest, _admin_pb2.MembersResponse]  # type: ignore[assignment]
-    """Tells who is in the fleet and how far each has followed."""
+    """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
+    for up to an hour.
+    """
+    Members: _aio.UnaryStreamMultiCallable[_admin_pb2.MembersRequest, _admin_pb2.MembersResponse]  # type: ignore[assignment]
+    """Tells who is in the fleet and how far each has followed, in parts."""
+    ForgetMembers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetMembersRequest, _admin_pb2.ForgetMembersResponse]  # type: ignore[assignment]
+    """Takes members off the list that are gone, or that were given up for gone, once somebody knows that none of their
+    processes is left: drained is not reached before. Those that still renew stay.
+    """
     Inspect: _aio.UnaryUnaryMultiCallable[_admin_pb2.InspectRequest, _admin_pb2.InspectResponse]  # type: ignore[assignment]
     """Tells where the pages of one chain, or one page, are on this sidecar's node, and whether they are valid."""
-    Namespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
-    """Lists the namespaces that the fleet has used."""
+    Namespaces: _aio.UnaryStreamMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
+    """Lists the namespaces that the fleet has used, in parts."""
     SetReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetReplicasRequest, _admin_pb2.SetReplicasResponse]  # type: ignore[assignment]
     """Sets the number of configured replicas of the log, without which nothing is confirmed."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Invalidates, announces, inspects. UNAVAILABLE: the log can't be reached; its status says why."""
+    """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
+    breaks may have: make it again with the same request id, which appends nothing anew.
+    """
 
     @_abc_1.abstractmethod
     def Invalidate(
@@ -98,7 +119,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.InvalidateResponse, _abc.Awaitable[_admin_pb2.InvalidateResponse]]:
         """Appends one record for each selector, in order, then waits for what `wait` promises of all of them. Answers OK with
-        `confirmed` false when the promise can't be kept in time: the records stand, and unconfirmed says who is missing.
+        `confirmed` false when that is not reached in time: records that have a stamp stand, and `unconfirmed` says why not.
+        Cancelling the call ends the wait alone.
         """
 
     @_abc_1.abstractmethod
@@ -107,7 +129,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AwaitFenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.InvalidateResponse, _abc.Awaitable[_admin_pb2.InvalidateResponse]]:
-        """Waits again for records that were appended before: of the present incarnation, up to a revision."""
+        """Waits for records that were appended before: those of an incarnation up to a revision."""
 
     @_abc_1.abstractmethod
     def DryRun(
@@ -124,7 +146,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.InvalidateResponse, _abc.Awaitable[_admin_pb2.InvalidateResponse]]:
         """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-        before), and invalidates nothing.
+        before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
         """
 
     @_abc_1.abstractmethod
@@ -133,15 +155,27 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ReadLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.LogRecord], _abc.AsyncIterator[_admin_pb2.LogRecord]]:
-        """Streams the kept records after a revision, oldest first; goes on as they come with `follow`."""
+        """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
+        for up to an hour.
+        """
 
     @_abc_1.abstractmethod
     def Members(
         self,
         request: _admin_pb2.MembersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.MembersResponse, _abc.Awaitable[_admin_pb2.MembersResponse]]:
-        """Tells who is in the fleet and how far each has followed."""
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.MembersResponse], _abc.AsyncIterator[_admin_pb2.MembersResponse]]:
+        """Tells who is in the fleet and how far each has followed, in parts."""
+
+    @_abc_1.abstractmethod
+    def ForgetMembers(
+        self,
+        request: _admin_pb2.ForgetMembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetMembersResponse, _abc.Awaitable[_admin_pb2.ForgetMembersResponse]]:
+        """Takes members off the list that are gone, or that were given up for gone, once somebody knows that none of their
+        processes is left: drained is not reached before. Those that still renew stay.
+        """
 
     @_abc_1.abstractmethod
     def Inspect(
@@ -156,8 +190,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.NamespacesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.NamespacesResponse, _abc.Awaitable[_admin_pb2.NamespacesResponse]]:
-        """Lists the namespaces that the fleet has used."""
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.NamespacesResponse], _abc.AsyncIterator[_admin_pb2.NamespacesResponse]]:
+        """Lists the namespaces that the fleet has used, in parts."""
 
     @_abc_1.abstractmethod
     def SetReplicas(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from invalidation.log import Appended, InvalidationLog, Member, Renewal, RenewalStatus
+from invalidation.log import Appended, InvalidationLog, LogLimits, Member, Renewal, RenewalStatus
 from invalidation.records import NO_DIGEST, LogEntry
 from invalidation.redis_address import parse_addresses
 from invalidation.redis_log import RedisLog, RedisLogSettings
-from invalidation.redis_script import ScriptLimits
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import LogIncarnation, Stamp
@@ -35,12 +34,12 @@ class Logs:
         *servers: RedisServer | str,
         fleet: str = "test",
         replicas: int = 0,
-        limits: ScriptLimits | None = None,
+        limits: LogLimits | None = None,
     ) -> RedisLog:
         """A log on the first of these servers, or URLs, that works."""
         urls = ",".join(server if isinstance(server, str) else server.url for server in servers)
         settings = RedisLogSettings(
-            addresses=parse_addresses(urls), fleet=fleet, replicas=replicas, limits=limits or ScriptLimits()
+            addresses=parse_addresses(urls), fleet=fleet, replicas=replicas, limits=limits or LogLimits()
         )
         self._opened.append(RedisLog(settings, clock=CLOCK))
         return self._opened[-1]

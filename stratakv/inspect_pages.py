@@ -1,0 +1,196 @@
+"""`stratakv inspect`: where the pages of a prompt's beginning are on this node, their headers, and why each is valid or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kv_types.errors import ConfigError
+from kv_types.ids import KEY_BYTES
+from kv_types.namespace import Namespace
+from kv_wire.gen import admin_pb2
+from sidecar.units import format_size
+from stratakv.admin import (
+    EndpointOption,
+    JsonOption,
+    RuntimeDirOption,
+    Sidecar,
+    local_now,
+    plain,
+    print_json,
+    sidecar_of,
+    table_of,
+)
+from stratakv.prefixes import Prefix, prefix_of
+from stratakv.selection import (
+    AdapterOption,
+    Fields,
+    ModelOption,
+    NamespaceOption,
+    PrefixTextOption,
+    PrefixTokensOption,
+    SpecialTokensOption,
+    TenantOption,
+    TokenizerOption,
+    WeightsOption,
+    check_filled,
+    matching,
+    parse_key,
+    show_name,
+)
+from stratakv.times import show_time
+
+_VERB = "inspect"
+_CALL_S = 30.0
+_ROWS_SHOWN = 40
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def inspect(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="One page: 64 hexadecimal digits.")
+    ] = None,
+    prefix_tokens: PrefixTokensOption = None,
+    prefix_text: PrefixTextOption = None,
+    tokenizer: TokenizerOption = None,
+    special_tokens: SpecialTokensOption = True,
+    namespace: NamespaceOption = None,
+    model: ModelOption = None,
+    weights_version: WeightsOption = None,
+    adapter: AdapterOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+    endpoint: EndpointOption = None,
+    runtime_dir: RuntimeDirOption = None,
+) -> None:
+    """Show one page, or the pages of a prefix in every namespace that matches: where they are and why they are valid or not."""
+    with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
+        prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
+        if (key is None) == (prefix is None):
+            raise ConfigError("name one page by its key, or a prefix by --prefix-tokens or --prefix-text")
+        chosen = Fields(
+            namespace=namespace, model=model, weights_version=weights_version, adapter=adapter, tenant=tenant
+        )
+        found = (
+            list(_chains(sidecar, prefix, chosen))
+            if prefix is not None
+            else [_one(sidecar, parse_key(key or "", "KEY"), chosen)]
+        )
+    if as_json:
+        print_json([_plain(space, parts) for space, parts in found])
+        return
+    for space, parts in found:
+        _print(space, parts)
+
+
+Inspected = tuple[Namespace | None, list[admin_pb2.InspectResponse]]
+
+
+def _one(sidecar: Sidecar, key: bytes, chosen: Fields) -> Inspected:
+    """One page by its key; of the options only --namespace says something about it."""
+    if chosen != Fields(namespace=chosen.namespace):
+        raise ConfigError("a key lies in one namespace: --namespace alone goes with it")
+    space = b"" if chosen.namespace is None else parse_key(chosen.namespace, "--namespace")
+    request = admin_pb2.InspectRequest(keys=key, namespace_id=space)
+    return None, [sidecar.admin.inspect(request, timeout=_CALL_S)]
+
+
+def _chains(sidecar: Sidecar, prefix: Prefix, chosen: Fields) -> Iterator[Inspected]:
+    known, _ = sidecar.namespaces()
+    spaces = matching(chosen.selector(now=local_now()), known, source=prefix.source)
+    check_filled(prefix, spaces)
+    for space in spaces:
+        yield space, list(_parts(sidecar, prefix.keys_in(space), space))
+
+
+def _parts(sidecar: Sidecar, keys: bytes, space: Namespace) -> Iterator[admin_pb2.InspectResponse]:
+    start = 0
+    while start < len(keys) // KEY_BYTES:
+        request = admin_pb2.InspectRequest(keys=keys, namespace_id=space.id, start=start)
+        answer = sidecar.admin.inspect(request, timeout=_CALL_S)
+        yield answer
+        start += len(answer.pages)
+
+
+def _plain(space: Namespace | None, parts: list[admin_pb2.InspectResponse]) -> dict[str, Any]:
+    """One chain as JSON types; docs/invalidation.md describes every key."""
+    position = parts[-1].position
+    return {
+        "namespace": None if space is None else space.id.hex(),
+        "pages": [_page_plain(page) for part in parts for page in part.pages],
+        "position": (
+            {"incarnation": position.incarnation.hex(), "revision": position.revision}
+            if parts[-1].HasField("position")
+            else None
+        ),
+    }
+
+
+def _page_plain(page: admin_pb2.PageStatus) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "key": page.key.hex(), "resident": page.resident, "servable": page.servable, "why": page.why, "header": None,
+    }  # fmt: skip
+    if page.resident:
+        told["header"] = {
+            "computed_from_ms": page.computed_from_ms or None,
+            "computed_until_ms": page.computed_until_ms or None,
+            "expires_in_ms": None if page.expires_in_ms < 0 else page.expires_in_ms,
+            "last_access_ms_ago": None if page.last_access_ms_ago < 0 else page.last_access_ms_ago,
+            "leases": page.leases,
+            "lineage_known": page.lineage_known,
+            "namespace": page.namespace_id.hex(),
+            "parent": page.parent.hex() or None,
+            "payload_bytes": page.payload_bytes,
+            "producer": show_name(page.producer) if page.producer_known else None,
+            "stamp": {"incarnation": page.stamp.incarnation.hex(), "revision": page.stamp.revision},
+            "tags": [show_name(tag) for tag in page.tags] if page.tags_known else None,
+        }
+    return told
+
+
+def _print(space: Namespace | None, parts: list[admin_pb2.InspectResponse]) -> None:
+    pages = [page for part in parts for page in part.pages]
+    servable = sum(page.servable for page in pages)
+    console = Console()
+    if space is not None:
+        console.print(
+            f"namespace {space.id.hex()}, model {space.model}: {servable} of {len(pages)} pages would be served",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    console.print(_table(pages[:_ROWS_SHOWN]))
+    if len(pages) > _ROWS_SHOWN:
+        console.print(f"… and {len(pages) - _ROWS_SHOWN} more; --json shows all", style="dim")
+
+
+def _table(pages: list[admin_pb2.PageStatus]) -> Table:
+    table = table_of(
+        "", "#", "key", "where", "stamp", "producer", "tags", "computed", "size", "leases", "expires", "why"
+    )
+    for index, page in enumerate(pages):
+        style = "" if page.servable else "red"
+        table.add_row(str(index), page.key.hex()[:16], *_cells(page), Text(page.why), style=style)
+    return table
+
+
+def _cells(page: admin_pb2.PageStatus) -> tuple[str | Text, ...]:
+    if not page.resident:
+        return ("not here", *[""] * 7)
+    tags = ", ".join(map(show_name, page.tags)) if page.tags_known else "any"
+    computed = show_time(page.computed_until_ms) if page.computed_until_ms else "unknown"
+    return (
+        "L2",
+        str(page.stamp.revision),
+        plain(show_name(page.producer) if page.producer_known else "any"),
+        plain(tags),
+        computed if page.lineage_known else f"{computed}, lineage unknown",
+        format_size(page.payload_bytes),
+        str(page.leases),
+        "never" if page.expires_in_ms < 0 else f"{page.expires_in_ms / 1000:.0f} s",
+    )

@@ -1,0 +1,132 @@
+"""What the verbs that wait for a fence share: the options --wait, --no-wait and --timeout, and the call itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import grpc
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from kv_types.errors import ConfigError
+from kv_types.limits import CALL_S_MAX, FENCE_S_DEFAULT
+from kv_wire.admin_conversions import ID_BYTES
+from kv_wire.gen import admin_pb2
+from kv_wire.status import from_rpc_error
+from sidecar.units import format_duration
+from stratakv.admin import duration, is_refusal
+
+_WAITS = {"hidden": admin_pb2.WAIT_HIDDEN, "drained": admin_pb2.WAIT_DRAINED}
+_NONE = "none"
+_OPTION = "--wait"
+_SLACK_S = 5.0
+"""What an answer may take beyond the wait itself, before the connection counts as broken."""
+
+WaitOption = Annotated[
+    str | None,
+    typer.Option(
+        _OPTION, metavar="[=hidden|drained]", show_default=False,
+        help="Wait until no look-up gets a matching page (hidden, the default), or nothing uses one any more (drained).",
+    ),
+]  # fmt: skip
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Append, and wait for nothing.")]
+TimeoutOption = Annotated[str, typer.Option("--timeout", help="How long to wait at most.")]
+RequestIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--request-id",
+        help="Of a command that is repeated, so that nothing is appended twice: 32 hex digits.",
+    ),
+]
+TIMEOUT_DEFAULT = format_duration(FENCE_S_DEFAULT)
+
+
+class WaitingCommand(TyperCommand):
+    """A command whose --wait takes a value or none, which typer's options can't."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare --wait its value before the rest is parsed."""
+        given = list(args)
+        for index, word in enumerate(args):
+            if word == "--":
+                break
+            if word == _OPTION and (index + 1 == len(args) or args[index + 1] not in _WAITS):
+                given[index] = f"{_OPTION}=hidden"
+        return super().parse_args(ctx, given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What to wait for, for how long, and the id of the request."""
+
+    name: str
+    wait: Any
+    timeout_s: float
+    request_id: bytes
+
+    @property
+    def timeout_ms(self) -> int:
+        """As messages take it; never 0, which is the sidecar's default."""
+        return max(1, int(self.timeout_s * 1000))
+
+
+def waiting_of(wait: str | None, timeout: str, request_id: str | None, *, no_wait: bool) -> Waiting:
+    """Read the options. Raises ConfigError."""
+    if no_wait and wait is not None:
+        raise ConfigError("give --wait or --no-wait, not both")
+    if wait is not None and wait not in _WAITS:
+        raise ConfigError(f"--wait is {' or '.join(_WAITS)}; got {wait!r}")
+    name = _NONE if no_wait else wait or "hidden"
+    return Waiting(
+        name=name,
+        wait=_WAITS.get(name, admin_pb2.WAIT_NONE),
+        timeout_s=duration(timeout, option="--timeout", least_s=0.001, most_s=CALL_S_MAX),
+        request_id=os.urandom(ID_BYTES) if request_id is None else _request_id(request_id),
+    )
+
+
+def call_and_wait(
+    call: Any, request: Any, waiting: Waiting
+) -> tuple[admin_pb2.InvalidateResponse | None, str]:
+    """Send a request that appends, and wait: (the answer, ""), or (None, why nobody knows what became of it).
+
+    Raises grpc.RpcError where the sidecar said that it appended nothing.
+    """
+    future = call.future(request, timeout=waiting.timeout_s + _SLACK_S)
+    try:
+        with _shown(waiting):
+            return future.result(), ""
+    except KeyboardInterrupt:
+        future.cancel()
+        return None, "interrupted"
+    except grpc.RpcError as error:
+        if is_refusal(error):
+            raise
+        return None, f"the connection to the sidecar broke ({from_rpc_error(error)})"
+
+
+@contextlib.contextmanager
+def _shown(waiting: Waiting) -> Iterator[None]:
+    if waiting.name == _NONE or not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(
+        f"waiting until it is {waiting.name}, for up to {waiting.timeout_s:g} s"
+    ):
+        yield
+
+
+def _request_id(text: str) -> bytes:
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != ID_BYTES or len(text) != 2 * ID_BYTES:
+        raise ConfigError(f"--request-id takes {2 * ID_BYTES} hexadecimal digits; got {text!r}")
+    return value

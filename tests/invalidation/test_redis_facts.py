@@ -1,0 +1,219 @@
+"""What a server is asked before the log relies on it: errors with remedies, warnings, and facts, from INFO alone if need be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from invalidation.log import LogUnavailableError
+from invalidation.redis_address import parse_address, parse_addresses
+from invalidation.redis_facts import RedisFacts, read_facts
+from kv_types.errors import ConfigError
+from kv_types.limits import LOG_CANDIDATES_MAX
+from tests.support.logs import Logs, append, within
+from tests.support.redis_servers import RedisServer, RedisServers
+
+INFO = {
+    "redis_version": "7.2.4",
+    "run_id": "a" * 40,
+    "master_replid": "b" * 40,
+    "maxmemory": "0",
+    "maxmemory_policy": "volatile-lru",
+    "used_memory": "1000000",
+    "connected_slaves": "0",
+    "aof_enabled": "0",
+    "rdb_last_bgsave_status": "ok",
+}
+REFUSED = Exception("ERR unknown command")
+
+
+def facts(
+    changed: dict[str, str | None] | None = None, *, replicas: int = 0, config: dict[str, str] | None = None
+) -> RedisFacts:
+    """Facts of a server whose INFO differs so from that of a good one; None leaves a line out."""
+    told = {name: value for name, value in (INFO | (changed or {})).items() if value is not None}
+    text = "# Server\r\n" + "".join(f"{name}:{value}\r\n" for name, value in told.items())
+    settings: list[Any] = [
+        [name.encode(), config[name].encode()] if config and name in config else REFUSED
+        for name in ("repl-backlog-ttl", "maxmemory-policy")
+    ]
+    return read_facts([text.encode(), *settings, 0, None], server="redis://here:6379", replicas=replicas)
+
+
+def test_a_good_server_has_neither_errors_nor_warnings() -> None:
+    found = facts()
+    assert (found.errors, found.warnings) == ((), ())
+    found.demand()
+    assert (found.version, found.policy, found.memory_bytes) == ("7.2.4", "volatile-lru", 1_000_000)
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
+def test_a_policy_that_could_evict_the_log_is_an_error_with_the_remedy(policy: str) -> None:
+    found = facts({"maxmemory_policy": policy})
+    assert len(found.errors) == 1
+    with pytest.raises(ConfigError, match=f"{policy} could evict the log.*CONFIG SET maxmemory-policy"):
+        found.demand()
+    assert facts({"maxmemory_policy": None}, config={"maxmemory-policy": policy}).errors, "or so CONFIG says"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"redis_version": "6.0.20"}, "6.2 or later"),
+        ({"redis_version": "5.0.7"}, "6.2 or later"),
+        ({"redis_version": None}, "neither Redis nor Valkey"),
+        ({"run_id": None}, "master_replid or run_id"),
+        ({"master_replid": None}, "master_replid or run_id"),
+    ],
+)
+def test_a_server_that_the_guard_can_not_rely_on_is_an_error(
+    changed: dict[str, str | None], words: str
+) -> None:
+    (error,) = facts(changed).errors
+    assert words in error
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "8.4.0", "255.255.255"])
+def test_versions_from_6_2_on_are_fine(version: str) -> None:
+    assert facts({"redis_version": version}).errors == ()
+
+
+def test_valkey_is_told_by_its_own_name() -> None:
+    found = facts({"server_name": "valkey", "valkey_version": "8.1.0"})
+    assert (found.software, found.version, found.errors) == ("valkey", "8.1.0", ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "replicas", "config", "words"),
+    [
+        ({"maxmemory": "1000", "maxmemory_policy": "noeviction"}, 0, None, "new pages are refused"),
+        ({"maxmemory_policy": None}, 0, None, "none of allkeys"),
+        ({}, 1, None, "1 replicas are configured and 0 connected"),
+        ({"connected_slaves": "2"}, 1, None, "a failover may forget"),
+        ({"connected_slaves": "1"}, 1, {"repl-backlog-ttl": "3600"}, "CONFIG SET repl-backlog-ttl 0"),
+        ({"rdb_last_bgsave_status": "err"}, 0, None, "Look at its disk"),
+    ],
+)
+def test_what_will_hurt_is_a_warning(
+    changed: dict[str, str | None], replicas: int, config: dict[str, str] | None, words: str
+) -> None:
+    found = facts(changed, replicas=replicas, config=config)
+    assert found.errors == ()
+    (warning,) = found.warnings
+    assert words in warning
+
+
+def test_commands_that_are_not_permitted_are_errors() -> None:
+    text = "".join(f"{name}:{value}\n" for name, value in INFO.items()).encode()
+    found = read_facts([text, REFUSED, REFUSED, Exception("NOPERM wait"), None], server="s", replicas=0)
+    (error,) = found.errors
+    assert "WAIT" in error
+    assert "ACL SETUSER" in error
+
+
+@pytest.mark.asyncio
+async def test_real_servers_are_fine(each_redis: RedisServer, logs: Logs) -> None:
+    found = await logs.open(each_redis).check(deadline_ns=within())
+    assert (found.errors, found.warnings) == ((), ())
+    told = each_redis.info("server")
+    assert found.version == told.get("valkey_version", told["redis_version"])
+    assert found.policy == "noeviction"
+    assert found.memory_bytes > 0
+
+
+@pytest.mark.asyncio
+async def test_a_real_server_that_could_evict_the_log_is_refused(servers: RedisServers, logs: Logs) -> None:
+    server = servers.start(maxmemory="16mb", maxmemory_policy="allkeys-lru")
+    log = logs.open(server)
+    found = await log.check(deadline_ns=within())
+    with pytest.raises(ConfigError, match="allkeys-lru"):
+        found.demand()
+    server.config(maxmemory_policy="volatile-lru")
+    assert (await log.check(deadline_ns=within())).errors == ()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_is_no_place_for_a_log(servers: RedisServers, logs: Logs) -> None:
+    primary = servers.start()
+    replica = servers.start_replica(primary)
+    with pytest.raises(LogUnavailableError) as failed:
+        await logs.open(replica).check(deadline_ns=within())
+    assert failed.value.reason == "readonly"
+    found = await logs.open(replica, primary).check(deadline_ns=within())
+    assert found.server == primary.url
+    assert found.connected_replicas == 1
+    assert "failover may forget" in found.warnings[0]
+    assert "repl-backlog-ttl" in found.warnings[1]
+
+
+# --- addresses ---
+
+
+@pytest.mark.parametrize(
+    ("url", "label", "options"),
+    [
+        ("redis://h", "redis://h:6379", {"host": "h"}),
+        ("redis://u:p%40x@h:7/2", "redis://h:7", {"host": "h", "port": 7, "db": 2, "username": "u", "password": "p@x"}),
+        ("unix:///run/r.sock?db=3", "unix:///run/r.sock", {"path": "/run/r.sock", "db": 3}),
+        ("redis://[::1]:6380", "redis://::1:6380", {"host": "::1", "port": 6380}),
+        (
+            "rediss://h?ssl_ca_certs=/ca.pem",
+            "rediss://h:6379",
+            {"host": "h", "ssl_ca_certs": "/ca.pem"},
+        ),
+    ],
+)  # fmt: skip
+def test_urls_are_read(url: str, label: str, options: dict[str, object]) -> None:
+    address = parse_address(url)
+    assert (address.label, dict(address.options)) == (label, options)
+    assert address.connection() is not None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h:6379",
+        "http://h",
+        "redis://",
+        "redis://h:port",
+        "redis://h:99999",
+        "redis://h/name",
+        "redis://h?db=x",
+        "redis://h?protocol=3",
+        "redis://h?decode_responses=True",
+        "redis://h?ssl_ca_certs=/ca.pem",
+        "unix://",
+        "unix://relative",
+    ],
+)
+def test_a_url_that_means_nothing_is_an_error(url: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_address(url)
+
+
+def test_no_error_shows_a_password() -> None:
+    for url in ("redis://u:hunter2@h?protocol=3", "redis://u:hunter2@h/name", "redis://u:hunter2@h:x"):
+        with pytest.raises(ConfigError) as failed:
+            parse_address(url)
+        assert "hunter2" not in str(failed.value)
+
+
+def test_several_urls_are_candidates() -> None:
+    assert [each.label for each in parse_addresses("redis://a, redis://b:1")] == [
+        "redis://a:6379",
+        "redis://b:1",
+    ]
+    with pytest.raises(ConfigError, match="at most"):
+        parse_addresses(",".join(["redis://a"] * (LOG_CANDIDATES_MAX + 1)))
+
+
+@pytest.mark.asyncio
+async def test_databases_are_kept_apart(shared_redis: RedisServer, logs: Logs) -> None:
+    zero, one = (
+        logs.open(f"{shared_redis.tcp_url}/0", fleet="db"),
+        logs.open(f"{shared_redis.tcp_url}/1", fleet="db"),
+    )
+    await append(zero)
+    assert (await one.boot(deadline_ns=within())).tip.revision == 0

@@ -1,0 +1,430 @@
+"""Administration over a real log in memory: what is appended, what is waited for, and what is said when it isn't reached."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import cast
+
+import pytest
+
+from invalidation.fence import Wait
+from invalidation.log import InvalidationLog
+from kv_types.errors import InvalidArgumentError, LimitExceededError, LogUnreachableError
+from kv_types.events import Selected, WeightsAnnounced
+from kv_types.ids import Stamp
+from kv_types.limits import (
+    FENCE_INCARNATIONS_MAX,
+    FENCE_POLL_S_MAX,
+    INVALIDATE_SELECTORS_MAX,
+    LOG_BATCH_RECORDS_MAX,
+)
+from kv_types.selectors import EVERYTHING, Selector
+from sidecar.administration import Administration
+from sidecar.fencing import FenceResult, Unconfirmed
+from tests.kv_types.samples import namespace
+from tests.support.fleet import TIMING, WINDOW_S, ScriptedFleet, ScriptedMember
+from tests.support.node import FakeStore
+
+pytestmark = pytest.mark.asyncio
+MODEL = Selector(model="m")
+
+
+def administration(fleet: ScriptedFleet, store: FakeStore | None = None) -> Administration:
+    return Administration(
+        fleet, cast("InvalidationLog", fleet.log), store or FakeStore(), timing=TIMING, clock=fleet.clock,
+        pause=fleet.pause, wall_ms=lambda: 1234,
+    )  # fmt: skip
+
+
+async def invalidate(
+    fleet: ScriptedFleet,
+    *selectors: Selector,
+    wait: Wait | None = Wait.HIDDEN,
+    timeout_s: float = 30.0,
+    request_id: bytes | None = None,
+) -> FenceResult:
+    return await administration(fleet).invalidate(
+        selectors or (MODEL,), reason="why", author="who", wait=wait, timeout_s=timeout_s,
+        request_id=request_id or os.urandom(16),
+    )  # fmt: skip
+
+
+async def announce(
+    fleet: ScriptedFleet, model: str, version: str, *, old: str | None = None, request_id: bytes = bytes(16)
+) -> FenceResult:
+    return await administration(fleet).announce(
+        model, version, invalidate_version=old, reason="", author="", wait=Wait.HIDDEN, timeout_s=30,
+        request_id=request_id,
+    )  # fmt: skip
+
+
+async def test_one_record_a_selector_in_order_with_who_and_why() -> None:
+    fleet = await ScriptedFleet(ScriptedMember(), ScriptedMember()).settled()
+    result = await invalidate(fleet, MODEL, EVERYTHING)
+    assert result.unconfirmed is None
+    assert not result.gone
+    assert [stamp.revision for stamp in result.stamps] == [1, 2]
+    records = await fleet.records()
+    assert [record.event for record in records] == [Selected(MODEL), Selected(EVERYTHING)]
+    assert {
+        (record.entry.reason, record.entry.author, record.entry.appended_wall_ms) for record in records
+    } == {("why", "who", 1234)}
+
+
+async def test_a_member_that_does_not_follow_is_named_when_time_is_up() -> None:
+    behind = ScriptedMember()
+    fleet = await ScriptedFleet(ScriptedMember(), behind).settled()
+    behind.acknowledges = False
+    result = await invalidate(fleet, timeout_s=12)
+    assert result.unconfirmed is Unconfirmed.MEMBERS
+    assert set(result.missing) == {behind.id}
+    assert len(result.stamps) == 1
+    assert 12_000 <= result.waited_ms < 12_500
+    behind.acknowledges = True
+    waited = await administration(fleet).await_fence(result.stamps[-1], wait=Wait.HIDDEN, timeout_s=12)
+    assert waited.unconfirmed is None
+
+
+async def test_a_silent_member_is_given_up_after_the_window_and_never_waited_for_again() -> None:
+    silent = ScriptedMember()
+    fleet = await ScriptedFleet(ScriptedMember(), silent).settled()
+    silent.is_silent = True
+    result = await invalidate(fleet)
+    assert result.unconfirmed is None
+    assert set(result.gone) == {silent.id}
+    assert WINDOW_S * 1000 <= result.waited_ms < WINDOW_S * 1000 + 1000
+    again = await invalidate(fleet)
+    assert set(again.gone) == {silent.id}
+    assert again.waited_ms < 1000
+
+
+async def test_a_silent_member_whose_engines_keep_their_own_cache_is_never_given_up() -> None:
+    silent = ScriptedMember(engines_keep=1)
+    fleet = await ScriptedFleet(ScriptedMember(), silent).settled()
+    silent.is_silent = True
+    result = await invalidate(fleet)
+    assert result.unconfirmed is Unconfirmed.MEMBERS
+    assert set(result.missing) == {silent.id}
+
+
+async def test_drained_is_never_concluded_from_silence_until_somebody_who_knows_says_so() -> None:
+    silent, self_ = ScriptedMember(), ScriptedMember()
+    fleet = await ScriptedFleet(self_, silent).settled()
+    silent.is_silent = True
+    assert (await invalidate(fleet)).unconfirmed is None  # hidden gives it up
+    for _ in range(2):
+        drained = await invalidate(fleet, wait=Wait.DRAINED)
+        assert drained.unconfirmed is Unconfirmed.MEMBERS
+        assert set(drained.missing) == {silent.id}
+    assert await administration(fleet).forget_members([], all_gone=True) == [silent.id]
+    assert (await invalidate(fleet, wait=Wait.DRAINED)).unconfirmed is None
+
+
+async def test_drained_waits_for_what_is_in_use() -> None:
+    busy = ScriptedMember()
+    fleet = await ScriptedFleet(busy).settled()
+    busy.drains = False
+    assert (await invalidate(fleet)).unconfirmed is None
+    result = await invalidate(fleet, wait=Wait.DRAINED, timeout_s=2)
+    assert (result.unconfirmed, set(result.missing)) == (Unconfirmed.MEMBERS, {busy.id})
+    busy.drains = True
+    assert (await invalidate(fleet, wait=Wait.DRAINED)).unconfirmed is None
+
+
+async def test_members_that_renew_cannot_be_forgotten() -> None:
+    silent, alive = ScriptedMember(), ScriptedMember()
+    fleet = await ScriptedFleet(alive, silent).settled()
+    silent.is_silent = True
+    forgotten = await administration(fleet).forget_members(
+        [alive.id, silent.id, os.urandom(16)], all_gone=False
+    )
+    assert forgotten == [silent.id]
+    assert set((await administration(fleet).members()).state.members) == {alive.id}
+
+
+async def test_without_the_configured_replicas_nothing_is_confirmed() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    await administration(fleet).set_replicas(1)
+    result = await invalidate(fleet, timeout_s=1)
+    assert result.unconfirmed is Unconfirmed.REPLICATION
+    assert "replication not confirmed" in result.why
+    assert len(result.stamps) == 1
+    with pytest.raises(InvalidArgumentError, match="17"):
+        await administration(fleet).set_replicas(17)
+
+
+async def test_a_young_incarnation_is_waited_for() -> None:
+    fleet = ScriptedFleet(ScriptedMember())
+    await fleet.renew()
+    result = await invalidate(fleet, timeout_s=1)
+    assert result.unconfirmed is Unconfirmed.SETTLING
+    fleet.at_pause = [fleet.settle]
+    assert (await invalidate(fleet, timeout_s=1)).unconfirmed is None
+
+
+async def test_records_are_appended_again_to_a_log_that_begins_anew() -> None:
+    """R12: a changed incarnation holds none of them, so the promise would be about nothing."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    behind = fleet.members[0]
+    behind.acknowledges = False
+
+    async def anew() -> None:
+        await fleet.begin_anew()
+        behind.acknowledges = True
+        await fleet.settle()
+
+    fleet.at_pause = [anew]
+    before = fleet.position
+    result = await invalidate(fleet, MODEL, EVERYTHING)
+    assert result.unconfirmed is None
+    assert (
+        {stamp.incarnation for stamp in result.stamps} == {fleet.position.incarnation} != {before.incarnation}
+    )
+    assert [record.event for record in await fleet.records()] == [Selected(MODEL), Selected(EVERYTHING)]
+
+
+async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.members[0].acknowledges = False
+    fleet.at_pause = [fleet.begin_anew] * 100
+    result = await invalidate(fleet)
+    assert result.unconfirmed is Unconfirmed.INCARNATION
+    assert fleet.log.calls["append"] == FENCE_INCARNATIONS_MAX
+
+
+async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    result = await administration(fleet).await_fence(
+        Stamp(type(fleet.position.incarnation)(os.urandom(16)), 1),
+        wait=Wait.HIDDEN,
+        timeout_s=30,
+    )
+    assert (result.unconfirmed, result.waited_ms) == (Unconfirmed.INCARNATION, 0)
+
+
+async def test_a_repeated_request_appends_nothing_anew() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    request_id = os.urandom(16)
+    first = await invalidate(fleet, MODEL, EVERYTHING, request_id=request_id)
+    second = await invalidate(fleet, MODEL, EVERYTHING, request_id=request_id)
+    assert first.stamps == second.stamps
+    assert second.unconfirmed is None
+    assert len(await fleet.records()) == 2
+    await announce(fleet, "m", "2", request_id=request_id)
+    assert len(await fleet.records()) == 3, "an announcement is another request, whatever its id"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_append_whose_answer_is_lost_is_tried_again_and_stands_once(when: str) -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    getattr(fleet.log, when)["append"] = 3
+    result = await invalidate(fleet)
+    assert result.unconfirmed is None
+    assert len(await fleet.records()) == 1
+
+
+async def test_a_log_that_does_not_answer_at_all_is_an_error_and_nothing_was_appended() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.log.before["fence"] = 10**9
+    with pytest.raises(LogUnreachableError, match="nothing was appended"):
+        await invalidate(fleet, timeout_s=2)
+    assert fleet.log.calls["append"] == 0
+
+
+async def test_a_log_that_stops_answering_in_between_is_no_error_for_something_may_stand() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.log.after["append"] = 10**9
+    result = await invalidate(fleet, MODEL, EVERYTHING, timeout_s=2)
+    assert (result.unconfirmed, result.stamps) == (Unconfirmed.LOG, ())
+    assert "may stand" in result.why
+    assert len(await fleet.records()) == 1
+
+
+async def test_a_log_that_stops_answering_during_the_wait_leaves_the_records_standing() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+
+    async def cut() -> None:
+        fleet.log.before["fence"] = 10**9
+
+    fleet.members[0].acknowledges = False
+    fleet.at_pause = [cut]
+    result = await invalidate(fleet, timeout_s=2)
+    assert (result.unconfirmed, len(result.stamps)) == (Unconfirmed.LOG, 1)
+
+
+async def test_nobody_waits_where_nobody_asked() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.members[0].acknowledges = False
+    result = await invalidate(fleet, wait=None)
+    assert (result.unconfirmed, len(result.stamps), result.waited_ms) == (Unconfirmed.NOT_ASKED, 1, 0)
+
+
+async def test_waits_end_with_the_sidecar_and_say_so() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.members[0].acknowledges = False
+    admin = administration(fleet)
+
+    async def ending() -> None:
+        admin.end()
+
+    fleet.at_pause = [ending]
+    result = await admin.invalidate(
+        [MODEL], reason="", author="", wait=Wait.HIDDEN, timeout_s=30, request_id=bytes(16)
+    )
+    assert (result.unconfirmed, len(result.stamps)) == (Unconfirmed.ENDING, 1)
+    with pytest.raises(LogUnreachableError, match="shutting down"):
+        await admin.invalidate([MODEL], reason="", author="", wait=None, timeout_s=1, request_id=bytes(16))
+
+
+async def test_cancelling_ends_the_wait_and_the_record_stands() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    fleet.members[0].acknowledges = False
+    waiting = asyncio.ensure_future(invalidate(fleet, timeout_s=3600))
+    while not await fleet.records():
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(await fleet.records()) == 1
+
+
+@pytest.mark.parametrize("count", [0, INVALIDATE_SELECTORS_MAX + 1])
+async def test_one_call_takes_a_bounded_number_of_selectors(count: int) -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    with pytest.raises(LimitExceededError, match=f"got {count}"):
+        await administration(fleet).invalidate(
+            [MODEL] * count, reason="", author="", wait=None, timeout_s=1, request_id=bytes(16)
+        )
+
+
+async def test_weights_are_announced_before_the_old_ones_are_invalidated() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    result = await announce(fleet, "m", "2", old="1")
+    assert result.unconfirmed is None
+    assert [record.event for record in await fleet.records()] == [
+        WeightsAnnounced("m", "2"),
+        Selected(Selector(model="m", weights_version="1")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "old"),
+    [
+        ("", "2", None),
+        ("m", "", None),
+        ("m", "2", "2"),
+        ("m\ud800", "2", None),
+        ("m" * 430, "2", None),
+        ("m", "2", ""),
+    ],
+)
+async def test_what_no_reader_of_the_log_would_understand_is_never_appended(
+    model: str, version: str, old: str | None
+) -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    with pytest.raises(InvalidArgumentError):
+        await announce(fleet, model, version, old=old)
+    assert not await fleet.records()
+
+
+async def test_the_log_is_read_in_batches_and_from_anywhere() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    admin = administration(fleet)
+    for _ in range(5):
+        await admin.invalidate(
+            [MODEL] * 300, reason="", author="", wait=None, timeout_s=1, request_id=os.urandom(16)
+        )
+
+    async def revisions(after: int, count: int, incarnation: bytes = b"") -> list[int]:
+        found = admin.records(after=after, incarnation=incarnation, count=count, follow=False)
+        return [stamp.revision async for stamp, _ in found]
+
+    assert LOG_BATCH_RECORDS_MAX < 1500
+    assert await revisions(0, 0) == list(range(1, 1501))
+    assert await revisions(1490, 0) == list(range(1491, 1501))
+    assert await revisions(0, 1200) == list(range(1, 1201))
+    assert await revisions(1500, 0) == await revisions(9999, 0) == []
+    assert await revisions(1490, 3, os.urandom(16)) == [1, 2, 3], "after a record of another incarnation: all"
+
+
+@pytest.fixture
+def short_follow(monkeypatch: pytest.MonkeyPatch) -> float:
+    """One call follows for a minute, so that the test's clock has less to go through."""
+    monkeypatch.setattr("sidecar.administration.LOG_FOLLOW_S_MAX", 60.0)
+    return 60.0
+
+
+async def test_following_goes_on_across_incarnations_and_failures_and_ends_in_time(
+    short_follow: float,
+) -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    admin = administration(fleet)
+
+    async def append() -> None:
+        await admin.invalidate(
+            [MODEL], reason="", author="", wait=None, timeout_s=1, request_id=os.urandom(16)
+        )
+
+    async def anew() -> None:
+        fleet.log.before["read"] = 5
+        await fleet.begin_anew()
+        await append()
+
+    await append()
+    fleet.at_pause = [append, append, anew]
+    begun_ns = fleet.clock.now_ns()
+    stamps = [stamp async for stamp, _ in admin.records(after=0, incarnation=b"", count=0, follow=True)]
+    assert [stamp.revision for stamp in stamps] == [1, 2, 3, 1]
+    assert stamps[0].incarnation == stamps[2].incarnation != stamps[3].incarnation
+    assert fleet.clock.now_ns() - begun_ns >= short_follow * 1e9
+    assert fleet.log.calls["read"] < 20, "nobody reads a log that has not grown"
+
+
+async def test_following_through_a_sidecar_that_is_behind_is_no_busy_loop(short_follow: float) -> None:
+    """Its position is of another incarnation than the log's, which is news at every look."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    stuck = fleet.position
+
+    class Behind(ScriptedFleet):
+        position = stuck
+
+    admin = Administration(
+        Behind(*fleet.members), cast("InvalidationLog", fleet.log), FakeStore(), timing=TIMING, clock=fleet.clock,
+        pause=fleet.pause,
+    )  # fmt: skip
+    await fleet.begin_anew()
+    found = [stamp async for stamp, _ in admin.records(after=0, incarnation=b"", count=0, follow=True)]
+    assert found == []
+    assert fleet.log.calls["read"] <= short_follow / FENCE_POLL_S_MAX + 2
+
+
+async def test_namespaces_are_the_fleets_and_our_own_each_once() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    ours, both, theirs = (namespace(model=name) for name in ("ours", "both", "theirs"))
+    await fleet.local.know([both.canonical, theirs.canonical], deadline_ns=0)
+    admin = administration(fleet, FakeStore(ours, both))
+    known = await admin.namespaces()
+    assert set(known.by_id) == {ours.id, both.id, theirs.id}
+    assert known.incomplete == ""
+    await fleet.local.know([b"garbage"], deadline_ns=0)
+    known = await admin.namespaces()
+    assert len(known.by_id) == 3
+    assert "1 of the fleet's namespaces" in known.incomplete
+    fleet.log.before["namespaces"] = 1
+    known = await admin.namespaces()
+    assert set(known.by_id) == {ours.id, both.id}
+    assert "does not answer" in known.incomplete
+
+
+async def test_a_dry_run_counts_and_changes_nothing() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    space, other = namespace(model="m"), namespace(model="other")
+    store = FakeStore(space, other)
+    stamp = fleet.position
+    for number in range(3):
+        store.add(space, type(space.id)(bytes([number]) * 32), None, stamp)  # type: ignore[arg-type]
+    store.add(other, type(space.id)(b"o" * 32), None, stamp)  # type: ignore[arg-type]
+    assert await administration(fleet, store).dry_run([MODEL]) == (3, 3000)
+    assert await administration(fleet, store).dry_run([MODEL, EVERYTHING]) == (4, 4000)
+    assert not await fleet.records()

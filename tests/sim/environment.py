@@ -1,0 +1,135 @@
+"""What product code finds around it inside a simulation: clocks, randomness, locks and the arena of the simulated process.
+
+Installed once in a process that does nothing else; never undone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from greenlet import getcurrent
+
+from tests.sim.arena import ModelArena
+from tests.sim.arena_reader import ModelReader
+from tests.sim.clockwork import Clockwork
+from tests.sim.nodes import Node
+
+PAGE_BYTES = 16
+HIDING_STEP_WORK = 6
+"""Entries that one step of hiding looks at: few, so that most hiding takes several and look-ups come between."""
+
+_real_monotonic, _real_time_ns, _real_clock_gettime_ns = time.monotonic, time.time_ns, time.clock_gettime_ns
+_real_urandom = os.urandom
+
+
+class _Present:
+    """The world that runs now."""
+
+    clockwork: Clockwork | None = None
+    arenas: Callable[[Any, bytes], ModelArena]
+
+
+def enter(clockwork: Clockwork, arenas: Callable[[Any, bytes], ModelArena]) -> None:
+    """From here on product code runs in this world; `arenas` makes one for a sidecar's life."""
+    _Present.clockwork, _Present.arenas = clockwork, staticmethod(arenas)
+
+
+def leave() -> None:
+    """No world runs any more."""
+    _Present.clockwork = None
+
+
+def _node() -> Node | None:
+    process = getattr(getcurrent(), "sim_process", None)
+    return None if process is None or _Present.clockwork is None else process.node
+
+
+def _monotonic() -> float:
+    node = _node()
+    return _real_monotonic() if node is None else node.monotonic_ns() / 1e9
+
+
+def _time_ns() -> int:
+    node = _node()
+    return _real_time_ns() if node is None else node.wall_ns()
+
+
+def _clock_gettime_ns(clock: int) -> int:
+    node = _node()
+    return _real_clock_gettime_ns(clock) if node is None else node.now_ns()
+
+
+def _urandom(size: int) -> bytes:
+    clockwork = _Present.clockwork
+    return _real_urandom(size) if clockwork is None else clockwork.random.randbytes(size)
+
+
+class FiberLock:
+    """threading.Lock among the fibers of one process."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: list[Any] = []
+
+    def acquire(self) -> bool:
+        while self._is_held:
+            fiber = getcurrent()
+            assert _Present.clockwork is not None
+            self._waiting.append(fiber)
+            _Present.clockwork.hand_over()
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        self._is_held = False
+        clockwork = _Present.clockwork
+        if self._waiting and clockwork is not None and not clockwork.over:
+            fiber = self._waiting.pop(0)
+            clockwork.after(0, fiber.switch, fiber.sim_process)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Threading:
+    """What cache_l1.cache finds as `threading`."""
+
+    Lock = FiberLock
+
+
+@functools.cache
+def install() -> None:
+    """Put it all in place."""
+    time.monotonic, time.time_ns, time.clock_gettime_ns = _monotonic, _time_ns, _clock_gettime_ns
+    os.urandom = _urandom
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    _shorten()
+    import cache_l1.cache
+    import cache_l2.store
+    from kv_types.namespace import Namespace
+
+    cache_l1.cache.threading = _Threading  # type: ignore[attr-defined, assignment]
+    cache_l2.store.create_arena = lambda config, life, probe=None: _Present.arenas(config, life)  # type: ignore[assignment, misc]
+    cache_l2.store.map_own = lambda arena, row, life, prefault: ModelReader(arena, row)  # type: ignore[assignment, misc]
+    # a namespace is read anew by every sidecar's every life; parsing it costs more than all else that they do with it
+    Namespace.from_canonical = functools.cache(Namespace.from_canonical)  # type: ignore[method-assign]
+
+
+def _shorten() -> None:
+    """Less of what only people look at, and steps of hiding so small that others come between."""
+    import cache_l2.selecting
+    import sidecar.log_watch
+
+    cache_l2.selecting.HIDING_STEP_WORK_MAX = HIDING_STEP_WORK
+    sidecar.log_watch._DIRECTORY_S = 3.0
+    sidecar.log_watch.LOG_STATISTICS_S = 60.0
+    sidecar.log_watch.CLIENTS_WATCH_S_MAX = 0.2

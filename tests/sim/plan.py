@@ -1,0 +1,197 @@
+"""A plan: everything that a seed decides beforehand: the fleet, its settings, what is asked of it and what befalls it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tests.sim.clockwork import MS, S, US
+from tests.sim.spaces import Path
+
+PATHS: tuple[Path, ...] = ((0, 0, 0), (0, 0, 1), (0, 1), (1, 0, 0), (1, 0), (0,))
+MODELS = ("m", "o")
+TENANTS = ("", "t")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that befalls the fleet: what, when, for how long, to whom."""
+
+    at_ns: int
+    kind: str
+    length_ns: int
+    pick: float
+    """Chooses among whom it may befall, 0 to 1."""
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An invalidation that somebody asks for."""
+
+    at_ns: int
+    selector: str
+    wait: str
+    pick: float
+
+
+@dataclass
+class Plan:
+    """What one seed runs."""
+
+    seed: int
+    sidecars: int = 2
+    workers: int = 1
+    servers: int = 1
+    replicas: int = 0
+    lease_ns: int = 1 * S
+    pause_ns: int = 500 * MS
+    drift: float = 0.05
+    call_ns: int = 250 * MS
+    skew_ms: int = 200
+    duration_ns: int = 5 * S
+    turn_ns: int = 200 * US
+    socket_ns: int = 200 * US
+    shelf_ns: int = 200 * MS
+    think_ns: tuple[int, int] = (20 * MS, 500 * MS)
+    pass_ns: tuple[int, int] = (5 * MS, 400 * MS)
+    give_way_every: float = 60.0
+    keep: float = 0.8
+    has_shelf: bool = False
+    replicas_named_apart: bool = False
+    arena_entries: int = 32
+    ring_records: int = 8
+    reservation_s: float = 1.5
+    log_limits: tuple[int, int, int, int, int] = (1000, 100, 50, 100, 50)
+    weights: str = "1"
+    paths: tuple[Path, ...] = PATHS
+    spaces: tuple[tuple[str, str, str], ...] = (("m", "1", ""),)
+    repeats: float = 0.0
+    """How likely a message to a server arrives twice."""
+    rates_ppm: tuple[int, ...] = ()
+    wall_errors_ms: tuple[int, ...] = ()
+    faults: list[Fault] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
+
+    @property
+    def window_ns(self) -> int:
+        """How long a fence waits for a silent member."""
+        return int((self.lease_ns + self.pause_ns) * (1 + self.drift)) + 1
+
+
+OF_SERVERS = ("flush", "restart", "old_dump", "stop_server", "full")
+OF_REPLICATION = ("promote_zombie", "promote_zombie", "promote", "lag", "cut_replication", "fail_back")
+OF_NODES = (
+    "stand_still",
+    "suspend",
+    "stop_sidecar",
+    "stop_worker",
+    "crash",
+    "goodbye",
+    "kill_worker",
+    "wall_step",
+)
+OF_NETWORK = ("partition", "partition_replies", "partition_requests", "slow")
+SELECTORS = (
+    "all",
+    "namespace",
+    "model",
+    "tenant",
+    "key",
+    "key",
+    "key",
+    "producer",
+    "tag",
+    "since",
+    "revisions",
+    "key_producer",
+)
+
+
+def plan_of(seed: int) -> Plan:
+    """Draw the plan of a seed. Most are small; each has its own mixture of faults, some have none."""
+    draw = random.Random(seed)
+    plan = Plan(seed)
+    plan.sidecars = draw.choice((1, 2, 2, 2, 3))
+    plan.workers = draw.choice((1, 1, 2))
+    plan.servers = draw.choice((1, 2, 2, 2, 3))
+    plan.replicas = plan.servers - 1
+    plan.duration_ns = int(draw.uniform(2.5, 6) * S)
+    plan.has_shelf = draw.random() < 0.5
+    plan.replicas_named_apart = draw.random() < 0.3
+    plan.give_way_every = draw.choice((0.0, 30.0, 100.0, 300.0))
+    plan.think_ns = draw.choice(((5 * MS, 100 * MS), (20 * MS, 500 * MS)))
+    plan.pass_ns = draw.choice(((1 * MS, 20 * MS), (5 * MS, 300 * MS), (100 * MS, 1500 * MS)))
+    plan.turn_ns = draw.choice((100 * US, 1 * MS, 20 * MS))
+    plan.spaces = tuple(
+        (model, "1", tenant)
+        for model in MODELS
+        for tenant in TENANTS
+        if (model, tenant) == ("m", "") or draw.random() < 0.3
+    )
+    plan.paths = tuple(draw.sample(PATHS, draw.randint(2, 4)))
+    plan.ring_records = draw.choice((2, 4, 8))
+    if draw.random() < 0.3:
+        plan.log_limits = (
+            draw.choice((2, 4)),
+            draw.choice((1, 2, 100)),
+            draw.choice((2, 4)),
+            draw.choice((4, 8)),
+            2,
+        )
+    if draw.random() < 0.15:
+        plan.arena_entries = 10
+    if draw.random() < 0.3:
+        plan.repeats = 0.05
+    limit = int(plan.drift * 490_000)
+    nodes = plan.sidecars
+    plan.rates_ppm = tuple(draw.choice((0, -limit, limit, draw.randint(-limit, limit))) for _ in range(nodes))
+    error_ms = plan.skew_ms // 2 - 1
+    plan.wall_errors_ms = tuple(draw.randint(-error_ms, error_ms) for _ in range(nodes))
+    _draw_wishes(plan, draw)
+    _draw_faults(plan, draw)
+    return plan
+
+
+def _draw_wishes(plan: Plan, draw: random.Random) -> None:
+    for _ in range(draw.randint(1, 4)):
+        plan.wishes.append(
+            Wish(
+                int(draw.uniform(0.15, 0.9) * plan.duration_ns),
+                draw.choice(SELECTORS),
+                draw.choice(("hidden", "hidden", "hidden", "drained", "none")),
+                draw.random(),
+            )
+        )
+    if draw.random() < 0.2:  # a storm, whose records compaction and trimming have to do with
+        at_ns = int(draw.uniform(0.2, 0.7) * plan.duration_ns)
+        for index in range(draw.randint(3, 10)):
+            plan.wishes.append(
+                Wish(
+                    at_ns + index * draw.randint(1, 30) * MS,
+                    draw.choice(("key", "producer", "tag", "model")),
+                    "hidden",
+                    draw.random(),
+                )
+            )
+
+
+def _draw_faults(plan: Plan, draw: random.Random) -> None:
+    kinds: list[str] = []
+    if plan.servers > 1:
+        kinds += OF_REPLICATION
+    kinds += draw.choice(((), OF_SERVERS, OF_NODES, OF_NETWORK, OF_SERVERS + OF_NODES, OF_NODES + OF_NETWORK))
+    if not kinds or draw.random() < 0.1:
+        return
+    picked = draw.sample(kinds, min(len(kinds), draw.randint(1, 3)))
+    for _ in range(draw.choice((1, 1, 2, 2, 3))):
+        kind = draw.choice(picked)
+        near = (
+            draw.choice(plan.wishes).at_ns
+            if draw.random() < 0.6
+            else int(draw.uniform(0.1, 0.9) * plan.duration_ns)
+        )
+        at_ns = max(1, near + int(draw.gauss(0, 0.3) * plan.lease_ns))
+        length_ns = int(draw.choice((0.1, 0.5, 1.0, 2.0, 3.0)) * draw.uniform(0.5, 1.2) * plan.lease_ns)
+        plan.faults.append(Fault(at_ns, kind, length_ns, draw.random(), draw.random()))
+    plan.faults.sort(key=lambda fault: fault.at_ns)

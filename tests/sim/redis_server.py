@@ -1,0 +1,421 @@
+"""A model of redis-server: identity, scripts, replication with a lag, promotion, demotion, restarts, INFO and WAIT.
+
+What it mirrors is compared with real servers by test_redis_model.py. Replication is by the effects of commands.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.clockwork import Clockwork, Process
+from tests.sim.network import Channel, Network
+from tests.sim.nodes import Node
+from tests.sim.redis_data import COMMANDS, OK, Keyspace
+from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
+
+Effect = tuple[bytes, tuple[bytes, ...]]
+Watcher = Callable[["RedisServer", bytes, tuple[bytes, ...]], None]
+READ_ONLY = "READONLY You can't write against a read only replica."
+VERSION = "7.0.15"
+RECONNECT_NS = 500_000_000
+TIMEOUT_NS = 10_000_000_000
+"""After how long without a word a primary forgets a replica (repl-timeout)."""
+
+
+class Session:
+    """What a server keeps of one connection. `offset` is the replication offset after its last command."""
+
+    __slots__ = ("offset", "open")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.open = True
+
+
+class Replica:
+    """A primary's end of a replication link."""
+
+    __slots__ = ("acknowledged", "back", "forth", "is_sending", "server")
+
+    def __init__(self, server: RedisServer, forth: Channel, back: Channel, offset: int) -> None:
+        self.server = server
+        self.forth = forth
+        self.back = back
+        self.acknowledged = offset
+        self.is_sending = False
+
+
+class RedisServer:
+    """One server process on a node. A primary unless `follow` makes it a replica."""
+
+    def __init__(
+        self, clockwork: Clockwork, network: Network, node: Node, scripts: LuaScripts, *, on_write: Watcher
+    ) -> None:
+        self.node = node
+        self.keyspace = Keyspace()
+        self.process: Process = node.process("redis")
+        self.primary: RedisServer | None = None
+        self.is_linked = False
+        self.is_full = False
+        self.offset = 0
+        self.connections: list[Any] = []
+        self.repeat_ns: Callable[[], int] = lambda: 0
+        """After how long a message that arrives now arrives a second time; 0: it does not."""
+        self.on_script: Callable[[RedisServer, tuple[bytes, ...], Reply, int], None] | None = None
+        """Told of each script that was run: arguments, reply, and when its client sent it, by the client's boot clock."""
+        self._clockwork = clockwork
+        self._network = network
+        self._scripts = scripts
+        self._on_write = on_write
+        self._loaded: dict[bytes, bytes] = {}
+        self._effects: list[Effect] = []
+        self._effects_since = 0
+        self._replicas: list[Replica] = []
+        self._has_backlog = False
+        self._is_connecting = False
+        self._at_primary: Replica | None = None
+        self._waits: list[tuple[int, int, Callable[[Reply], None]]] = []
+        self._readers: list[tuple[bytes, bytes, Callable[[Reply], None]]] = []
+        self.run_id = self._identifier()
+        self.replication_id = self._identifier()
+
+    def __repr__(self) -> str:
+        role = "primary" if self.primary is None else f"replica of {self.primary.node.name}"
+        return f"{self.node.name} ({role})"
+
+    def _identifier(self) -> str:
+        return f"{self._clockwork.random.getrandbits(160):040x}"
+
+    # --- commands ---
+
+    def execute(self, session: Session, *command: bytes) -> Reply:
+        """Run one command that answers at once; raises ErrorReply."""
+        name, *arguments = command
+        name = name.upper()
+        try:
+            special = _SPECIAL.get(name)
+            if special is not None:
+                return special(self, *arguments)
+            return self._run(name, tuple(arguments))
+        finally:
+            session.offset = self.offset
+
+    def _run(self, name: bytes, arguments: tuple[bytes, ...]) -> Reply:
+        found = COMMANDS.get(name)
+        if found is None:
+            if name == b"INFO":
+                return self._info(*arguments)
+            if name == b"TIME":
+                wall_us = self.node.wall_ns() // 1000
+                return [b"%d" % (wall_us // 1_000_000), b"%d" % (wall_us % 1_000_000)]
+            raise ErrorReply(f"ERR unknown command '{name.decode()}'")
+        run, writes = found
+        if not writes:
+            return run(self.keyspace, *arguments)
+        if self.primary is not None:
+            raise ErrorReply(READ_ONLY)
+        if self.is_full and name not in (b"UNLINK", b"DEL", b"HDEL", b"XTRIM", b"XDEL", b"FLUSHALL"):
+            raise ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
+        before = self.keyspace.dirty
+        reply = run(self.keyspace, *arguments)
+        if self.keyspace.dirty != before:
+            self.offset += 1
+            self._effects.append((name, arguments))
+            self._on_write(self, name, arguments)
+            if self._replicas:
+                self._replicate()
+            if name == b"XADD" and self._readers:
+                self._wake_readers(arguments[0])
+        return reply
+
+    def _eval(self, text: bytes, count: bytes, *rest: bytes) -> Reply:
+        self._loaded[_sha(text)] = text
+        return self._script(text, count, *rest)
+
+    def _evalsha(self, sha: bytes, count: bytes, *rest: bytes) -> Reply:
+        text = self._loaded.get(sha.lower())
+        if text is None:
+            raise ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+        return self._script(text, count, *rest)
+
+    def _script(self, text: bytes, count: bytes, *rest: bytes) -> Reply:
+        keys = int(count)
+        full = self.is_full
+
+        def command(name: Any, *arguments: Any) -> Reply:
+            # a script that has written once may write on: Redis can't stop in its middle
+            before = self.offset
+            reply = self._run(name.upper(), tuple(_argument(one) for one in arguments))
+            if self.offset != before or name.upper() in (b"HDEL", b"UNLINK"):
+                self.is_full = False
+            return reply
+
+        try:
+            return self._scripts.run(text, rest[:keys], rest[keys:], command)
+        finally:
+            self.is_full = full
+
+    def _script_load(self, verb: bytes, *rest: bytes) -> Reply:
+        if verb.upper() != b"LOAD":
+            raise ErrorReply("ERR this model loads scripts only")
+        sha = _sha(rest[0])
+        self._loaded[sha] = rest[0]
+        return sha
+
+    def _info(self, *sections: bytes) -> bytes:
+        wanted = {section.decode().lower() for section in sections} or {"server", "replication"}
+        lines = []
+        if "server" in wanted:
+            lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{self.run_id}"]
+        if "replication" in wanted:
+            role = "master" if self.primary is None else "slave"
+            lines += [
+                "# Replication", f"role:{role}", f"connected_slaves:{len(self._replicas)}",
+                f"master_replid:{self.replication_id}", f"master_repl_offset:{self.offset}",
+            ]  # fmt: skip
+        return "\r\n".join(lines).encode() + b"\r\n"
+
+    # --- what answers later ---
+
+    def wait(self, session: Session, replicas: int, timeout_ms: int, answer: Callable[[Reply], None]) -> None:
+        """WAIT: tell how many replicas have what this connection wrote, once they are enough or the time is over."""
+        if self.primary is not None:
+            answer(ErrorReply("ERR WAIT cannot be used with replica instances."))
+            return
+        offset, session.offset = session.offset, self.offset
+        if self._acknowledged(offset) >= replicas:
+            answer(self._acknowledged(offset))
+            return
+        waiting = (offset, replicas, answer)
+        self._waits.append(waiting)
+
+        def give_up() -> None:
+            if waiting in self._waits:
+                self._waits.remove(waiting)
+                answer(self._acknowledged(offset))
+
+        if timeout_ms:
+            self._clockwork.after(timeout_ms * 1_000_000, give_up, self.process)
+
+    def read_stream(self, key: bytes, after: bytes, timeout_ms: int, answer: Callable[[Reply], None]) -> None:
+        """XREAD BLOCK of one stream."""
+        found = self._read(key, after)
+        if found is not None:
+            answer(found)
+            return
+        reader = (key, after, answer)
+        self._readers.append(reader)
+
+        def give_up() -> None:
+            if reader in self._readers:
+                self._readers.remove(reader)
+                answer(None)
+
+        if timeout_ms:
+            self._clockwork.after(timeout_ms * 1_000_000, give_up, self.process)
+
+    def _read(self, key: bytes, after: bytes) -> Reply:
+        milliseconds, _, sequence = after.partition(b"-")
+        start = b"%d-%d" % (int(milliseconds), int(sequence or b"0") + 1)
+        entries = self.keyspace.xrange(key, start, b"+", b"COUNT", b"1")
+        return [[key, entries]] if entries else None
+
+    def _wake_readers(self, key: bytes) -> None:
+        for reader in [one for one in self._readers if one[0] == key]:
+            found = self._read(key, reader[1])
+            if found is not None:
+                self._readers.remove(reader)
+                reader[2](found)
+
+    # --- replication, the primary's end ---
+
+    def _acknowledged(self, offset: int) -> int:
+        return sum(replica.acknowledged >= offset for replica in self._replicas)
+
+    def _replicate(self) -> None:
+        for replica in self._replicas:
+            if not replica.is_sending and replica.server.offset < self.offset:
+                self._send(replica)
+
+    def _send(self, replica: Replica) -> None:
+        replica.is_sending = True
+        upto = self.offset
+        effects = self._effects[replica.server.offset - self._effects_since : upto - self._effects_since]
+        server = replica.server
+
+        def arrive() -> None:
+            if server.primary is self and replica in self._replicas:
+                server._take_over(effects, upto)
+                replica.back.send(acknowledge, self.process)
+
+        def acknowledge() -> None:
+            replica.is_sending = False
+            if replica not in self._replicas:
+                return
+            replica.acknowledged = max(replica.acknowledged, upto)
+            self._answer_waits()
+            if server.offset < self.offset:
+                self._send(replica)
+
+        replica.forth.send(arrive, server.process)
+
+    def _answer_waits(self) -> None:
+        for waiting in list(self._waits):
+            offset, replicas, answer = waiting
+            if self._acknowledged(offset) >= replicas:
+                self._waits.remove(waiting)
+                answer(self._acknowledged(offset))
+
+    # --- replication, the replica's end ---
+
+    def _take_over(self, effects: list[Effect], upto: int) -> None:
+        for name, arguments in effects:
+            self.keyspace.execute(name, arguments)
+            if name == b"XADD" and self._readers:
+                self._wake_readers(arguments[0])
+        self._effects += effects
+        self.offset = upto
+
+    def follow(self, primary: RedisServer) -> None:
+        """REPLICAOF: drop what one has and take over all of the primary's, once the link stands."""
+        self._leave_primary()
+        self.primary = primary
+        self._drop_replicas()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Begin to synchronise, and go on trying as long as the primary can't be reached."""
+        if not self._is_connecting:
+            self._is_connecting = True
+            self._attempt()
+
+    def _attempt(self) -> None:
+        primary = self.primary
+        if primary is None or self.is_linked:
+            self._is_connecting = False
+            return
+        forth = self._network.channel(primary.node.name, self.node.name)
+        back = self._network.channel(self.node.name, primary.node.name)
+        back.send(lambda: primary._accept(self, forth, back), primary.process)
+        self._clockwork.after(RECONNECT_NS, self._attempt, self.process)
+
+    def _accept(self, server: RedisServer, forth: Channel, back: Channel) -> None:
+        if server.primary is not self or server.is_linked or self.primary is not None:
+            return
+        if not self._has_backlog:  # a backlog begins, and with it another history
+            self._has_backlog = True
+            self.replication_id = self._identifier()
+        data, identifier, offset = self.keyspace.snapshot(), self.replication_id, self.offset
+
+        def synchronise() -> None:
+            if server.primary is not self or server.is_linked:
+                return
+            server.is_linked = True
+            server.keyspace.values = data
+            server.replication_id, server.offset = identifier, offset
+            server._effects, server._effects_since = [], offset
+            back.send(lambda: self._attach(server, forth, back), self.process)
+
+        forth.send(synchronise, server.process)
+
+    def _attach(self, server: RedisServer, forth: Channel, back: Channel) -> None:
+        if server.primary is not self or not server.is_linked or self.primary is not None:
+            return
+        replica = Replica(server, forth, back, server.offset)
+        self._replicas = [one for one in self._replicas if one.server is not server] + [replica]
+        server._at_primary = replica
+        self._answer_waits()
+        if server.offset < self.offset:
+            self._send(replica)
+
+    def _leave_primary(self) -> None:
+        """Close the link to the primary, which learns of it when that arrives, or when nothing has come for long."""
+        primary, replica = self.primary, self._at_primary
+        self.is_linked = False
+        self._at_primary = None
+        if primary is not None and replica is not None:
+
+            def forget() -> None:
+                if replica in primary._replicas:
+                    primary._replicas.remove(replica)
+
+            replica.back.send(forget, primary.process)
+            self._clockwork.after(TIMEOUT_NS, forget, primary.process)
+
+    def _drop_replicas(self) -> None:
+        """Replicas of a server that is none any more for them begin anew."""
+        replicas, self._replicas = self._replicas, []
+        for replica in replicas:
+            if replica.server.primary is self:
+                replica.server.is_linked = False
+                replica.server._at_primary = None
+                replica.server._connect()
+
+    # --- what befalls a server ---
+
+    def promote(self) -> None:
+        """REPLICAOF NO ONE: what had not arrived is lost, and a new replication id begins."""
+        if self.primary is not None:
+            self._leave_primary()
+            self.primary = None
+            self.replication_id = self._identifier()
+            self._has_backlog = True  # a replica keeps one
+
+    def flush(self) -> None:
+        """FLUSHALL, by somebody who did not think of the log."""
+        self._run(b"FLUSHALL", ())
+
+    @staticmethod
+    def copy(dump: dict[bytes, Any]) -> dict[bytes, Any]:
+        """A dump to start from, so that what it held stays as it was."""
+        return copy.deepcopy(dump)
+
+    def crash(self) -> None:
+        """End the process: connections, replication links and what it had in memory."""
+        self._clockwork.kill(self.process)
+        self._leave_primary()
+        self._is_connecting = False
+        self._waits.clear()
+        self._readers.clear()
+        connections, self.connections = self.connections, []
+        for connection in connections:
+            connection.reset()
+        self._drop_replicas()
+
+    def restart(self, dump: dict[bytes, Any]) -> None:
+        """Start again with what a dump held: another run, another history."""
+        self.process = self.node.process("redis")
+        self.keyspace = Keyspace()
+        self.keyspace.values = dump
+        self._loaded.clear()
+        self._effects, self._effects_since = [], self.offset
+        self.run_id, self.replication_id = self._identifier(), self._identifier()
+        self._has_backlog = False
+        if self.primary is not None:
+            self._connect()
+
+
+def _sha(text: bytes) -> bytes:
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+
+
+def _argument(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, int | float):
+        return b"%.17g" % value
+    raise ErrorReply("ERR Lua redis lib command arguments must be strings or integers")
+
+
+_SPECIAL: dict[bytes, Callable[..., Reply]] = {
+    b"EVAL": RedisServer._eval,
+    b"EVALSHA": RedisServer._evalsha,
+    b"SCRIPT": RedisServer._script_load,
+    b"PING": lambda _, *text: text[0] if text else b"PONG",
+    b"CLIENT": lambda _, *__: OK,
+    b"SELECT": lambda _, *__: OK,
+    b"ROLE": lambda server: [b"master" if server.primary is None else b"slave"],
+}

@@ -1,0 +1,30 @@
+"""What the simulation knows of the log's script: one Lua for the whole process, and how a renewal looks on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.redis_server import RedisServer
+from tests.support.lua_redis import LuaScripts
+
+LUA = LuaScripts()
+STATE = b"stratakv:{fleet}:log:state"
+
+
+def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, int] | None:
+    """(member, incarnation, tip) of a renewal that the log accepted; None of anything else.
+
+    `arguments` are those of EVAL or EVALSHA: text or digest, number of keys, keys, verb and what the verb takes.
+    """
+    verb = 2 + int(arguments[1])
+    if arguments[verb] != b"renew" or not isinstance(reply, list) or reply[0] != b"OK":
+        return None
+    return arguments[verb + 4], bytes.fromhex(reply[1].decode()), int(reply[3])
+
+
+def incarnation_of(server: RedisServer) -> bytes | None:
+    """The log's incarnation on a server; None where there is none, or the next call will begin another."""
+    state = server.keyspace.values.get(STATE)
+    if state is None or state[b"history"] != (server.replication_id + server.run_id).encode():
+        return None
+    return bytes.fromhex(state[b"incarnation"].decode())

@@ -1,0 +1,267 @@
+"""A sidecar of the simulation: the product's store, log, shell, watch and administration on a simulated process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache_l2.attach_messages import Detach, Failed
+from cache_l2.store import ArenaConfig, ArenaStore
+from invalidation.compaction import CompactionLimits
+from invalidation.log import LogLimits
+from invalidation.notes import MemberNote
+from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.timing import Timing
+from invalidation.validity import Validity
+from kv_types.errors import StrataError
+from kv_types.ids import LifeId
+from kv_types.validity import EngineMode
+from sidecar.administration import Administration
+from sidecar.attach_requests import carry_out
+from sidecar.log_shell import LogShell, ShellTiming
+from sidecar.log_watch import LogWatch
+from tests.sim.arena import ModelArena
+from tests.sim.arena_reader import ModelReader
+from tests.sim.clockwork import MS, US, Process, Signal
+from tests.sim.loop import SimulatedLoop
+from tests.sim.redis_client import SimulatedAddress
+from tests.sim.shelf import ShelfKeeper
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+@dataclass
+class Attached:
+    """A client as the sidecar has it; stands for sidecar.attach_connection.AttachedProcess."""
+
+    row: int
+    writable: bool
+    registered: set[int]
+
+
+class Life:
+    """One life of a sidecar: everything in it goes with its process."""
+
+    def __init__(self, world: World, sidecar: SimulatedSidecar) -> None:
+        plan, clockwork, node = world.plan, world.clockwork, sidecar.node
+        self.sidecar = sidecar
+        self.process: Process = node.process("sidecar")
+        self.loop = SimulatedLoop(
+            clockwork, node, self.process, turn_ns=lambda: int(clockwork.random.random() * plan.turn_ns)
+        )
+        self.id = LifeId(clockwork.random.randbytes(16))
+        self.ended = False
+        timing = Timing(lease_ns=plan.lease_ns, pause_ns=plan.pause_ns, drift=plan.drift)
+        addresses: Any = [
+            SimulatedAddress(clockwork, world.network, node, self.process, server) for server in world.servers
+        ]
+        if plan.replicas_named_apart:
+            addresses = (
+                addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
+            )
+        self.log = RedisLog(
+            RedisLogSettings(
+                addresses=addresses, fleet="fleet", replicas=plan.replicas, limits=_limits(*plan.log_limits)
+            ),
+            clock=node,
+            random=clockwork.random.randbytes,
+        )
+        _, _, *caps = plan.log_limits
+        self.validity = Validity(skew_ms=plan.skew_ms, limits=_compaction(*caps))
+        world.starting = sidecar
+        self.store = ArenaStore(
+            _config(plan.ring_records, plan.skew_ms, plan.reservation_s),
+            clock=node,
+            judge=self.validity,
+            life=self.id,
+        )
+        self.arena: ModelArena = world.arenas[self.id]
+        self.shell = LogShell(
+            self.log,
+            self.store,
+            self.validity,
+            clock=node,
+            timing=ShellTiming(lease_ns=plan.lease_ns, settle_ns=timing.window_ns(), call_ns=plan.call_ns),
+            note=MemberNote(lease_ns=plan.lease_ns, engines_keep=0, host=node.name),
+        )
+        self.watch = LogWatch(self.shell, self.log, self.store, clock=node, call_ns=plan.call_ns)
+        self.administration = Administration(
+            self.shell, self.log, self.store, timing=timing, clock=node,
+            wall_ms=lambda: node.wall_ns() // 1_000_000,
+        )  # fmt: skip
+        self.keeper = ShelfKeeper(world, self) if plan.has_shelf else None
+
+    def run(self) -> None:
+        """Begin."""
+        self.spawn(self.shell.run())
+        self.spawn(self.watch.run())
+        self.spawn(self._tick())
+        if self.keeper is not None:
+            self.spawn(self.keeper.run())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a task on the sidecar's loop."""
+        return self.loop.create_task(work)  # type: ignore[no-any-return]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.4)
+            self.store.tick()
+
+    async def goodbye(self) -> None:
+        """Close the header first, then deregister (rule R13)."""
+        self.administration.end()
+        self.store.drain()
+        await self.shell.leave()
+        self.ended = True
+
+
+class SimulatedSidecar:
+    """A node's sidecar over all its lives."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.node = world.node(f"n{number}")
+        self.life: Life | None = None
+        self.lives = 0
+        self.attachments: list[Attachment] = []
+
+    def start(self) -> None:
+        """Begin a life."""
+        if self.life is None and not self.node.is_paused:
+            self.lives += 1
+            self.life = Life(self.world, self)
+            self.world.note(self.node.name, "sidecar starts")
+            self.life.run()
+
+    def kill(self) -> None:
+        """End as by SIGKILL."""
+        life, self.life = self.life, None
+        if life is None:
+            return
+        self.world.note(self.node.name, "sidecar dies")
+        life.ended = True
+        self.world.clockwork.kill(life.process)
+        attachments, self.attachments = self.attachments, []
+        for attachment in attachments:
+            attachment.hang_up()
+
+    def attach(self, process: Process, *, engine: EngineMode = EngineMode.NONE) -> Attachment | None:
+        """Attach a client, in no time; None when nobody listens."""
+        life = self.life
+        if life is None or life.process.stops or life.store.is_draining:
+            return None
+        row = life.store.open_client(1000 + len(self.attachments), engine=engine)
+        attachment = Attachment(self.world, life, row, process)
+        self.attachments.append(attachment)
+        return attachment
+
+    def client_died(self, attachment: Attachment) -> None:
+        """The pidfd of a client's process says that it is gone; the sidecar sees it in a moment."""
+        life = attachment.life
+        if attachment in self.attachments:
+            self.attachments.remove(attachment)
+
+        def notice() -> None:
+            if not life.ended:
+                life.loop.call_soon(life.store.end_client, attachment.client.row)
+
+        self.world.clockwork.after(1 * MS, notice, life.process)
+
+
+class Attachment:
+    """The connection between a client and one life, as the client's end of the socket sees it.
+
+    Stands for cache_l2.attach_channel.AttachChannel: one call at a time, answered by the sidecar's loop.
+    """
+
+    def __init__(self, world: World, life: Life, row: int, process: Process) -> None:
+        self.life = life
+        self.reader = ModelReader(life.arena, row)
+        self.client = Attached(row, writable=True, registered=set())
+        self._world = world
+        self._process = process
+        self._is_closed = False
+        self.is_hung_up = False
+        self.on_hang_up: Callable[[], None] = lambda: None
+
+    # --- what AttachedArena calls ---
+
+    @property
+    def is_broken(self) -> bool:
+        return self.is_hung_up or self._is_closed
+
+    def fileno(self) -> int:
+        return -1
+
+    def call(self, message: Any, *, deadline_s: float) -> Any:
+        """Send a message and wait for its reply; raises as the real channel does."""
+        from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
+
+        if self.is_broken:
+            raise ConnectionBroken("the connection is gone")
+        clockwork = self._world.clockwork
+        reply = Signal(clockwork)
+        life = self.life
+
+        def answer() -> None:
+            result = self._answer(message)
+            clockwork.after(self._latency_ns(), functools.partial(reply.set, result), self._process)
+
+        clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
+        own_ns = int(deadline_s * 1e9)
+        if not reply.wait(self._process.node.true_delay_ns(own_ns)):
+            if self.is_hung_up:
+                raise ConnectionBroken("the sidecar is gone")
+            raise DeadlinePassed(f"no reply in {deadline_s} s")
+        return reply.value
+
+    def _answer(self, message: Any) -> Any:
+        if isinstance(message, Detach):
+            self.life.store.end_client(self.client.row)
+            return None
+        try:
+            return carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
+        except StrataError as error:
+            return Failed(error.code, str(error))
+
+    def _latency_ns(self) -> int:
+        return 20 * US + int(self._world.clockwork.random.random() * self._world.plan.socket_ns)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def abandon_in_child(self) -> None:
+        """No process of a simulation forks."""
+
+    # --- what befalls it ---
+
+    def hang_up(self) -> None:
+        """The sidecar is gone; the client notices soon."""
+        self.is_hung_up = True
+        self._world.clockwork.after(1 * MS, lambda: self.on_hang_up(), self._process)
+
+
+@functools.cache
+def _config(ring_records: int, skew_ms: int, reservation_s: float) -> ArenaConfig:
+    return ArenaConfig(
+        arena_bytes=64 * 1024 * 1024,
+        ring_records=ring_records,
+        skew_bound_s=skew_ms / 1000,
+        reservation_s=reservation_s,
+    )
+
+
+@functools.cache
+def _compaction(per_scope: int, tombstones: int, scopes: int) -> CompactionLimits:
+    return CompactionLimits(tombstones_per_scope=per_scope, tombstones=tombstones, scopes=scopes)
+
+
+@functools.cache
+def _limits(records: int, batch: int, per_scope: int, tombstones: int, scopes: int) -> LogLimits:
+    return LogLimits(records=records, batch=batch, per_scope=per_scope, tombstones=tombstones, scopes=scopes)

@@ -1,0 +1,219 @@
+"""The simulation's arena against the native one: the same calls, in any order, have the same answers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kv_types.outcomes import MissReason, PutStatus
+from tests.sim.arena import OVERFLOW, U64_MAX, ModelArena
+from tests.sim.arena_reader import ModelLease, ModelReader
+from tests.support.native_arena import FAR_NS, PAGE, NativeArena, chain, now_ns
+
+CHAINS = [chain(name, 6) for name in ("a/x", "a/y", "b/x")]
+ENTRIES = 9
+FIGURES = ("entries_visible", "entries_reserved", "entries_hidden_leased", "entries_quarantined")
+MISSED = tuple(f"miss_{int(reason)}" for reason in MissReason)
+
+selections = st.fixed_dictionaries(
+    {
+        "key": st.one_of(st.none(), st.sampled_from([key for one in CHAINS for key in one])),
+        "namespaces": st.sampled_from([None, b"\x01", b"\x02", b"\x03", b""]),
+        "provenances": st.sampled_from([None, None, b"\x02", b"\x06", b""]),
+        "since_ms": st.sampled_from([0, 0, 15]),
+        "until_ms": st.sampled_from([U64_MAX, U64_MAX, 15]),
+        "since_revision": st.sampled_from([0, 0, 2]),
+        "until_revision": st.sampled_from([U64_MAX, U64_MAX, 2]),
+    }
+)
+
+
+class Held(NamedTuple):
+    """A reservation as both arenas know it."""
+
+    row: int
+    model: int
+    native: int
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """Two rows that store, one that reads."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.native = NativeArena(entries=ENTRIES, rows=4)
+        self.model = ModelArena(life=self.native.life, entries=ENTRIES, rows=4, now_ns=now_ns)
+        self.model.publish_freshness(FAR_NS)
+        assert self.model.open_row(os.getpid()) == self.native.row
+        self.rows = [self._open(), self._open()]
+        self.reader = ModelReader(self.model, self.native.row)
+        self.held: list[Held] = []
+        self.instances: dict[int, int] = {0: 0, U64_MAX: U64_MAX}
+        self.leases: list[tuple[ModelLease, Any]] = []
+
+    def _open(self) -> int:
+        row = self.native.arena.open_row(7)
+        assert self.model.open_row(7) == row
+        return row
+
+    @rule(
+        row=st.integers(0, 1),
+        of=st.sampled_from(range(len(CHAINS))),
+        start=st.integers(0, 5),
+        pages=st.integers(1, 4),
+        namespace=st.sampled_from([0, 0, 0, 1]),
+        expiry_s=st.sampled_from([0, 0, 0, 1]),
+        is_late=st.sampled_from([False, False, False, True]),
+    )
+    def reserve(self, row: int, of: int, start: int, pages: int, namespace: int, expiry_s: int, is_late: bool) -> None:  # fmt: skip
+        keys = CHAINS[of]
+        arguments: dict[str, Any] = {
+            "row": self.rows[row], "namespace_slot": namespace, "parent": keys[start - 1] if start else None,
+            "keys": b"".join(keys[start : start + pages]), "payload_bytes": PAGE, "expiry_s": expiry_s,
+            "deadline_ns": 1 if is_late else FAR_NS, "now_ns": 0 if is_late else now_ns(),
+        }  # fmt: skip
+        expected, got = self.model.reserve(**arguments), self.native.arena.reserve(**arguments)
+        assert [one[:2] for one in expected] == [tuple(one[:2]) for one in got]
+        for mine, theirs in zip(expected, got, strict=True):
+            if mine[0] == PutStatus.STORED:
+                self.held.append(Held(self.rows[row], mine[2], theirs[2]))
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        revision=st.integers(1, 3),
+        provenance=st.sampled_from([0, 1, 2, OVERFLOW]),
+        times=st.sampled_from([(0, 0), (10, 12), (18, 20)]),
+    )
+    def commit(self, data: Any, revision: int, provenance: int, times: tuple[int, int]) -> None:
+        picked = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3, unique=True))
+        row = picked[0].row
+        picked = [one for one in picked if one.row == row]
+        rests_on = data.draw(st.sampled_from(sorted(self.instances)))
+        terms: dict[str, Any] = {
+            "row": row, "incarnation": bytes(16), "revision": revision, "producer": provenance,
+            "computed_from_ms": times[0], "computed_until_ms": times[1], "now_ns": now_ns(),
+        }  # fmt: skip
+        expected = self.model.commit(reservations=[one.model for one in picked], rests_on=rests_on, **terms)
+        got = self.native.arena.commit(
+            reservations=[one.native for one in picked], rests_on=self.instances[rests_on], **terms
+        )
+        assert expected == [tuple(one) for one in got]
+        for one in picked:
+            self.held.remove(one)
+            self.instances[one.model + (1 << 32)] = one.native + (1 << 32)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def abort(self, data: Any) -> None:
+        one = data.draw(st.sampled_from(self.held))
+        self.model.abort(row=one.row, reservations=[one.model])
+        self.native.arena.abort(row=one.row, reservations=[one.native])
+        self.held.remove(one)
+
+    @rule(selection=selections, work=st.integers(1, 30))
+    def hide(self, selection: dict[str, Any], work: int) -> None:
+        def all_steps(arena: Any) -> int:
+            cursor, hidden = 0, 0
+            while cursor >= 0:
+                cursor, more = arena.hide_step(**selection, cursor=cursor, work_max=work)
+                hidden += more
+            return hidden
+
+        assert all_steps(self.model) == all_steps(self.native.arena)
+
+    @rule(selection=selections)
+    def count(self, selection: dict[str, Any]) -> None:
+        expected = self.model.count_step(**selection, cursor=0, work_max=10_000)
+        assert expected == self.native.arena.count_step(**selection, cursor=0, work_max=10_000)
+
+    @rule(row=st.integers(0, 1), orphan=st.booleans())
+    def end(self, row: int, orphan: bool) -> None:
+        number = self.rows[row]
+        if orphan:
+            self.model.orphan_row(number)
+            self.native.arena.orphan_row(number)
+            return
+        self.model.end_row(number)
+        self.native.arena.end_row(number)
+        self.held = [one for one in self.held if one.row != number]
+        self.rows[row] = self._open()
+
+    @rule()
+    def expire(self) -> None:
+        moment_ns = now_ns()
+        assert self.model.expire(moment_ns) == self.native.arena.expire(moment_ns)
+
+    @rule(of=st.sampled_from(range(len(CHAINS))), start=st.integers(0, 3))
+    def lease(self, of: int, start: int) -> None:
+        packed = b"".join(CHAINS[of])
+        mine, theirs = (
+            self.reader.lease(0, packed, start=start),
+            self.native.reader.lease(0, packed, start=start),
+        )
+        assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
+        self.leases.append((mine, theirs))
+
+    @precondition(lambda self: self.leases)
+    @rule()
+    def release(self) -> None:
+        for lease in self.leases.pop(0):
+            lease.release()
+
+    @rule(revision=st.integers(0, 9), events=st.integers(1, 20))
+    def publish(self, revision: int, events: int) -> None:
+        before = self.model.view
+        for _ in range(events):
+            event: dict[str, Any] = {
+                "incarnation": bytes(16),
+                "revision": revision,
+                "kind": 2,
+                "payload": b"abc",
+            }
+            assert self.model.publish_event(**event) == self.native.arena.publish_event(**event)
+        assert self.reader.stamp() == tuple(self.native.reader.stamp())
+        for view in (before, max(0, before - 3)):
+            theirs = self.native.reader.events_since(view)
+            mine = self.reader.events_since(view)
+            assert (mine is None) == (theirs is None or len(theirs) > len(self.model.ring))
+            if mine is not None:
+                assert mine == [tuple(one) for one in theirs]
+
+    @invariant()
+    def the_same_pages_are_there(self) -> None:
+        for keys in CHAINS:
+            packed = b"".join(keys)
+            assert self.reader.match(packed) == tuple(self.native.reader.match(packed))
+            for key in keys:
+                assert self.model.chain(key, pages_max=3) == self.native.arena.chain(key, pages_max=3)
+                mine, theirs = self.model.find(key), self.native.arena.find(key)
+                assert (mine is None) == (theirs is None)
+                if mine is not None and theirs is not None:
+                    for name in ("revision", "producer", "lineage_unknown", "namespace_slot"):
+                        assert mine[name] == theirs[name]
+
+    @invariant()
+    def the_figures_are_the_same(self) -> None:
+        mine, theirs = self.model.statistics(), self.native.arena.statistics()
+        assert {name: mine[name] for name in FIGURES} == {name: theirs[name] for name in FIGURES}
+        assert bool(mine["oldest_hidden_view"]) == bool(theirs["oldest_hidden_view"])
+        counted, native = self.reader.counts(0), self.native.reader.counts(0)
+        for name in ("begun", "requested", "l1", "l2", *MISSED):
+            assert counted[name] == native[name]
+
+    def teardown(self) -> None:
+        if hasattr(self, "native"):
+            for _, theirs in self.leases:
+                theirs.release()
+            self.native.reader.close()
+            self.native.arena.close()
+
+
+ArenaMachine.TestCase.settings = settings(
+    max_examples=1500, stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+)
+TestArenaModel = ArenaMachine.TestCase

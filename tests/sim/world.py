@@ -1,0 +1,291 @@
+"""A world: one seed's fleet, servers, network and truth, put together and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from invalidation.records import LogEntry
+from kv_types.events import Selected
+from kv_types.ids import LifeId
+from kv_types.namespace import Namespace
+from tests.sim import environment
+from tests.sim.arena import Entry, ModelArena
+from tests.sim.clockwork import MS, S, Clockwork
+from tests.sim.faults import Faults
+from tests.sim.network import Network
+from tests.sim.nodes import Node
+from tests.sim.operator import Operator
+from tests.sim.plan import Plan
+from tests.sim.redis_server import RedisServer
+from tests.sim.scripts import LUA, incarnation_of, renewal_of
+from tests.sim.shelf import ShelfRecord
+from tests.sim.sidecar import Life, SimulatedSidecar
+from tests.sim.spaces import Path, namespace
+from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
+from tests.sim.worker import Pass, Worker
+
+TRUE_EPOCH_MS = 1_700_000_000_000
+
+
+class TrackedArena(ModelArena):
+    """An arena that tells the truth what becomes visible in it."""
+
+    world: World
+    published: dict[bytes, int]
+    who: str
+
+    def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
+        view = super().publish_event(incarnation=incarnation, revision=revision, kind=kind, payload=payload)
+        self.published[incarnation] = revision
+        return view
+
+    def _publish(self, entry: Entry) -> None:
+        super()._publish(entry)
+        self.world.published(self, entry)
+
+
+class World:
+    """Made of a plan; `run` lives through it and raises BrokenPromiseError on what must never be."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.clockwork = Clockwork(plan.seed)
+        self.truth = Truth()
+        self.history: list[tuple[int, str, str]] = []
+        self.network = Network(self.clockwork)
+        self.shelf: dict[bytes, ShelfRecord] = {}
+        self.arenas: dict[LifeId, TrackedArena] = {}
+        self.is_quiet = False
+        self.starting: SimulatedSidecar | None = None
+        """Whose life begins now."""
+        self.superseded: set[RedisServer] = set()
+        self._chance = self.clockwork.random.random
+        environment.enter(self.clockwork, self._make_arena)
+        self.clockwork.often(plan.give_way_every, self._interruption_ns)
+        self.servers = [self._server(number) for number in range(plan.servers)]
+        for server in self.servers[1:]:
+            server.follow(self.servers[0])
+        self.sidecars = [SimulatedSidecar(self, number) for number in range(plan.sidecars)]
+        self.spaces = [namespace(*names) for names in plan.spaces]
+        self.workers: list[Worker] = []
+        self.faults = Faults(self)
+        self.operator = Operator(self)
+
+    def node(self, name: str) -> Node:
+        """Make a machine; those of sidecars have their own clocks."""
+        number = int(name[1:])
+        is_redis = name.startswith("r")
+        rate_ppm = 0 if is_redis else self.plan.rates_ppm[number]
+        node = Node(
+            self.clockwork, name, rate_ppm=rate_ppm, boot_ns=self.clockwork.random.randrange(1, 1000) * S
+        )
+        node.wall_offset_ns = TRUE_EPOCH_MS * MS
+        if not is_redis:
+            node.wall_offset_ns += self.plan.wall_errors_ms[number] * MS
+        return node
+
+    def _server(self, number: int) -> RedisServer:
+        server = RedisServer(self.clockwork, self.network, self.node(f"r{number}"), LUA, on_write=self._wrote)
+        server.on_script = self._renewed
+        if self.plan.repeats:
+            server.repeat_ns = self._repeat_ns
+        return server
+
+    def _repeat_ns(self) -> int:
+        if self._chance() >= self.plan.repeats:
+            return 0
+        return int(self.clockwork.random.expovariate(1 / 0.4) * S) + 1
+
+    def _make_arena(self, config: Any, life: bytes) -> ModelArena:
+        sidecar = self.starting
+        assert sidecar is not None, "only a sidecar's life makes an arena"
+        arena = TrackedArena(
+            life=life, entries=self.plan.arena_entries, ring_records=config.ring_records, now_ns=sidecar.node.now_ns,
+            give_way=self.clockwork.give_way,
+        )  # fmt: skip
+        arena.world, arena.published, arena.who = self, {}, sidecar.node.name
+        self.arenas[LifeId(life)] = arena
+        return arena
+
+    # --- what product and models tell ---
+
+    def note(self, who: str, what: str) -> None:
+        """A line of the history."""
+        self.history.append((self.clockwork.now_ns, who, what))
+
+    def _wrote(self, server: RedisServer, name: bytes, arguments: tuple[bytes, ...]) -> None:
+        if name != b"XADD":
+            return
+        entry = LogEntry.decode(arguments[3])
+        state = server.keyspace.values[arguments[0].replace(b":stream", b":state")]
+        incarnation = bytes.fromhex(state[b"incarnation"].decode())
+        revision = int(arguments[1].partition(b"-")[0])
+        selector = entry.event.selector if isinstance(entry.event, Selected) else None
+        append = self.truth.appended(
+            server.node.name, incarnation, revision, selector, true_ns=self.clockwork.now_ns
+        )
+        self.note(
+            server.node.name, f"append {append.number}: {_said(entry)} at {incarnation.hex()[:4]}:{revision}"
+        )
+
+    def _renewed(self, server: RedisServer, arguments: tuple[bytes, ...], reply: Any, sent_ns: int) -> None:
+        """A server ran a script; a renewal by the true primary lets its member vouch for what it has."""
+        renewal = renewal_of(arguments, reply)
+        if renewal is not None and server not in self.superseded:
+            member, incarnation, tip = renewal
+            self.truth.granted(member, Grant(sent_ns + self.plan.lease_ns, incarnation, tip))
+
+    def published(self, arena: TrackedArena, entry: Entry) -> None:
+        """A page became visible."""
+        page = self.truth.instances.get(entry.place[0])
+        if page is not None:
+            incarnation, revision = self._position(arena)
+            self.truth.check_published(page, incarnation, revision, arena.who)
+
+    def position_of(self, worker: Worker) -> tuple[bytes, int]:
+        """What the header that a worker looks at says now."""
+        attachment = worker.attachment
+        return (bytes(16), 0) if attachment is None else self._position(self.arenas[attachment.life.id])
+
+    @staticmethod
+    def _position(arena: ModelArena) -> tuple[bytes, int]:
+        _, incarnation, revision, *_ = arena.ring[arena.view % len(arena.ring)]
+        return incarnation, revision
+
+    def served(
+        self,
+        worker: Worker,
+        pages: list[Instance],
+        fences: int,
+        invoked_ns: int | None,
+        *,
+        from_l1: int,
+        wanted: int,
+    ) -> None:
+        """A look-up returned."""
+        if pages:
+            self.truth.check_fence(pages, fences, worker.name)
+            attachment = worker.attachment
+            if invoked_ns is not None and attachment is not None:
+                life = attachment.life
+                self.truth.check_freshness(
+                    life.shell.member, self.arenas[life.id].published, invoked_ns=invoked_ns, who=worker.name
+                )
+        self.note(worker.name, f"served {pages} of {wanted}, {from_l1} from L1")
+
+    # --- choices ---
+
+    def chance(self, probability: float) -> bool:
+        """Draw."""
+        return self._chance() < probability
+
+    def between(self, bounds: tuple[int, int]) -> int:
+        """Draw a time, short ones more often."""
+        low, high = bounds
+        return low + int((high - low) * self._chance() ** 2)
+
+    def think_ns(self) -> int:
+        return self.between(self.plan.think_ns)
+
+    def pass_ns(self) -> int:
+        return self.between(self.plan.pass_ns)
+
+    def _interruption_ns(self) -> int:
+        """How long somebody loses the processor in the middle of something: mostly not for long."""
+        draw = self._chance()
+        if draw < 0.9:
+            return int(draw * 5 * MS)
+        return int(self._chance() * (1.5 * self.plan.lease_ns if draw > 0.97 else 300 * MS))
+
+    def wish(self, worker: Worker) -> tuple[Namespace, Path]:
+        """What a worker is asked to compute next."""
+        return self.clockwork.random.choice(self.spaces), self.clockwork.random.choice(self.plan.paths)
+
+    def tags_of(self, now: Pass) -> tuple[bytes, ...]:
+        """Tags that a request gives its pages."""
+        return (b"odd",) if len(now.path) % 2 else ()
+
+    def has_shelf_for(self, worker: Worker, now: Pass) -> bool:
+        return self.plan.has_shelf
+
+    def true_wall_ms(self) -> int:
+        """Unix time, as nobody here knows it exactly."""
+        return TRUE_EPOCH_MS + self.clockwork.now_ns // MS
+
+    # --- a life ---
+
+    def run(self) -> None:
+        """Live through the plan, then see whether everything heals."""
+        plan, clockwork = self.plan, self.clockwork
+        try:
+            clockwork.run(300 * MS)  # replicas attach
+            for sidecar in self.sidecars:
+                clockwork.after(int(self._chance() * 300 * MS), sidecar.start)
+                for number in range(plan.workers):
+                    self.add_worker(sidecar, number)
+            self.operator.schedule(plan.wishes)
+            self.faults.schedule(plan.faults)
+            clockwork.run(300 * MS + plan.duration_ns)
+            self._quiet()
+        finally:
+            clockwork.end()
+            environment.leave()
+
+    def add_worker(self, sidecar: SimulatedSidecar, number: int) -> Worker:
+        """Start a worker."""
+        worker = Worker(self, sidecar, number)
+        self.workers.append(worker)
+        self.clockwork.spawn(worker.process, worker.run, delay_ns=int(self._chance() * 100 * MS))
+        return worker
+
+    def _quiet(self) -> None:
+        """All faults end; then every prefix can be computed, stored and served again on every node (I9)."""
+        self.note("world", "quiet")
+        self.is_quiet = True
+        self.faults.heal()
+        clockwork = self.clockwork
+        limit_ns = clockwork.now_ns + 20 * self.plan.window_ns
+        clockwork.run(limit_ns, done=self._is_healed)
+        if not self._is_healed():
+            raise BrokenPromiseError("BrokeRecreate", f"the fleet did not heal: {self._ailing()}")
+        finished: list[bool] = []
+        clockwork.spawn(None, lambda: self._recreate(finished))
+        clockwork.run(clockwork.now_ns + 60 * S, done=lambda: bool(finished))
+        if not finished:
+            raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
+
+    def _is_healed(self) -> bool:
+        return not self._ailing()
+
+    def _ailing(self) -> list[str]:
+        ailing = []
+        incarnation = incarnation_of(self.faults.primary())
+        for sidecar in self.sidecars:
+            life = sidecar.life
+            if life is None:
+                ailing.append(f"{sidecar.node} is dead")
+                continue
+            position = life.shell.position
+            follows = position is not None and position.incarnation == incarnation
+            if not follows or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
+                ailing.append(f"{sidecar.node} is {life.shell.state().phase}")
+        ailing += [
+            f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes
+        ]
+        ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
+        return ailing
+
+    def _recreate(self, finished: list[bool]) -> None:
+        """On each node in turn: whatever is missing can be computed and is a hit afterwards."""
+        from tests.sim.recreation import recreate
+
+        recreate(self)
+        finished.append(True)
+
+
+def _said(entry: LogEntry) -> str:
+    return entry.event.selector.describe() if isinstance(entry.event, Selected) else str(entry.event)
+
+
+Check = Callable[[World], None]

@@ -1,0 +1,332 @@
+"""log, members, namespaces, inspect, weights set-version and replicas set: what they print, for people and programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kv_types.errors import ConfigError
+from kv_types.events import Selected, WeightsAnnounced
+from kv_types.ids import PageKey
+from kv_types.page_keys import page_keys, unpack_keys
+from kv_types.selectors import Selector
+from stratakv.selection import parse_name, show_name
+from stratakv.times import parse_time, show_time
+from tests.stratakv.conftest import SPACES, Command
+from tests.support.admin_site import AdminSite
+from tests.support.daemon import ROOT, clean_environment
+from tests.support.polling import wait_until
+
+HOSTILE = "a\x1b[31mb [/red]"
+
+
+# --- log ---
+
+
+def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> None:
+    stratakv("invalidate", "--model", HOSTILE, "--yes", "--reason", HOSTILE)
+    stratakv("weights", "set-version", "2", "--model", "m")
+    shown = stratakv("log")
+    assert shown.exit_code == 0, shown.stderr
+    assert "\x1b" not in shown.stdout
+    assert "[/red]" in shown.stdout
+    assert "weights of m are now 2" in shown.stdout
+    lines = [json.loads(line) for line in stratakv("log", "--json").stdout.splitlines()]
+    first, second = lines
+    assert set(first) == {
+        "appended_wall_ms", "author", "incarnation", "kind", "reason", "revision", "selector",
+    }  # fmt: skip
+    assert (first["kind"], first["revision"], first["selector"]) == ("invalidation", 1, {"model": HOSTILE})
+    assert first["reason"] == HOSTILE
+    assert first["incarnation"] == site.fleet.position.incarnation.hex()
+    assert set(second) == {
+        "appended_wall_ms", "author", "incarnation", "kind", "model", "reason", "revision", "version",
+    }  # fmt: skip
+    assert (second["kind"], second["model"], second["version"]) == ("weights", "m", "2")
+    assert [
+        json.loads(line)["revision"] for line in stratakv("log", "--after", "1", "--json").stdout.splitlines()
+    ] == [2]
+    assert stratakv("log", "--after", "9").stdout == ""
+
+
+def test_log_follows_until_ctrl_c(site: AdminSite, stratakv: Command) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
+        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for revision in (1, 2):
+        assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+        assert json.loads(process.stdout.readline())["revision"] == revision
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    wait_until(lambda: site.calls.running == 0, what="the end of the stream")
+
+
+# --- members ---
+
+
+def test_members_shows_the_fleet(site: AdminSite, stratakv: Command) -> None:
+    stratakv("invalidate", "--all", "--yes")
+    told = stratakv.json("members")
+    assert set(told) == {"confirmed", "fleet", "members", "replicas", "settled", "sizes", "tip"}
+    assert (told["fleet"], told["confirmed"], told["settled"], told["replicas"]) == ("test", True, True, 0)
+    assert told["tip"] == {"incarnation": site.fleet.position.incarnation.hex(), "revision": 1}
+    assert {member["id"] for member in told["members"]} == {member.id.hex() for member in site.members}
+    assert [member["id"] for member in told["members"] if member["is_self"]] == [site.fleet.member.hex()]
+    assert told["sizes"]["members"] == 2
+    shown = stratakv("members").stdout
+    for part in (site.members[1].id.hex(), "this sidecar", "2 members", "revision 1"):
+        assert part in shown
+
+
+def test_members_says_what_stops_fences(site: AdminSite, stratakv: Command) -> None:
+    site.call(site.fleet.begin_anew)
+    stratakv("replicas", "set", "1")
+    shown = stratakv("members").stdout
+    assert "replication is not confirmed" in shown
+    assert "young" in shown
+
+
+def test_members_are_forgotten_when_somebody_knows(site: AdminSite, stratakv: Command) -> None:
+    alive, silent = site.members
+    silent.is_silent = True
+    stratakv("invalidate", "--all", "--yes")
+    assert "gone" in stratakv("members").stdout
+    told = stratakv.json("members", "--forget", alive.id.hex(), "--forget-gone")
+    assert told == {"forgotten": [silent.id.hex()], "stayed": [alive.id.hex()]}
+    assert stratakv("members", "--forget-gone").stdout == "nobody was given up for gone\n"
+    bad = stratakv("members", "--forget", "ab")
+    assert bad.exit_code == 2
+    assert "32 hexadecimal digits" in bad.stderr
+
+
+# --- namespaces ---
+
+
+def test_namespaces_lists_what_prefixes_are_applied_in(site: AdminSite, stratakv: Command) -> None:
+    told = stratakv.json("namespaces")
+    assert told["incomplete"] == ""
+    assert [one["id"] for one in told["namespaces"]] == [space.id.hex() for space in SPACES]
+    assert told["namespaces"][1] == {
+        "adapter": None, "heads": [0, 2], "id": SPACES[1].id.hex(), "kv_dtype": "fp16", "layers": [0, 4], "model": "m",
+        "page_tokens": 4, "position_offset": 0, "tenant": "alice", "weights_version": "1",
+    }  # fmt: skip
+    shown = stratakv("namespaces").stdout
+    for part in (SPACES[2].id.hex(), "alice", "heads 0:2 of 2"):
+        assert part in shown
+    site.fleet.log.before["namespaces"] = 1
+    partial = stratakv("namespaces")
+    assert partial.exit_code == 0
+    assert "missing" in partial.stderr
+
+
+# --- inspect ---
+
+
+def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> None:
+    key = PageKey(b"k" * 32)
+    site.store.add(SPACES[0], key, None, site.fleet.position)
+    (told,) = stratakv.json("inspect", key.hex())
+    (page,) = told["pages"]
+    assert (page["resident"], page["servable"], page["key"]) == (True, True, key.hex())
+    assert "no record after 0" in page["why"]
+    assert page["header"] == {
+        "computed_from_ms": 1, "computed_until_ms": 2, "expires_in_ms": None, "last_access_ms_ago": None, "leases": 0,
+        "lineage_known": True, "namespace": SPACES[0].id.hex(), "parent": None, "payload_bytes": 1000, "producer": "p",
+        "stamp": {"incarnation": site.fleet.position.incarnation.hex(), "revision": 0}, "tags": ["t"],
+    }  # fmt: skip
+    shown = stratakv("inspect", key.hex()).stdout
+    assert "valid" in shown
+    (absent,) = stratakv.json("inspect", "00" * 32, "--namespace", SPACES[0].id.hex())
+    assert absent["pages"][0]["header"] is None
+    assert "not on this node" in absent["pages"][0]["why"]
+
+
+def test_inspect_shows_how_far_a_prefix_reaches_in_each_namespace(site: AdminSite, stratakv: Command) -> None:
+    tokens = list(range(12))
+    keys = unpack_keys(page_keys(SPACES[0].id, tokens, page_tokens=4))
+    site.store.add(SPACES[0], keys[0], None, site.fleet.position)
+    site.store.add(SPACES[0], keys[1], keys[0], site.fleet.position)
+    told = stratakv.json("inspect", "--prefix-tokens", "-", "--model", "m", stdin=json.dumps(tokens))
+    assert [one["namespace"] for one in told] == [SPACES[0].id.hex(), SPACES[1].id.hex()]
+    assert [[page["servable"] for page in one["pages"]] for one in told] == [[True, True, False], [False] * 3]
+    shown = stratakv(
+        "inspect", "--prefix-tokens", "-", "--namespace", SPACES[0].id.hex(), stdin=json.dumps(tokens)
+    )
+    assert "2 of 3 pages would be served" in shown.stdout
+
+
+def test_inspect_of_a_long_prefix_comes_whole(site: AdminSite, stratakv: Command) -> None:
+    tokens = list(range(4 * 2500))
+    (told,) = stratakv.json("inspect", "--prefix-tokens", "-", "--tenant", "alice", stdin=json.dumps(tokens))
+    keys = unpack_keys(page_keys(SPACES[1].id, tokens, page_tokens=4))
+    assert [page["key"] for page in told["pages"]] == [key.hex() for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "name one page"),
+        (("ab" * 32, "--prefix-tokens", "-"), "name one page"),
+        (("abc",), "64 hexadecimal digits"),
+        (("ab" * 32, "--model", "m"), "--namespace alone"),
+        (("ab" * 32, "--namespace", "x"), "64 hexadecimal digits"),
+        (("--prefix-tokens", "-", "--model", "nobody"), "stratakv namespaces"),
+        (("--prefix-tokens", "-", "--model", "other"), "16 tokens"),
+    ],
+)
+def test_bad_inspections_are_usage_errors(stratakv: Command, words: tuple[str, ...], text: str) -> None:
+    result = stratakv("inspect", *words, stdin="1 2 3 4")
+    assert result.exit_code == 2, (result.stderr, result.exception)
+    assert text in result.stderr
+
+
+def test_an_unknown_namespace_is_said(stratakv: Command) -> None:
+    result = stratakv("inspect", "ab" * 32, "--namespace", "cd" * 32)
+    assert result.exit_code == 1
+    assert "knows the namespace" in result.stderr
+
+
+# --- weights ---
+
+
+def test_weights_are_announced_and_the_version_they_replace_is_invalidated(
+    site: AdminSite, stratakv: Command
+) -> None:
+    first = stratakv.json("weights", "set-version", "1", "--model", "m", "--reason", "r")
+    assert (first["confirmed"], first["invalidated_version"]) == (True, None)
+    site.weights["m"] = "1"
+    second = stratakv.json("weights", "set-version", "2", "--model", "m")
+    assert (second["model"], second["version"], second["invalidated_version"]) == ("m", "2", "1")
+    assert len(second["appended"]) == 2
+    site.weights["m"] = "2"
+    again = stratakv("weights", "set-version", "2", "--model", "m", "--from", "0", "--wait=drained")
+    assert again.exit_code == 0, again.stderr
+    assert "0 is invalidated" in again.stdout
+    old = [Selected(Selector(model="m", weights_version=version)) for version in ("1", "0")]
+    events = [record.event for record in site.call(site.fleet.records)]
+    assert events == [
+        WeightsAnnounced("m", "1"), WeightsAnnounced("m", "2"), old[0], WeightsAnnounced("m", "2"), old[1],
+    ]  # fmt: skip
+
+
+def test_weights_that_are_not_confirmed_say_how_to_repeat_what_was_inferred(
+    site: AdminSite, stratakv: Command
+) -> None:
+    site.weights["m"] = "the old one"
+    site.members[1].acknowledges = False
+    result = stratakv("weights", "set-version", "2", "--model", "m", "--timeout", "200ms")
+    assert result.exit_code == 3
+    assert "--from 'the old one'" in result.stderr
+    assert "--request-id" in result.stderr
+
+
+def test_weights_that_nobody_can_name_are_not_replaced_by_none(site: AdminSite, stratakv: Command) -> None:
+    """A sidecar that has read no log knows of no announcement, which is not the same as there being none."""
+    site.is_fresh = False
+    result = stratakv("weights", "set-version", "2", "--model", "m")
+    assert result.exit_code == 1
+    assert "--from" in result.stderr
+    assert site.call(site.fleet.records) == ()
+    assert stratakv("weights", "set-version", "2", "--model", "m", "--from", "1").exit_code == 0
+
+
+def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Command) -> None:
+    result = stratakv("weights", "set-version", "2", "--model", "m", "--from", "2")
+    assert result.exit_code == 2
+    assert "at once" in result.stderr
+    assert site.call(site.fleet.records) == ()
+
+
+# --- replicas ---
+
+
+def test_replicas_are_set_within_bounds(site: AdminSite, stratakv: Command) -> None:
+    assert stratakv.json("replicas", "set", "2") == {"replicas": 2}
+    assert stratakv.json("members")["replicas"] == 2
+    assert stratakv("replicas", "set", "17").exit_code == 2
+    assert stratakv("replicas", "set", "many").exit_code == 2
+    assert stratakv("replicas").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("log",), ("members",), ("namespaces",), ("inspect", "ab" * 32), ("replicas", "set", "1"),
+        ("weights", "set-version", "2", "--model", "m"),
+    ],
+)  # fmt: skip
+def test_where_nobody_is_every_verb_exits_1_and_says_what_to_do(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    class Nowhere:
+        runtime_dir = tmp_path
+
+    result = Command(Nowhere())(*words)  # type: ignore[arg-type]
+    assert result.exit_code == 1
+    assert "no sidecar answers" in result.stderr
+
+
+# --- times and names ---
+
+NOW = datetime(2026, 8, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"),
+    [
+        ("now", 0), ("10m", 600), ("10m ago", 600), ("1.5h", 5400), ("90 s ago", 90), ("2d", 172_800), ("5ms", 0.005),
+        ("2026-08-01T12:00:00Z", 0), ("2026-08-01T14:00:00+02:00", 0), ("2026-08-01T11:59:00.500Z", 59.5),
+    ],
+)  # fmt: skip
+def test_times_are_read_as_people_write_them(text: str, ago_s: float) -> None:
+    assert parse_time(text, option="--since", now=NOW) == NOW.timestamp() * 1000 - ago_s * 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "soon", "10m hence", "ago", "-5m", "1969-12-31T23:59:59Z", "9e9d", "9" * 20 + "d"]
+)
+def test_what_is_no_time_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="--since"):
+        parse_time(text, option="--since", now=NOW)
+
+
+def test_times_are_shown_whatever_the_number() -> None:
+    assert show_time(int(NOW.timestamp() * 1000)) == "2026-08-01T12:00:00Z"
+    assert show_time(2**64 - 1).endswith(" ms")
+
+
+@pytest.mark.parametrize("value", [b"node-1", "Ω".encode(), b"\xff", b"hex:", b"a\x1bb", b"\x00"])
+def test_names_come_back_as_the_options_take_them(value: bytes) -> None:
+    assert parse_name(show_name(value), "--producer") == value
+    assert show_name(value).isprintable()
+
+
+def test_log_waits_for_a_sidecar_that_comes_back(site: AdminSite, stratakv: Command) -> None:
+    """A follower outlives its sidecar: nothing is shown twice, nothing is lost."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
+        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+    assert json.loads(process.stdout.readline())["revision"] == 1
+    site.call(site.restart_server)
+    assert "waiting for the sidecar" in process.stderr.readline()
+    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+    assert json.loads(process.stdout.readline())["revision"] == 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    process.stdout.close()
+    process.stderr.close()
