@@ -58,6 +58,8 @@ class Plan:
     give_way_every: float = 60.0
     keep: float = 0.8
     has_shelf: bool = False
+    is_settled: bool = False
+    """Whether the log was there long before, so that its incarnation is settled."""
     replicas_named_apart: bool = False
     arena_entries: int = 32
     ring_records: int = 8
@@ -94,7 +96,8 @@ def plan_of(seed: int) -> Plan:
     plan.workers = draw.choice((1, 1, 2))
     plan.servers = draw.choice((1, 2, 2, 2, 3))
     plan.replicas = plan.servers - 1
-    plan.duration_ns = int(draw.uniform(2.5, 6) * S)
+    plan.duration_ns = int(draw.uniform(1.2, 3.5) * S)
+    plan.is_settled = draw.random() < 0.8
     plan.has_shelf = draw.random() < 0.5
     plan.replicas_named_apart = draw.random() < 0.3
     plan.give_way_every = draw.choice((0.0, 30.0, 100.0, 300.0))

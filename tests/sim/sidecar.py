@@ -101,8 +101,15 @@ class Life:
             self.spawn(self.keeper.run())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a task on the sidecar's loop."""
-        return self.loop.create_task(work)  # type: ignore[no-any-return]
+        """Run a task on the sidecar's loop; what goes wrong in it ends the simulation."""
+        task: asyncio.Task[Any] = self.loop.create_task(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self.loop.failures.append(failure)
 
     async def _tick(self) -> None:
         while True:

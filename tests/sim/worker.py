@@ -22,7 +22,7 @@ from inference_worker.settings import ClientSettings
 from kv_types.errors import ClosedError, DeadlineExceededError, SidecarUnreachableError
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
-from kv_types.outcomes import Hit, MissReason, PutOutcome
+from kv_types.outcomes import Hit, MissReason, PutOutcome, Refused, RefuseReason
 from tests.sim.clockwork import MS
 from tests.sim.environment import PAGE_BYTES
 from tests.sim.sidecar import Attachment, SimulatedSidecar
@@ -89,6 +89,8 @@ class Pass:
     pages: list[Instance] = field(default_factory=list)
     """One for each page of the chain, from the root on, found or computed."""
     found: int = 0
+    is_known: bool = False
+    """Whether the sidecar could be told of it: one that could not be stores nothing, and nobody waits for it."""
 
     @property
     def used(self) -> frozenset[Instance]:
@@ -175,6 +177,7 @@ class Worker:
         self.passes.append(now)
         outcomes: list[PutOutcome] = []
         with self.client.begin(registered) as request:
+            now.is_known = request.stamp is not None
             position = world.position_of(self)
             cache.synchronise(self.client.validity)
             view = cache.observe()
@@ -189,13 +192,22 @@ class Worker:
                 self._compute(now, position, 0 if stamp is None else stamp.revision, until=chunk)
             words = [_bytes(page) for page in now.pages]
             if now.found < len(path):
-                outcomes = request.put(keys, words[now.found :], start=now.found, tags=world.tags_of(now))
+                outcomes = self._store(request, keys, words, now)
             if world.chance(plan.keep):
                 cache.insert(keys, 0, words, view=view, instances=request.instances(keys))
             if world.chance(0.1):
                 world.clockwork.sleep(world.pass_ns())
         self.passes.remove(now)
         return now, outcomes
+
+    def _store(self, request: Any, keys: bytes, words: list[bytes], now: Pass) -> list[PutOutcome]:
+        """Store what was computed; from the root on where L2 has lost what L1 still had."""
+        tags = self.world.tags_of(now)
+        outcomes: list[PutOutcome] = request.put(keys, words[now.found :], start=now.found, tags=tags)
+        first = outcomes[0]
+        if now.found and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
+            outcomes = request.put(keys, words, start=0, tags=tags)
+        return outcomes
 
     def _look_up(self, now: Pass, request: Any, cache: L1Cache, keys: bytes) -> None:
         """Look up in L1, then in L2 for the rest; what comes is held against the truth at once."""

@@ -18,7 +18,7 @@ from tests.sim.nodes import Node
 from tests.sim.operator import Operator
 from tests.sim.plan import Plan
 from tests.sim.redis_server import RedisServer
-from tests.sim.scripts import LUA, incarnation_of, renewal_of
+from tests.sim.scripts import LUA, incarnation_of, renewal_of, settle
 from tests.sim.shelf import ShelfRecord
 from tests.sim.sidecar import Life, SimulatedSidecar
 from tests.sim.spaces import Path, namespace
@@ -180,6 +180,8 @@ class World:
         return self.between(self.plan.think_ns)
 
     def pass_ns(self) -> int:
+        if self.is_quiet:
+            return 2 * MS
         return self.between(self.plan.pass_ns)
 
     def _interruption_ns(self) -> int:
@@ -210,14 +212,16 @@ class World:
         """Live through the plan, then see whether everything heals."""
         plan, clockwork = self.plan, self.clockwork
         try:
-            clockwork.run(300 * MS)  # replicas attach
+            clockwork.run(50 * MS)  # replicas attach
+            if plan.is_settled:
+                settle(self.servers[0], clockwork.random.randbytes(16), plan.replicas)
             for sidecar in self.sidecars:
-                clockwork.after(int(self._chance() * 300 * MS), sidecar.start)
+                clockwork.after(int(self._chance() * 100 * MS), sidecar.start)
                 for number in range(plan.workers):
                     self.add_worker(sidecar, number)
             self.operator.schedule(plan.wishes)
             self.faults.schedule(plan.faults)
-            clockwork.run(300 * MS + plan.duration_ns)
+            clockwork.run(clockwork.now_ns + plan.duration_ns)
             self._quiet()
         finally:
             clockwork.end()
@@ -235,14 +239,19 @@ class World:
         self.note("world", "quiet")
         self.is_quiet = True
         self.faults.heal()
+        self.operator.end()
         clockwork = self.clockwork
+        clockwork.often(0.0, self._interruption_ns)
         limit_ns = clockwork.now_ns + 20 * self.plan.window_ns
-        clockwork.run(limit_ns, done=self._is_healed)
+        while not self._is_healed() and clockwork.now_ns < limit_ns:
+            clockwork.run(clockwork.now_ns + 50 * MS)
         if not self._is_healed():
             raise BrokenPromiseError("BrokeRecreate", f"the fleet did not heal: {self._ailing()}")
         finished: list[bool] = []
         clockwork.spawn(None, lambda: self._recreate(finished))
-        clockwork.run(clockwork.now_ns + 60 * S, done=lambda: bool(finished))
+        limit_ns = clockwork.now_ns + 60 * S
+        while not finished and clockwork.now_ns < limit_ns:
+            clockwork.run(clockwork.now_ns + 20 * MS)
         if not finished:
             raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
 
