@@ -22,7 +22,8 @@ from google.protobuf.descriptor_pb2 import (  # noqa: E402 - after the path that
 from docs.generated import bring_up_to_date  # noqa: E402
 from kv_wire.status import ERROR_KEY, TABLE  # noqa: E402
 
-PROTO = ROOT / "proto" / "stratakv" / "v1" / "cache.proto"
+SCHEMA = Path("stratakv") / "v1"
+PROTOS = ("cache.proto", "admin.proto")
 TARGET = ROOT / "docs" / "api.md"
 # Field numbers of descriptor.proto: a comment's place is a path of them.
 _MESSAGE, _ENUM, _SERVICE = 4, 5, 6
@@ -36,8 +37,8 @@ _SCALARS = {
 _NAMED = (FieldDescriptorProto.TYPE_MESSAGE, FieldDescriptorProto.TYPE_ENUM)
 
 
-def describe(proto: Path) -> FileDescriptorProto:
-    """Compile one file and return its descriptor with comments."""
+def describe() -> list[FileDescriptorProto]:
+    """Compile the schema and return the descriptors of its files, with comments, in the order of PROTOS."""
     from grpc_tools import protoc  # type: ignore[import-untyped]  # noqa: PLC0415 - a development tool
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,12 +49,13 @@ def describe(proto: Path) -> FileDescriptorProto:
                 f"-I{ROOT / 'proto'}",
                 f"--descriptor_set_out={target}",
                 "--include_source_info",
-                str(proto),
+                *(str(ROOT / "proto" / SCHEMA / name) for name in PROTOS),
             ]
         )
         if code != 0:
             raise SystemExit(f"protoc ended with {code}")
-        return FileDescriptorSet.FromString(target.read_bytes()).file[0]
+        found = {file.name: file for file in FileDescriptorSet.FromString(target.read_bytes()).file}
+    return [found[str(SCHEMA / name)] for name in PROTOS]
 
 
 class Comments:
@@ -71,25 +73,30 @@ class Comments:
         return " ".join(" ".join(self._by_path.get(path, ())).split())
 
 
-def render(file: FileDescriptorProto) -> str:
+def render(files: list[FileDescriptorProto]) -> str:
     """Return the whole page."""
-    comments = Comments(file)
+    named = " and ".join(f"`proto/{file.name}`" for file in files)
     lines = [
         "# The gRPC API",
         "",
-        f"Generated from `{PROTO.relative_to(ROOT)}` by `make gen`; edit the comments there.",
-        "",
-        comments.at(_SYNTAX),
+        f"Generated from {named} by `make gen`; edit the comments there.",
         "",
     ]
-    for index, service in enumerate(file.service):
-        lines += _service(service, comments, index, file.package)
-    lines += ["## Messages", ""]
-    for index, message in enumerate(file.message_type):
-        lines += _message(message, comments, index)
+    for file in files:
+        comments = Comments(file)
+        lines += [comments.at(_SYNTAX), ""]
+        for index, service in enumerate(file.service):
+            lines += _service(service, comments, index, file.package)
+    for file in files:
+        comments = Comments(file)
+        lines += [f"## Messages of {Path(file.name).name}", ""]
+        for index, message in enumerate(file.message_type):
+            lines += _message(message, comments, index)
     lines += ["## Enumerations", ""]
-    for index, enum in enumerate(file.enum_type):
-        lines += _enum(enum, comments, index)
+    for file in files:
+        comments = Comments(file)
+        for index, enum in enumerate(file.enum_type):
+            lines += _enum(enum, comments, index)
     lines += _errors()
     return "\n".join(lines).rstrip() + "\n"
 
@@ -158,7 +165,9 @@ def _type(field: FieldDescriptorProto, message: DescriptorProto) -> str:
             key, value = (_type(part, nested) for part in nested.field)
             return f"map of {key} to {value}"
     name = _link(field.type_name) if field.type in _NAMED else _SCALARS[field.type]
-    return f"repeated {name}" if field.label == FieldDescriptorProto.LABEL_REPEATED else name
+    if field.label == FieldDescriptorProto.LABEL_REPEATED:
+        return f"repeated {name}"
+    return f"optional {name}" if field.proto3_optional else name
 
 
 def _link(type_name: str) -> str:
@@ -167,4 +176,4 @@ def _link(type_name: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(bring_up_to_date(TARGET, render(describe(PROTO)), sys.argv[1:]))
+    raise SystemExit(bring_up_to_date(TARGET, render(describe()), sys.argv[1:]))

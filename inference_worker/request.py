@@ -130,9 +130,10 @@ class Request:
             self._reused.found(packed, Run(instances.life, 0, pages, numbers[-1], numbers))
 
     def instances(self, keys: Keys) -> Instances:
-        """Which pages of L2 this request's own are, as it got or stored them, for an L1 that keeps them.
+        """Which pages of L2 the bytes are that this request was given or has stored, for an L1 that keeps them.
 
-        One number a page of `keys`. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        One number a page of `keys`; where a look-up gave a page, it is not that of bytes computed anew under its key.
+        Raises InvalidArgumentError, LimitExceededError, ClosedError.
         """
         self._check()
         packed, _ = packed_chain(keys, 0)

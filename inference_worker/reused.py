@@ -93,7 +93,10 @@ class ReusedPages:
         return _cover(below) if below[0].run.life == life else UNKNOWN_INSTANCE
 
     def instances(self, packed: bytes) -> Instances:
-        """Instance of each page of a chain, for an L1 that keeps the bytes that this request has under these keys."""
+        """Instance of each page of a chain, for an L1 that keeps their bytes.
+
+        Where a look-up served a page, it is that of the bytes which the look-up gave.
+        """
         pages = len(packed) // KEY_BYTES
         on_chain = self._on(packed, end=pages)
         if not on_chain or self._count > REUSED_RUNS_MAX:

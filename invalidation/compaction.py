@@ -70,7 +70,7 @@ def keep(kept: Kept, selector: Selector, revision: int) -> list[Selector]:
         return []
     scope = scope_of(selector)
     dropped: list[Selector] = []
-    if scope is not None and selector == Selector(namespace=scope):
+    if scope is not None and selector.is_one_namespace:
         kept.floors[scope] = max(kept.floors.get(scope, 0), revision)
     else:
         if kept.tombstones.pop(selector, None) is None:

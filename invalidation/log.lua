@@ -8,8 +8,8 @@
 -- Replies {status, incarnation, k, tip, settled, …the verb's own}; all strings. Status is OK, or INC, FORK, GAP of a
 --         renewal (rule R8), or REFUSED with the reason in words as the sixth.
 --
--- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors
---             (how many of each), known (how often a namespace was entered), fence
+-- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors,
+--             scopes (how many of each), known (how often a namespace was entered), fence
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
@@ -43,13 +43,14 @@ end
 -- not wholly the data that this server has kept since the incarnation began is a new incarnation, and starts from nothing.
 local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')
   .. string.match(call('INFO', 'server'), 'run_id:(%w+)')
-local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors')
+local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors',
+  'scopes')
 
 local function begin(incarnation, k)
   call('UNLINK', state, stream, tombstones, floors, scopes, members, requests, weights, namespaces, known)
   call('HSET', state, 'history', history, 'incarnation', incarnation, 'tip', '0', 'digest', NO_DIGEST, 'settled', '0',
-    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'known', '0')
-  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0' }
+    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'scopes', '0', 'known', '0')
+  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0', '0' }
 end
 
 local function raised(k)
@@ -60,7 +61,8 @@ end
 if kept[1] ~= history
   or tonumber(kept[7]) ~= call('HLEN', members)
   or tonumber(kept[8]) ~= call('HLEN', tombstones)
-  or tonumber(kept[9]) ~= call('HLEN', floors) then
+  or tonumber(kept[9]) ~= call('HLEN', floors)
+  or tonumber(kept[10]) ~= call('HLEN', scopes) then
   kept = begin(ARGV[2], raised(kept[6]))
 end
 local incarnation, tip, digest, settled, k = kept[2], tonumber(kept[3]), kept[4], kept[5], kept[6]
@@ -94,18 +96,20 @@ if verb == 'renew' then
   local number, applied, records = ARGV[6], tonumber(ARGV[8]), {}
   if ARGV[7] ~= incarnation then return answer('INC', number, records) end
   if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, records) end
-  local most = limits()
   if applied < tip then
-    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(most.batch))
+    records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(limits().batch))
     if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return answer('GAP', number, {}) end
     -- The first record that follows proves the digest that the member has: its own was made from it.
     if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return answer('FORK', number, {}) end
   end
-  if call('HEXISTS', members, ARGV[5]) == 0 then
-    if call('HLEN', members) >= most.members and not displace() then return answer('REFUSED', 'members') end
-    call('HSET', state, 'members', text(call('HLEN', members) + 1))
+  local value = number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12]
+  if call('HSET', members, ARGV[5], value) == 1 then
+    if call('HLEN', members) > limits().members and not displace() then
+      call('HDEL', members, ARGV[5])
+      return answer('REFUSED', 'members')
+    end
+    call('HSET', state, 'members', text(call('HLEN', members)))
   end
-  call('HSET', members, ARGV[5], number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12])
   return answer('OK', number, records)
 end
 
@@ -115,29 +119,39 @@ local function remove(key, fields)
   end
 end
 
-local function oldest_first(flat)
-  local list = {}
-  for at = 1, #flat, 2 do list[#list + 1] = { name = flat[at], revision = tonumber(flat[at + 1]) } end
-  table.sort(list, function(a, b) return a.revision < b.revision end)
-  return list
+-- Of fields and their revisions, by turns, those whose name begins so, without the newest `left` of them; in no order.
+local function oldest(flat, prefix, left)
+  local revisions, found = {}, {}
+  for at = 1, #flat, 2 do
+    if string.sub(flat[at], 1, #prefix) == prefix then revisions[#revisions + 1] = tonumber(flat[at + 1]) end
+  end
+  table.sort(revisions)
+  local last = revisions[#revisions - left] or 0  -- no two are the same
+  for at = 1, #flat, 2 do
+    local revision = tonumber(flat[at + 1])
+    if revision <= last and string.sub(flat[at], 1, #prefix) == prefix then
+      found[#found + 1] = { name = flat[at], revision = revision }
+    end
+  end
+  return found
 end
 
 local function raise(scope, revision)
   if revision > tonumber(call('HGET', floors, scope) or '0') then call('HSET', floors, scope, text(revision)) end
 end
 
--- Drops the oldest so many tombstones of a list, the floors of their scopes raised to their own revisions.
-local function drop(list, many)
+-- Drops tombstones, the floors of their scopes raised to their own revisions.
+local function drop(list)
   local fields, highest, counts = {}, {}, {}
-  for at = 1, many do
-    local name = list[at].name
-    local scope = string.sub(name, 1, 1) == FLEET and FLEET or string.sub(name, 1, 33)
-    fields[at], highest[scope], counts[scope] = name, list[at].revision, (counts[scope] or 0) + 1
+  for at, tombstone in ipairs(list) do
+    local scope = string.sub(tombstone.name, 1, 1) == FLEET and FLEET or string.sub(tombstone.name, 1, 33)
+    fields[at], counts[scope] = tombstone.name, (counts[scope] or 0) + 1
+    highest[scope] = math.max(highest[scope] or 0, tombstone.revision)
   end
   remove(tombstones, fields)
   for scope, revision in pairs(highest) do
     raise(scope, revision)
-    local left = tonumber(call('HGET', scopes, scope)) - counts[scope]
+    local left = tonumber(call('HGET', scopes, scope) or '0') - counts[scope]
     if left > 0 then call('HSET', scopes, scope, text(left)) else call('HDEL', scopes, scope) end
   end
 end
@@ -153,29 +167,22 @@ local function keep(kind, scope, selector, revision, most)
     local count = tonumber(call('HGET', scopes, scope) or '0') + call('HSET', tombstones, scope .. selector, revision)
     call('HSET', scopes, scope, text(count))
     if count > most.per_scope then
-      local list = {}
-      for _, tombstone in ipairs(oldest_first(call('HGETALL', tombstones))) do
-        if string.sub(tombstone.name, 1, #scope) == scope then list[#list + 1] = tombstone end
-      end
-      drop(list, #list - math.floor(most.per_scope / 2))
+      drop(oldest(call('HGETALL', tombstones), scope, math.floor(most.per_scope / 2)))
     end
-    local total = call('HLEN', tombstones)
-    if total > most.tombstones then
-      drop(oldest_first(call('HGETALL', tombstones)), total - math.floor(most.tombstones / 2))
+    if call('HLEN', tombstones) > most.tombstones then
+      drop(oldest(call('HGETALL', tombstones), '', math.floor(most.tombstones / 2)))
     end
   end
-  local spaces = call('HLEN', floors) - call('HEXISTS', floors, FLEET)
-  if spaces > most.scopes then
-    local gone, many = {}, spaces - math.floor(most.scopes / 2)
-    for _, floor in ipairs(oldest_first(call('HGETALL', floors))) do
-      if floor.name ~= FLEET and #gone < many then
-        gone[#gone + 1] = floor.name
-        raise(FLEET, floor.revision)
-      end
+  if call('HLEN', floors) - call('HEXISTS', floors, FLEET) > most.scopes then
+    local gone = {}
+    for at, floor in ipairs(oldest(call('HGETALL', floors), 'n', math.floor(most.scopes / 2))) do
+      gone[at] = floor.name
+      raise(FLEET, floor.revision)
     end
     remove(floors, gone)
   end
-  call('HSET', state, 'tombstones', text(call('HLEN', tombstones)), 'floors', text(call('HLEN', floors)))
+  call('HSET', state, 'tombstones', text(call('HLEN', tombstones)), 'floors', text(call('HLEN', floors)),
+    'scopes', text(call('HLEN', scopes)))
 end
 
 local function announce(model, version, revision, most)
@@ -183,7 +190,7 @@ local function announce(model, version, revision, most)
   if call('HLEN', weights) > most.weights then
     local flat = call('HGETALL', weights)
     for at = 2, #flat, 2 do flat[at] = string.match(flat[at], '^%d+') end
-    call('HDEL', weights, oldest_first(flat)[1].name)
+    call('HDEL', weights, oldest(flat, '', most.weights)[1].name)
   end
 end
 
@@ -275,9 +282,9 @@ if verb == 'know' then
     entries = entries + 1
     call('HSET', known, id, text(entries))
     if call('HSET', namespaces, id, ARGV[at]) == 1 and call('HLEN', namespaces) > most.namespaces then
-      local oldest = oldest_first(call('HGETALL', known))[1].name
-      call('HDEL', known, oldest)
-      call('HDEL', namespaces, oldest)
+      local longest_ago = oldest(call('HGETALL', known), '', most.namespaces)[1].name
+      call('HDEL', known, longest_ago)
+      call('HDEL', namespaces, longest_ago)
     end
   end
   call('HSET', state, 'known', text(entries))

@@ -37,6 +37,9 @@ from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_NAMESPACES_BATCH_MAX
 
 _Result = TypeVar("_Result")
 
+_TICK_MS = 150
+"""A server looks at what waits in it ten times a second, when nothing else wakes it."""
+
 _REFUSALS = {
     "members": "the fleet has as many members as it may have, and none of them is gone",
     "revisions": "the log has as many records as it can count; invalidate nothing more, and start a new incarnation",
@@ -162,18 +165,18 @@ class RedisLog(InvalidationLog):
         return found
 
     async def woken(self, after: int, *, deadline_ns: int) -> bool:
-        """See InvalidationLog."""
+        """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
 
-        async def talk(talk: Talk) -> bool:
-            # Some time stays for the answer to come in, or each quiet wait would end in a closed connection.
-            wait_ms = max(1, talk.remaining_ms - _answer_ms(talk.remaining_ms))
+        async def wait(talk: Talk) -> bool:
+            wait_ms = max(1, talk.remaining_ms - _TICK_MS)  # 0 would be without end
             read: Command = ("XREAD", "BLOCK", str(wait_ms), "STREAMS", self._keys[1], f"{after}-0")
             (reply,) = await talk.send([read])
             if isinstance(reply, Exception):
                 raise unavailable(reply, server=self._label(talk))
             return bool(reply)
 
-        return await self._counted("woken", self._wait.exchange(talk, deadline_ns=deadline_ns))
+        late_ns = deadline_ns + _TICK_MS * 1_000_000
+        return await self._counted("woken", self._wait.exchange(wait, deadline_ns=late_ns))
 
     async def statistics(self, *, deadline_ns: int) -> LogStatistics:
         """See InvalidationLog."""
@@ -197,12 +200,12 @@ class RedisLog(InvalidationLog):
 
         async def look(talk: Talk) -> RedisFacts:
             server = self._candidates.addresses[talk.place].label
-            facts = read_facts(
-                await talk.send(facts_commands(self._keys[1])), server=server, replicas=self._replicas
-            )
-            if not facts.errors:  # a server that is none the log can live with may not even run its script
-                await self._ask(talk, "statistics", [])
-            return facts
+            told = await talk.send(facts_commands(self._keys[1]))
+            facts = read_facts(told, server=server, replicas=self._replicas)
+            if facts.errors:  # a server that is none the log can live with may not even run its script
+                return facts
+            await self._ask(talk, "statistics", [])
+            return read_facts(told, server=server, replicas=self._replicas)  # k is known by now
 
         return await self._counted("check", self._administer.exchange(look, deadline_ns=deadline_ns))
 
@@ -306,11 +309,8 @@ class RedisLog(InvalidationLog):
 
 
 def _answer_ms(remaining_ms: int) -> int:
-    """Time kept for the answer to come in, so that what waits in the server ends before its caller gives up.
-
-    A server looks at what waits in it ten times a second when nothing else wakes it.
-    """
-    return min(150, remaining_ms // 2)
+    """Time kept for the answer to come in, so that a wait for replicas ends before its caller gives up."""
+    return min(_TICK_MS, remaining_ms // 2)
 
 
 def _batches(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import cast
 
 from kv_types.computation import Weights, check_name
@@ -111,7 +111,17 @@ class Selector:
     @property
     def is_everything(self) -> bool:
         """Whether it selects every page there is."""
-        return all(getattr(self, field.name) is None for field in fields(self))
+        return self.key is None and not self.names_namespace and not self.names_origin
+
+    @property
+    def is_one_namespace(self) -> bool:
+        """Whether it selects all pages of one namespace, named by its id, and says nothing else."""
+        return (
+            self.namespace is not None
+            and self.key is None
+            and all(getattr(self, name) is None for name in _OF_NAMESPACE[1:])
+            and not self.names_origin
+        )
 
     @property
     def names_namespace(self) -> bool:

@@ -16,10 +16,8 @@ from kv_types.errors import (
     InvalidArgumentError,
     LimitExceededError,
     PermissionDeniedError,
-    UnknownNamespaceError,
 )
 from kv_types.ids import namespace_id
-from kv_types.namespace import Namespace
 from kv_types.outcomes import Tier
 from kv_wire.admin_calls import ADMIN_SERVICE
 from kv_wire.admin_conversions import (
@@ -192,9 +190,9 @@ class AdminService:
         request = _parsed(admin_pb2.InspectRequest(), raw)
         if not request.keys:
             raise InvalidArgumentError("an inspection names at least one key")
-        report = await self._inspection.chain(
-            request.keys, start=request.start, namespace=await self._namespace(request.namespace_id)
-        )
+        wanted = request.namespace_id
+        namespace = await self._administration.namespace(namespace_id(wanted)) if wanted else None
+        report = await self._inspection.chain(request.keys, start=request.start, namespace=namespace)
         answer = admin_pb2.InspectResponse(
             pages=[_page(page) for page in report.pages], position=stamp_to_wire(report.position)
         )
@@ -213,18 +211,6 @@ class AdminService:
         request = _parsed(admin_pb2.SetReplicasRequest(), raw)
         await self._administration.set_replicas(request.replicas)
         return admin_pb2.SetReplicasResponse().SerializeToString()
-
-    async def _namespace(self, wanted: bytes) -> Namespace | None:
-        if not wanted:
-            return None
-        known = await self._administration.namespaces()
-        found = known.by_id.get(namespace_id(wanted))
-        if found is None:
-            raise UnknownNamespaceError(
-                f"neither this sidecar nor its fleet knows the namespace {wanted.hex()}"
-                + (f" ({known.incomplete})" if known.incomplete else "")
-            )
-        return found
 
     async def _write(self, message: Message, context: Context, *, what: str) -> None:
         await within_idle_limit(context.write(message.SerializeToString()), what=what, idle_s=self._idle_s)

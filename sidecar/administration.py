@@ -15,7 +15,13 @@ from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
 from invalidation.timing import Timing
 from kv_types.clock import Clock
-from kv_types.errors import InvalidArgumentError, LimitExceededError, LogUnreachableError, ProtocolError
+from kv_types.errors import (
+    InvalidArgumentError,
+    LimitExceededError,
+    LogUnreachableError,
+    ProtocolError,
+    UnknownNamespaceError,
+)
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import NamespaceId, Stamp
 from kv_types.limits import (
@@ -240,6 +246,19 @@ class Administration:
                 found.setdefault(namespace.id, namespace)
         return KnownNamespaces(found, f"{unread} of the fleet's namespaces can't be read" if unread else "")
 
+    async def namespace(self, wanted: NamespaceId) -> Namespace:
+        """A namespace of this sidecar or, else, of the fleet. Raises UnknownNamespaceError."""
+        own = (record.namespace for record in self._store.namespaces() if record.id == wanted)
+        if (found := next(own, None)) is not None:
+            return found
+        known = await self.namespaces()
+        if wanted not in known.by_id:
+            missing = f" ({known.incomplete})" if known.incomplete else ""
+            raise UnknownNamespaceError(
+                f"neither this sidecar nor its fleet knows the namespace {wanted.hex()}{missing}"
+            )
+        return known.by_id[wanted]
+
     async def records(
         self, *, after: int, incarnation: bytes, count: int, follow: bool
     ) -> AsyncIterator[tuple[Stamp, LogRecord]]:
@@ -281,14 +300,17 @@ class Administration:
                 await self._pause(FENCE_POLL_S_MAX)
 
     async def _news(self, known: Stamp, until_ns: int) -> bool:
-        """Wait until this sidecar has followed the log past `known`; False when time is up or the sidecar goes down."""
+        """Wait until this sidecar has followed the log past `known`; False when time is up or the sidecar goes down.
+
+        Never answers at once: a sidecar that is behind the log's incarnation has news all the time.
+        """
         while not self._fencing.ending and self._clock.now_ns() < until_ns:
+            await self._pause(FENCE_POLL_S_MAX)
             position = self._following.position
             if position is not None and (
                 position.incarnation != known.incarnation or position.revision > known.revision
             ):
                 return True
-            await self._pause(FENCE_POLL_S_MAX)
         return False
 
     async def _state(self) -> FenceState:

@@ -43,6 +43,7 @@ EndpointOption = Annotated[
 RuntimeDirOption = Annotated[
     Path | None, typer.Option("--runtime-dir", help="The sidecar's runtime directory.")
 ]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Recorded in the log, with who and when.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -157,24 +158,32 @@ def member_plain(member: admin_pb2.MemberStatus) -> dict[str, Any]:
 
 
 def member_table(title: str, members: list[admin_pb2.MemberStatus]) -> Table:
-    """Members as a table for a terminal."""
-    table = table_of(title, "member", "host", "pid", "acknowledged", "drained", "renewal", "", "held back by")
+    """Members as a table for a terminal; ids stay whole, for they are what other commands take."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("member", no_wrap=True)
+    for heading in ("process", "acknowledged", "drained", "renewal", "held back by"):
+        table.add_column(heading, overflow="fold")
     for member in members:
         note = _note(member.note)
         told: Mapping[str, Any] = note if isinstance(note, dict) else {}
         held = told.get("held_back_by")
-        state = "gone" if member.gone else "this sidecar" if member.is_self else ""
         table.add_row(
             member.id.hex(),
-            plain(str(told.get("host", ""))),
-            plain(str(told.get("pid", ""))),
+            plain(_process(told, member)),
             str(member.acknowledged),
             str(member.drained),
             str(member.renewal),
-            state,
             plain(", ".join(map(str, held)) if isinstance(held, list) else ""),
+            style="red" if member.gone else None,
         )
     return table
+
+
+def _process(told: Mapping[str, Any], member: admin_pb2.MemberStatus) -> str:
+    where = f"{told.get('host') or 'unknown host'} pid {told.get('pid') or '?'}"
+    if member.is_self:
+        return f"{where}, this sidecar"
+    return f"{where}, gone" if member.gone else where
 
 
 def table_of(title: str, *headings: str) -> Table:

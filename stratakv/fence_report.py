@@ -85,9 +85,16 @@ class FenceReport:
         if answer is None:
             return
         console = Console()
-        console.print(f"{self.what}: {_revisions(answer.stamps)}", markup=False, highlight=False)
+        console.print(
+            f"{self.what}: {_revisions(answer.stamps)}", markup=False, highlight=False, soft_wrap=True
+        )
         if answer.confirmed:
-            console.print(f"{_PROMISES[self.wait]} ({answer.waited_ms} ms)", style="green", highlight=False)
+            console.print(
+                f"{_PROMISES[self.wait]} ({answer.waited_ms} ms)",
+                style="green",
+                highlight=False,
+                soft_wrap=True,
+            )
         if answer.gone:
             console.print(member_table(f"{answer.gone_count} silent, given up for gone", list(answer.gone)))
         if answer.missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,7 +34,9 @@ from stratakv.selection import (
     NamespaceOption,
     PrefixTextOption,
     PrefixTokensOption,
+    SpecialTokensOption,
     TenantOption,
+    TokenizerOption,
     WeightsOption,
     check_filled,
     matching,
@@ -58,12 +59,8 @@ def inspect(
     ] = None,
     prefix_tokens: PrefixTokensOption = None,
     prefix_text: PrefixTextOption = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A local tokenizer.json, or the folder that holds one.")
-    ] = None,
-    special_tokens: Annotated[
-        bool, typer.Option(help="Let the tokenizer add the special tokens that it adds to prompts.")
-    ] = True,
+    tokenizer: TokenizerOption = None,
+    special_tokens: SpecialTokensOption = True,
     namespace: NamespaceOption = None,
     model: ModelOption = None,
     weights_version: WeightsOption = None,
@@ -165,7 +162,7 @@ def _print(space: Namespace | None, parts: list[admin_pb2.InspectResponse]) -> N
     if space is not None:
         console.print(
             f"namespace {space.id.hex()}, model {space.model}: {servable} of {len(pages)} pages would be served",
-            markup=False, highlight=False,
+            markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(_table(pages[:_ROWS_SHOWN]))
     if len(pages) > _ROWS_SHOWN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from stratakv.admin import (
     UNREACHABLE,
     EndpointOption,
     JsonOption,
+    ReasonOption,
     RuntimeDirOption,
     Sidecar,
     author,
@@ -36,12 +36,21 @@ from stratakv.prefixes import Prefix, prefix_of
 from stratakv.selection import (
     AdapterOption,
     Fields,
+    KeyOption,
     ModelOption,
     NamespaceOption,
     PrefixTextOption,
     PrefixTokensOption,
+    ProducerOption,
     Selection,
+    SinceOption,
+    SinceRevisionOption,
+    SpecialTokensOption,
+    TagOption,
     TenantOption,
+    TokenizerOption,
+    UntilOption,
+    UntilRevisionOption,
     WeightsOption,
     select,
     selector_of,
@@ -52,6 +61,7 @@ from stratakv.waiting import (
     NoWaitOption,
     RequestIdOption,
     TimeoutOption,
+    Waiting,
     WaitingCommand,
     WaitOption,
     call_and_wait,
@@ -75,28 +85,16 @@ def invalidate(
     namespace: NamespaceOption = None,
     prefix_tokens: PrefixTokensOption = None,
     prefix_text: PrefixTextOption = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A local tokenizer.json, or the folder that holds one.")
-    ] = None,
-    special_tokens: Annotated[
-        bool, typer.Option(help="Let the tokenizer add the special tokens that it adds to prompts.")
-    ] = True,
-    key: Annotated[
-        str | None, typer.Option(help="One page and all computed on top of it: 64 hexadecimal digits.")
-    ] = None,
-    producer: Annotated[
-        str | None, typer.Option(help="Pages that this node or worker computed; hex:… for raw bytes.")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(help='Computed at this time or later: ISO 8601, or "10m ago".')
-    ] = None,
-    until: Annotated[str | None, typer.Option(help="Computed at this time or earlier.")] = None,
-    since_revision: Annotated[
-        int | None, typer.Option(min=0, help="Whose stamp is this revision of the log or a later one.")
-    ] = None,
-    until_revision: Annotated[int | None, typer.Option(min=0, help="Or an earlier one.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Pages put with this tag; hex:… for raw bytes.")] = None,
-    reason: Annotated[str, typer.Option(help="Recorded in the log, with who and when.")] = "",
+    tokenizer: TokenizerOption = None,
+    special_tokens: SpecialTokensOption = True,
+    key: KeyOption = None,
+    producer: ProducerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    since_revision: SinceRevisionOption = None,
+    until_revision: UntilRevisionOption = None,
+    tag: TagOption = None,
+    reason: ReasonOption = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count what would go on this node, and change nothing.")
     ] = False,
@@ -127,18 +125,22 @@ def invalidate(
             return
         if not yes and not selection.is_narrow:
             _confirm(sidecar, selection)
-        request = admin_pb2.InvalidateRequest(
-            selectors=[selector_to_wire(one) for one in selection.selectors], reason=reason, author=author(),
-            wait=waiting.wait, timeout_ms=waiting.timeout_ms, request_id=waiting.request_id,
-        )  # fmt: skip
-        answer, broken = call_and_wait(sidecar.admin.invalidate, request, waiting)
-    report = FenceReport(
-        verb=_VERB, wait=waiting.name, what=f"invalidated {selection.describe()}", request_id=waiting.request_id,
-        answer=answer, broken=broken, extra=_selected(selection),
-    )  # fmt: skip
+        report = _append(sidecar, selection, waiting, reason=reason)
     if not as_json:
         _show_namespaces(selection)
     report.end(as_json=as_json)
+
+
+def _append(sidecar: Sidecar, selection: Selection, waiting: Waiting, *, reason: str) -> FenceReport:
+    request = admin_pb2.InvalidateRequest(
+        selectors=[selector_to_wire(one) for one in selection.selectors], reason=reason, author=author(),
+        wait=waiting.wait, timeout_ms=waiting.timeout_ms, request_id=waiting.request_id,
+    )  # fmt: skip
+    answer, broken = call_and_wait(sidecar.admin.invalidate, request, waiting)
+    return FenceReport(
+        verb=_VERB, wait=waiting.name, what=f"invalidated {selection.describe()}", request_id=waiting.request_id,
+        answer=answer, broken=broken, extra=_selected(selection),
+    )  # fmt: skip
 
 
 def count(sidecar: Sidecar, selection: Selection) -> Sequence[admin_pb2.TierCount]:

@@ -93,7 +93,7 @@ def _print(parts: list[admin_pb2.MembersResponse]) -> None:
     console.print(
         f"fleet {head.fleet!r}, log {head.tip.incarnation.hex()} at revision {head.tip.revision}, "
         f"{head.replicas} configured replicas",
-        markup=False, highlight=False,
+        markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     if not head.confirmed:
         console.print("replication is not confirmed: nothing is served, no fence is reached", style="red")

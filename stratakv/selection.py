@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,6 +47,38 @@ PrefixTextOption = Annotated[
     typer.Option(
         "--prefix-text", metavar="FILE", help="Prompts that begin with the text in FILE; needs --tokenizer."
     ),
+]
+
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", help="A local tokenizer.json, or the folder that holds one.")
+]
+SpecialTokensOption = Annotated[
+    bool,
+    typer.Option(
+        "--special-tokens/--no-special-tokens",
+        help="Let the tokenizer add the special tokens that it adds to prompts.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", help="One page and all computed on top of it: 64 hexadecimal digits."),
+]
+ProducerOption = Annotated[
+    str | None,
+    typer.Option("--producer", help="Pages that this node or worker computed; hex:… for raw bytes."),
+]
+TagOption = Annotated[str | None, typer.Option("--tag", help="Pages put with this tag; hex:… for raw bytes.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", help='Computed at this time or later: ISO 8601, or "10m ago".')
+]
+UntilOption = Annotated[str | None, typer.Option("--until", help="Computed at this time or earlier.")]
+SinceRevisionOption = Annotated[
+    int | None,
+    typer.Option("--since-revision", min=0, help="Whose stamp is this revision of the log or a later one."),
+]
+UntilRevisionOption = Annotated[
+    int | None,
+    typer.Option("--until-revision", min=0, help="Whose stamp is this revision or an earlier one."),
 ]
 
 

@@ -6,8 +6,17 @@ from typing import Annotated
 
 import typer
 
+from kv_types.errors import LogUnreachableError
 from kv_wire.gen import admin_pb2
-from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, author, sidecar_of
+from stratakv.admin import (
+    EndpointOption,
+    JsonOption,
+    ReasonOption,
+    RuntimeDirOption,
+    Sidecar,
+    author,
+    sidecar_of,
+)
 from stratakv.fence_report import FenceReport
 from stratakv.waiting import (
     TIMEOUT_DEFAULT,
@@ -40,7 +49,7 @@ def set_version(
             "--from", metavar="OLD", help="The version that is invalidated (default: the one announced last)."
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Recorded in the log, with who and when.")] = "",
+    reason: ReasonOption = "",
     wait: WaitOption = None,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
@@ -71,8 +80,17 @@ def set_version(
 
 
 def _announced(sidecar: Sidecar, model: str, version: str) -> str | None:
-    """The version announced last, to be invalidated; None: there is none, or it is the one that is set."""
-    announced = sidecar.status().weights_versions
+    """The version announced last, to be invalidated; None: there is none, or it is the one that is set.
+
+    Raises LogUnreachableError while the sidecar has read no log, and so knows nothing of announcements.
+    """
+    status = sidecar.status()
+    if not status.log.incarnation:
+        raise LogUnreachableError(
+            f"this sidecar has not read the invalidation log yet ({status.log.reason}), so that it can't tell which version "
+            "is replaced; nothing was appended: name it by --from, or try again"
+        )
+    announced = status.weights_versions
     return announced[model] if model in announced and announced[model] != version else None
 
 

@@ -10,6 +10,7 @@
 
 #include "fences.hpp"
 #include "layout.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 
@@ -58,6 +59,7 @@ inline void add_counts(NamespaceCounts& counts, const CountsDelta& delta) {
   };
   fence_release();  // no word of the spare copy may be seen before the selector that made it the spare one
   put(spare.requested, valid.requested, delta.requested);
+  pause_here();  // half written
   put(spare.l1, valid.l1, delta.l1);
   put(spare.l2, valid.l2, delta.l2);
   put(spare.l3, valid.l3, 0);

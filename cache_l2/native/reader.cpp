@@ -200,7 +200,7 @@ std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPag
     lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].entry + 1), std::memory_order_release);
   }
   pause_here();  // pinned, not re-checked
-  fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_leases.cpp)
+  fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_hide.cpp)
   result.pages = confirm(walk, out, pinned);
   if (result.pages < pinned) result.reason = kMissAbsent;
   return pinned;

@@ -9,6 +9,7 @@
 
 #include "fences.hpp"
 #include "geometry.hpp"
+#include "pauses.hpp"
 
 namespace stratakv {
 
@@ -51,6 +52,7 @@ inline void write_event(const ArenaView& arena, const Event& event) {
 inline std::optional<Event> read_event(const ArenaView& arena, std::uint64_t view) {
   RingRecord& record = ring_record(arena, view);
   if (record.tag.load(std::memory_order_acquire) != view) return std::nullopt;
+  pause_here();  // found, not read
   Event event;
   event.view = view;
   event.incarnation[0] = record.incarnation[0].load(std::memory_order_relaxed);
@@ -63,6 +65,7 @@ inline std::optional<Event> read_event(const ArenaView& arena, std::uint64_t vie
   if (bytes <= kRingPayloadBytes) {
     for (std::size_t i = 0; i * 8 < bytes; ++i) words[i] = record.payload[i].load(std::memory_order_relaxed);
   }
+  pause_here();  // read, not checked
   fence_acquire();
   if (record.tag.load(std::memory_order_relaxed) != view || bytes > kRingPayloadBytes) return std::nullopt;
   event.payload.assign(reinterpret_cast<const char*>(words), bytes);
@@ -76,6 +79,7 @@ inline std::optional<StampedView> read_stamp(const ArenaView& arena) {
     stamp.view = arena.header->view.load(std::memory_order_acquire);
     RingRecord& record = ring_record(arena, stamp.view);
     if (record.tag.load(std::memory_order_acquire) != stamp.view) continue;
+    pause_here();  // found, not read
     stamp.incarnation[0] = record.incarnation[0].load(std::memory_order_relaxed);
     stamp.incarnation[1] = record.incarnation[1].load(std::memory_order_relaxed);
     stamp.revision = record.revision.load(std::memory_order_relaxed);

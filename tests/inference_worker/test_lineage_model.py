@@ -85,6 +85,7 @@ class Request:
     view: ObservedView | None
     reused: ReusedPages = field(default_factory=ReusedPages)
     have: dict[int, Lineage] = field(default_factory=dict)
+    given: dict[int, Lineage] = field(default_factory=dict)
 
     @property
     def packed(self) -> bytes:
@@ -96,8 +97,9 @@ class Request:
         return next(index for index in itertools.count() if index not in self.have)
 
     def take(self, index: int, lineage: Lineage) -> None:
-        """Bytes may come from two places; it may use either."""
-        self.have[index] = self.have.get(index, frozenset()) | lineage
+        """Bytes may come from two places; it may go on with either, and keep either of those it was given."""
+        for bytes_of in (self.have, self.given):
+            bytes_of[index] = bytes_of.get(index, frozenset()) | lineage
 
     def compute(self, upto: int) -> None:
         """Compute each page that it has not, from all before it."""
@@ -185,7 +187,8 @@ class Lineages(RuleBasedStateMachine):
     @rule(request=requests)
     def keep_in_l1(self, request: Request) -> None:
         keys = request.keys[: request.front]
-        sources = [self._bytes(request.have[index]) for index in range(len(keys))]
+        own_or_given = {**request.have, **request.given}
+        sources = [self._bytes(own_or_given[index]) for index in range(len(keys))]
         told = request.reused.instances(b"".join(keys))
         self.l1.insert(keys, 0, sources, view=request.view, instances=told)
 

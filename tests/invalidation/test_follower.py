@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from invalidation.follower import (
     NOT_CONFIRMED,
     AcknowledgedMoved,
-    Action,
     Applied,
     Apply,
     Booted,
@@ -19,12 +17,10 @@ from invalidation.follower import (
     CallFork,
     CallRenew,
     CallSettle,
-    Follower,
     Forked,
     Phase,
     PublishFreshness,
     Reapply,
-    Renewed,
     Reset,
     Settled,
     Started,
@@ -32,96 +28,22 @@ from invalidation.follower import (
     WaitUntil,
     Woken,
 )
-from invalidation.log import Boot, Renewal, RenewalStatus
-from invalidation.records import LogEntry, LogRecord
+from invalidation.log import Boot, RenewalStatus
+from invalidation.records import LogRecord
 from kv_types.ids import LogIncarnation, Stamp
-from kv_types.limits import LOG_BACKOFF_S_MAX, LOG_BACKOFF_S_MIN, LOG_RENEWAL_GAP_S
-from tests.conformance.log_harness import selected
-
-MS = 1_000_000
-LEASE_NS = 4_000 * MS
-SETTLE_NS = 7_000 * MS
-GAP_NS = int(LOG_RENEWAL_GAP_S * 1e9)
-INTERVAL_NS = LEASE_NS // 4 * 7 // 8
-START_NS = 1_000_000 * MS
-FIRST, SECOND = LogIncarnation(b"1" * 16), LogIncarnation(b"2" * 16)
-
-
-def _digest(revision: int) -> bytes:
-    return bytes([revision]) * 20
-
-
-def _boot(revision: int = 0, incarnation: LogIncarnation = FIRST, *, settled: bool = True) -> Boot:
-    return Boot(
-        tip=Stamp(incarnation, revision), digest=_digest(revision), floors={}, tombstones={}, weights={},
-        settled=settled, replicas=0,
-    )  # fmt: skip
-
-
-def _records(first: int, last: int) -> list[LogRecord]:
-    return [
-        LogRecord(revision, LogEntry(event=selected(revision)), _digest(revision))
-        for revision in range(first, last + 1)
-    ]
-
-
-class Driver:
-    """A follower, its time, and what it last asked for."""
-
-    def __init__(self, *, spread: float = 0.0) -> None:
-        self.follower = Follower(lease_ns=LEASE_NS, settle_ns=SETTLE_NS, spread=spread)
-        self.now_ns = START_NS
-        self.number = 0
-
-    def send(self, event: object) -> list[Action]:
-        actions = self.follower.step(event)  # type: ignore[arg-type]
-        for action in actions:
-            if isinstance(action, CallRenew):
-                assert action.number > self.number, "numbers grow"
-                self.number = action.number
-        return actions
-
-    def phase(self) -> Phase:
-        return self.follower.phase
-
-    def start(self, boot: Boot) -> list[Action]:
-        assert self.send(Started(self.now_ns)) == [CallBoot()]
-        assert self.send(Booted(boot, self.now_ns)) == [Reset(boot)]
-        return self.send(Applied(self.now_ns))
-
-    def follow(self, boot: Boot | None = None) -> None:
-        """Come to the point where the first renewal is answered and the next is waited for."""
-        boot = boot or _boot()
-        self.start(boot)
-        self.renewed(boot.tip.revision)
-
-    def renewed(
-        self,
-        tip: int,
-        records: Sequence[LogRecord] = (),
-        *,
-        status: RenewalStatus = RenewalStatus.OK,
-        incarnation: LogIncarnation = FIRST,
-        confirmed: bool = True,
-        took_ns: int = 0,
-        number: int | None = None,
-    ) -> list[Action]:
-        number = self.number if number is None else number
-        renewal = Renewal(status, incarnation, number, tip, records, confirmed, 0)
-        return self.send(Renewed(renewal, self.now_ns - took_ns, self.now_ns))
-
-    def wake(self) -> list[Action]:
-        return self.send(Woken(self.now_ns))
-
-    def wait(self, delta_ns: int = INTERVAL_NS) -> list[Action]:
-        self.now_ns += delta_ns
-        return self.send(TimeCame(self.now_ns))
-
-    def wait_out(self, actions: list[Action]) -> list[Action]:
-        """Wait as long as it asks for; returns what it does then."""
-        while actions and isinstance(actions[-1], WaitUntil):
-            actions = self.wait(max(actions[-1].at_ns - self.now_ns, 0))
-        return actions
+from kv_types.limits import LOG_BACKOFF_S_MAX, LOG_BACKOFF_S_MIN
+from tests.invalidation.follower_driver import (
+    FIRST,
+    GAP_NS,
+    INTERVAL_NS,
+    LEASE_NS,
+    MS,
+    SECOND,
+    SETTLE_NS,
+    Driver,
+    boot_at,
+    records_of,
+)
 
 
 @pytest.fixture
@@ -136,7 +58,7 @@ def test_it_hides_everything_before_its_first_renewal(driver: Driver) -> None:
     assert driver.follower.position is None
     assert driver.send(Started(driver.now_ns)) == [CallBoot()]
     assert driver.phase() is Phase.BOOTING
-    assert driver.send(Booted(_boot(5), driver.now_ns)) == [Reset(_boot(5))]
+    assert driver.send(Booted(boot_at(5), driver.now_ns)) == [Reset(boot_at(5))]
     assert driver.phase() is Phase.RESETTING
     assert driver.follower.position is None, "nothing is applied yet"
     assert driver.send(TimeCame(driver.now_ns)) == []
@@ -154,7 +76,7 @@ def test_nothing_happens_before_it_is_started(driver: Driver) -> None:
 
 
 def test_freshness_counts_from_before_the_renewal_was_sent(driver: Driver) -> None:
-    driver.start(_boot())
+    driver.start(boot_at())
     driver.now_ns += 300 * MS
     sent_ns = driver.now_ns - 300 * MS
     actions = driver.renewed(0, took_ns=300 * MS)
@@ -163,9 +85,9 @@ def test_freshness_counts_from_before_the_renewal_was_sent(driver: Driver) -> No
 
 
 def test_freshness_comes_after_what_the_renewal_brought_is_applied(driver: Driver) -> None:
-    driver.start(_boot())
+    driver.start(boot_at())
     sent_ns = driver.now_ns
-    assert driver.renewed(3, _records(1, 3)) == [Apply(_records(1, 3))]
+    assert driver.renewed(3, records_of(1, 3)) == [Apply(records_of(1, 3))]
     assert driver.phase() is Phase.BEHIND
     assert driver.follower.position == Stamp(FIRST, 0)
     driver.now_ns += 50 * MS
@@ -176,11 +98,11 @@ def test_freshness_comes_after_what_the_renewal_brought_is_applied(driver: Drive
 
 
 def test_a_batch_that_does_not_reach_the_tip_vouches_for_nothing(driver: Driver) -> None:
-    driver.start(_boot())
-    assert driver.renewed(9, _records(1, 4)) == [Apply(_records(1, 4))]
+    driver.start(boot_at())
+    assert driver.renewed(9, records_of(1, 4)) == [Apply(records_of(1, 4))]
     assert driver.send(Applied(driver.now_ns)) == [CallRenew(2)]
     assert driver.phase() is Phase.BEHIND
-    assert driver.renewed(9, _records(5, 9)) == [Apply(_records(5, 9))]
+    assert driver.renewed(9, records_of(5, 9)) == [Apply(records_of(5, 9))]
     assert driver.send(Applied(driver.now_ns))[0] == PublishFreshness(driver.now_ns + LEASE_NS)
 
 
@@ -188,10 +110,10 @@ def test_a_batch_that_does_not_reach_the_tip_vouches_for_nothing(driver: Driver)
 def test_an_unconfirmed_renewal_vouches_for_nothing_but_its_records_are_applied(
     driver: Driver, brought: int
 ) -> None:
-    driver.start(_boot())
-    actions = driver.renewed(brought, _records(1, brought), confirmed=False)
+    driver.start(boot_at())
+    actions = driver.renewed(brought, records_of(1, brought), confirmed=False)
     if brought:
-        assert actions == [Apply(_records(1, 2))]
+        assert actions == [Apply(records_of(1, 2))]
         actions = driver.send(Applied(driver.now_ns))
     assert not any(isinstance(action, PublishFreshness) for action in actions)
     assert (driver.phase(), driver.follower.reason) == (Phase.UNCONFIRMED, NOT_CONFIRMED)
@@ -211,7 +133,7 @@ def test_whatever_is_not_ok_vouches_for_nothing(
 def test_the_answer_to_another_renewal_is_dropped(driver: Driver) -> None:
     driver.follow()
     driver.wait()
-    actions = driver.renewed(4, _records(1, 4), number=driver.number - 1)
+    actions = driver.renewed(4, records_of(1, 4), number=driver.number - 1)
     assert all(isinstance(action, WaitUntil) for action in actions)
     assert driver.follower.position == Stamp(FIRST, 0)
     assert driver.wait()[-1] == CallRenew(3)
@@ -220,12 +142,12 @@ def test_the_answer_to_another_renewal_is_dropped(driver: Driver) -> None:
 @pytest.mark.parametrize(
     ("tip", "records", "incarnation"),
     [
-        (3, _records(2, 3), FIRST),
-        (3, [*_records(1, 1), *_records(3, 3)], FIRST),
-        (3, _records(1, 4), FIRST),
+        (3, records_of(2, 3), FIRST),
+        (3, [*records_of(1, 1), *records_of(3, 3)], FIRST),
+        (3, records_of(1, 4), FIRST),
         (3, [], FIRST),
-        (3, _records(1, 3), SECOND),
-        (3, list(reversed(_records(1, 3))), FIRST),
+        (3, records_of(1, 3), SECOND),
+        (3, list(reversed(records_of(1, 3))), FIRST),
     ],
 )
 def test_an_answer_that_leaves_a_gap_is_never_applied(
@@ -240,7 +162,7 @@ def test_an_answer_that_leaves_a_gap_is_never_applied(
 
 
 def test_it_renews_four_times_a_lease_and_a_little(driver: Driver) -> None:
-    driver.start(_boot())
+    driver.start(boot_at())
     due_ns = driver.now_ns + INTERVAL_NS
     assert driver.renewed(0) == [PublishFreshness(driver.now_ns + LEASE_NS), WaitUntil(due_ns)]
     assert driver.wait(INTERVAL_NS - 1) == [WaitUntil(due_ns)]
@@ -259,7 +181,7 @@ def test_news_is_asked_for_at_once_but_no_closer_than_the_gap(driver: Driver) ->
 
 @pytest.mark.parametrize("event", [Woken, AcknowledgedMoved])
 def test_what_happens_during_a_renewal_asks_for_another(driver: Driver, event: type[Woken]) -> None:
-    driver.start(_boot())
+    driver.start(boot_at())
     assert driver.send(event(driver.now_ns)) == [], "one call at a time"
     driver.now_ns += GAP_NS
     assert driver.renewed(0)[-1] == CallRenew(2)
@@ -276,40 +198,42 @@ def test_an_acknowledgement_is_told_at_once(driver: Driver) -> None:
 
 
 def test_a_gap_hides_only_what_was_missed(driver: Driver) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     assert driver.renewed(90, status=RenewalStatus.GAP) == [CallBoot()]
     assert driver.follower.reason == "gap"
-    assert driver.send(Booted(_boot(90), driver.now_ns)) == [Reapply(_boot(90), after=4)]
+    assert driver.send(Booted(boot_at(90), driver.now_ns)) == [Reapply(boot_at(90), after=4)]
     assert driver.phase() is Phase.CATCHING_UP
     assert driver.send(Applied(driver.now_ns)) == [CallRenew(3)]
     assert driver.follower.position == Stamp(FIRST, 90)
 
 
 def test_a_new_incarnation_hides_everything(driver: Driver) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     assert driver.renewed(0, status=RenewalStatus.NEW_INCARNATION, incarnation=SECOND) == [CallBoot()]
-    assert driver.send(Booted(_boot(7, SECOND), driver.now_ns)) == [Reset(_boot(7, SECOND))]
+    assert driver.send(Booted(boot_at(7, SECOND), driver.now_ns)) == [Reset(boot_at(7, SECOND))]
     driver.send(Applied(driver.now_ns))
     assert driver.follower.position == Stamp(SECOND, 7)
 
 
 def test_a_fork_starts_another_incarnation(driver: Driver) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     assert driver.renewed(2, status=RenewalStatus.FORK) == [CallFork(FIRST)]
     assert driver.phase() is Phase.FORKING
     assert driver.send(Forked(driver.now_ns)) == [CallBoot()]
-    assert driver.send(Booted(_boot(0, SECOND), driver.now_ns)) == [Reset(_boot(0, SECOND))]
+    assert driver.send(Booted(boot_at(0, SECOND), driver.now_ns)) == [Reset(boot_at(0, SECOND))]
 
 
 @pytest.mark.parametrize(
-    "boot", [_boot(3), _boot(0), replace(_boot(4), digest=b"x" * 20)], ids=["shorter", "empty", "changed"]
+    "boot",
+    [boot_at(3), boot_at(0), replace(boot_at(4), digest=b"x" * 20)],
+    ids=["shorter", "empty", "changed"],
 )
 def test_a_log_that_contradicts_what_was_applied_is_forked(driver: Driver, boot: Boot) -> None:
     """Equal incarnations do not make it the same log: records that were applied must still be there."""
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     driver.renewed(4, status=RenewalStatus.GAP)
     assert driver.send(Booted(boot, driver.now_ns))[-1] in (
@@ -321,15 +245,15 @@ def test_a_log_that_contradicts_what_was_applied_is_forked(driver: Driver, boot:
 
 
 def test_a_start_that_finds_nothing_new_hides_nothing(driver: Driver) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     driver.renewed(4, status=RenewalStatus.GAP)
-    assert driver.send(Booted(_boot(4), driver.now_ns)) == [CallRenew(3)]
+    assert driver.send(Booted(boot_at(4), driver.now_ns)) == [CallRenew(3)]
 
 
 @pytest.mark.parametrize("status", [RenewalStatus.NEW_INCARNATION, RenewalStatus.FORK, RenewalStatus.GAP])
 def test_an_old_primary_costs_nobody_their_pages(driver: Driver, status: RenewalStatus) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     for _ in range(5):
         actions = driver.renewed(0, status=status, incarnation=SECOND, confirmed=False)
@@ -344,7 +268,7 @@ def test_an_old_primary_costs_nobody_their_pages(driver: Driver, status: Renewal
 
 def test_an_incarnation_is_settled_by_who_has_watched_it_long_enough(driver: Driver) -> None:
     driver.send(Started(driver.now_ns))
-    driver.send(Booted(_boot(settled=False), driver.now_ns))
+    driver.send(Booted(boot_at(settled=False), driver.now_ns))
     observed_ns = driver.now_ns
     driver.now_ns += 20 * MS
     driver.send(Applied(driver.now_ns))
@@ -363,10 +287,10 @@ def test_an_incarnation_is_settled_by_who_has_watched_it_long_enough(driver: Dri
 
 
 def test_each_incarnation_is_watched_anew(driver: Driver) -> None:
-    driver.follow(_boot(settled=False))
+    driver.follow(boot_at(settled=False))
     driver.wait(SETTLE_NS - MS)
     driver.renewed(0, status=RenewalStatus.NEW_INCARNATION, incarnation=SECOND)
-    driver.send(Booted(_boot(0, SECOND, settled=False), driver.now_ns))
+    driver.send(Booted(boot_at(0, SECOND, settled=False), driver.now_ns))
     observed_ns = driver.now_ns
     driver.send(Applied(driver.now_ns))
     while driver.now_ns < observed_ns + SETTLE_NS:
@@ -378,10 +302,10 @@ def test_each_incarnation_is_watched_anew(driver: Driver) -> None:
 
 
 def test_an_incarnation_that_is_settled_needs_no_settling(driver: Driver) -> None:
-    driver.follow(_boot(settled=False))
+    driver.follow(boot_at(settled=False))
     driver.wait()
     driver.renewed(9, status=RenewalStatus.GAP)
-    driver.send(Booted(_boot(9, settled=True), driver.now_ns))
+    driver.send(Booted(boot_at(9, settled=True), driver.now_ns))
     actions = driver.send(Applied(driver.now_ns))
     for _ in range(20):
         assert isinstance(driver.wait_out(actions)[-1], CallRenew)
@@ -389,7 +313,7 @@ def test_an_incarnation_that_is_settled_needs_no_settling(driver: Driver) -> Non
 
 
 def test_settling_that_fails_does_not_keep_it_from_renewing(driver: Driver) -> None:
-    driver.follow(_boot(settled=False))
+    driver.follow(boot_at(settled=False))
     driver.wait(SETTLE_NS)
     vouched = settling = 0
     actions = driver.renewed(0)
@@ -407,7 +331,7 @@ def test_settling_that_fails_does_not_keep_it_from_renewing(driver: Driver) -> N
 
 
 def test_settling_another_incarnation_starts_again(driver: Driver) -> None:
-    driver.follow(_boot(settled=False))
+    driver.follow(boot_at(settled=False))
     assert driver.wait(SETTLE_NS) == [CallRenew(2)]
     assert driver.renewed(0)[-1] == CallSettle(FIRST)
     assert driver.send(Settled(False, driver.now_ns)) == [CallBoot()]
@@ -459,7 +383,7 @@ def test_a_fleet_does_not_come_back_all_at_once() -> None:
 
 
 def test_a_fork_that_failed_is_asked_for_again_by_the_next_renewal(driver: Driver) -> None:
-    driver.follow(_boot(4))
+    driver.follow(boot_at(4))
     driver.wait()
     driver.renewed(2, status=RenewalStatus.FORK)
     (wait,) = driver.send(CallFailed("deadline", driver.now_ns))
@@ -473,7 +397,7 @@ def test_a_fork_that_failed_is_asked_for_again_by_the_next_renewal(driver: Drive
 
 
 def test_gaps_without_end_are_asked_for_ever_less_often(driver: Driver) -> None:
-    driver.follow(_boot(1))
+    driver.follow(boot_at(1))
     driver.wait()
     revision, began_ns, calls = 1, driver.now_ns, 0
     while driver.now_ns < began_ns + 10_000 * MS:
@@ -481,7 +405,9 @@ def test_gaps_without_end_are_asked_for_ever_less_often(driver: Driver) -> None:
         actions = driver.renewed(revision, status=RenewalStatus.GAP)
         calls += 1
         assert driver.wait_out(actions) == [CallBoot()]
-        assert driver.send(Booted(_boot(revision), driver.now_ns)) == [Reapply(_boot(revision), revision - 1)]
+        assert driver.send(Booted(boot_at(revision), driver.now_ns)) == [
+            Reapply(boot_at(revision), revision - 1)
+        ]
         assert isinstance(driver.wait_out(driver.send(Applied(driver.now_ns)))[-1], CallRenew)
     assert calls < 40
 
@@ -489,7 +415,7 @@ def test_gaps_without_end_are_asked_for_ever_less_often(driver: Driver) -> None:
 def test_answers_to_nothing_are_errors_of_the_shell(driver: Driver) -> None:
     driver.follow()
     for event in (
-        Booted(_boot(), driver.now_ns), Forked(driver.now_ns), Settled(True, driver.now_ns),
+        Booted(boot_at(), driver.now_ns), Forked(driver.now_ns), Settled(True, driver.now_ns),
         CallFailed("refused", driver.now_ns), Applied(driver.now_ns),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"under way|to be applied"):

@@ -92,7 +92,7 @@ def assert_same(script: Script, kept: Kept) -> None:
     assert script.scopes() == counts
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(selectors, max_size=60), limits=bounds)
 def test_the_script_keeps_what_the_rule_keeps(
     each_redis: RedisServer, records: list[Selector], limits: LogLimits

@@ -98,7 +98,7 @@ async def test_volatile_eviction_takes_pages_and_never_the_log(small: RedisServe
     assert await log.settle(member.at.incarnation, deadline_ns=within())
     for _ in range(8):
         await append(log)
-        assert fill(small, ttl_s=60, pages=100) == 0
+        assert fill(small, ttl_s=60, pages=200) == 0
         renewal = await member.renew()
         assert (renewal.status, len(renewal.records)) == (RenewalStatus.OK, 1)
     assert small.info("stats")["evicted_keys"] > 0

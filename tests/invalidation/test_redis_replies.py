@@ -68,7 +68,7 @@ def test_what_the_script_says_is_understood(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", READERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), other=anything)
 def test_one_part_that_is_wrong_is_malformed_or_means_the_same(verb: str, seed: int, other: Any) -> None:
     """Replace any one part of a good reply by anything: it is read, or it is MalformedReplyError."""
@@ -87,7 +87,7 @@ def replace_somewhere(value: Any, other: Any, draw: random.Random) -> Any:
     return [*value[:at], replace_somewhere(value[at], other, draw), *value[at + 1 :]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(reply=anything)
 def test_any_reply_is_read_or_malformed(reply: Any) -> None:
     with contextlib.suppress(MalformedReplyError):

@@ -40,6 +40,8 @@ class ValidityMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.validity = Validity(skew_ms=SKEW_MS, limits=self.own_limits)
+        self.judged: list[SomePage] = []
+        self.appended: list[Selector] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -78,10 +80,22 @@ class ValidityMachine(RuleBasedStateMachine):
                 self.naive.selectors.append(None)
                 self.weights[model] = version
 
-    @rule(selectors=st.lists(FEW_SELECTORS, min_size=1, max_size=6))
-    def append(self, selectors: list[Selector]) -> None:
+    @rule(selectors=st.lists(FEW_SELECTORS, min_size=1, max_size=6), follows=st.booleans())
+    def append(self, selectors: list[Selector], follows: bool) -> None:
+        self.appended = (self.appended + selectors)[-8:]
         for selector in selectors:
             self._append(Selected(selector))
+        if follows:
+            self._follow(len(self.records))
+            self._judge_again()
+
+    @precondition(lambda self: self.appended)
+    @rule(data=st.data())
+    def append_again(self, data: st.DataObject) -> None:
+        """The same selector as a short time ago: it takes the place of its tombstone."""
+        self._append(Selected(data.draw(st.sampled_from(self.appended))))
+        self._follow(len(self.records))
+        self._judge_again()
 
     @rule(model=st.sampled_from("mn"), version=st.sampled_from("12"))
     def announce(self, model: str, version: str) -> None:
@@ -90,17 +104,19 @@ class ValidityMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.position < len(self.records))
     @rule(count=st.integers(1, 8))
     def follow(self, count: int) -> None:
+        self._follow(count)
+        self._judge_again()
+
+    def _follow(self, count: int) -> None:
         for record in self.records[self.position : self.position + count]:
             self.validity.apply(record)
 
-    @rule()
-    def start_again(self) -> None:
-        """A gap: what lies between is known by its tombstones and floors alone."""
-        self._restart()
-
+    @precondition(lambda self: self.position + 2 < len(self.records))
     @rule(page=PAGES)
     def catch_up_by_hiding(self, page: SomePage) -> None:
-        """What `newer` names covers every page that a follower at the old position holds and may hold no longer."""
+        """A gap: what lies between is known by its tombstones and floors alone.
+
+        What `newer` names covers every page that a follower at the old position holds and may hold no longer."""
         before = self.position
         self._restart()
         newest = self.naive.newest(page, self.position)
@@ -111,6 +127,7 @@ class ValidityMachine(RuleBasedStateMachine):
             if self.is_exact:
                 assert is_hidden == (newest > position), "a good page would go"
 
+    @precondition(lambda self: len(self.records) > 20)
     @rule()
     def begin_anew(self) -> None:
         old = self.validity.position
@@ -122,6 +139,15 @@ class ValidityMachine(RuleBasedStateMachine):
 
     @rule(page=PAGES)
     def judge(self, page: SomePage) -> None:
+        self.judged = [*self.judged, page][-4:]
+        self._judge_all(page)
+
+    def _judge_again(self) -> None:
+        """What was remembered of a page must not outlive the next record."""
+        for page in self.judged:
+            self._judge_all(page)
+
+    def _judge_all(self, page: SomePage) -> None:
         """Every stamp up to the position, and some that lie ahead."""
         newest = self.naive.newest(page, self.position)
         for revision in range(self.position + 1):
@@ -188,7 +214,7 @@ class ExactMachine(ValidityMachine):
 
 
 _SETTINGS = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 TestCompacted = ValidityMachine.TestCase

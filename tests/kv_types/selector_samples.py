@@ -87,23 +87,42 @@ FEW_ORIGINS: st.SearchStrategy[Origin] = st.builds(
     lineage_known=st.booleans(),
 )
 _FEW = {
-    "namespace": st.sampled_from([None, None, *(each.id for each in SPACES)]),
-    "model": st.sampled_from([None, None, None, "m", "n", "other"]),
-    "weights_version": st.sampled_from([None, None, None, "1", "2", DIGEST.hex()]),
-    "adapter": st.sampled_from([None, None, None, "", "a"]),
-    "tenant": st.sampled_from([None, None, None, "", "t"]),
-    "key": st.sampled_from([None, None, *FEW_KEYS]),
-    "producer": st.sampled_from([None, None, None, b"p", b"q"]),
-    "tag": st.sampled_from([None, None, None, b"x", b"z"]),
-    "since_ms": st.sampled_from([None, None, None, None, 0, 3]),
-    "until_ms": st.sampled_from([None, None, None, None, 3, 5]),
-    "since_revision": st.sampled_from([None, None, None, None, 2]),
-    "until_revision": st.sampled_from([None, None, None, None, 4, 8]),
+    "namespace": st.sampled_from([each.id for each in SPACES]),
+    "model": st.sampled_from(["m", "n", "other"]),
+    "weights_version": st.sampled_from(["1", "2", DIGEST.hex()]),
+    "adapter": st.sampled_from(["", "a"]),
+    "tenant": st.sampled_from(["", "t"]),
+    "key": st.sampled_from(FEW_KEYS),
+    "producer": st.sampled_from([b"p", b"q"]),
+    "tag": st.sampled_from([b"x", b"z"]),
+    "since_ms": st.sampled_from([0, 3]),
+    "until_ms": st.sampled_from([3, 5]),
+    "since_revision": st.just(2),
+    "until_revision": st.sampled_from([4, 8]),
 }
-FEW_SELECTORS: st.SearchStrategy[Selector] = (
-    st.fixed_dictionaries(_FEW).map(_ordered).map(lambda values: Selector(**values))  # type: ignore[arg-type]
+_SPACE_FIELDS = ("namespace", "model", "weights_version", "adapter", "tenant")
+_ORIGIN_FIELDS = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
+
+
+def _of(names: tuple[str, ...], most: int) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(st.sampled_from(names), min_size=1, max_size=most, unique=True).map(tuple)
+
+
+_FIELDS = st.one_of(
+    st.just(("key",)),
+    _of(_SPACE_FIELDS, 1).map(lambda names: ("key", *names)),
+    _of(_SPACE_FIELDS, 2),
+    st.just(("namespace",)),
+    _of(_ORIGIN_FIELDS, 2),
+    _of(_ORIGIN_FIELDS, 1).map(lambda names: ("key", *names)),
+    st.tuples(_of(_SPACE_FIELDS, 1), _of(_ORIGIN_FIELDS, 1)).map(lambda both: both[0] + both[1]),
+    _of(tuple(_FEW), 4),
+    st.just(()) | _of(tuple(_FEW), 2),
 )
-"""Selectors of few values, which often select what SPACES, FEW_KEYS and FEW_ORIGINS are made of."""
+FEW_SELECTORS: st.SearchStrategy[Selector] = _FIELDS.flatmap(
+    lambda names: st.fixed_dictionaries({name: _FEW[name] for name in names})
+).map(lambda values: Selector(**values))  # type: ignore[arg-type]
+"""Selectors of few values and fields, which often select what SPACES, FEW_KEYS and FEW_ORIGINS are made of."""
 
 
 def literally_selects(selector: Selector, space: Namespace, origin: Origin, *, skew_ms: int) -> bool:

@@ -209,12 +209,16 @@ def test_matches_equal_what_the_fields_say(
     assert found == literally_selects(selector, space, origin, skew_ms=skew_ms)
 
 
-@given(selector=SELECTORS)
+@given(selector=SELECTORS | FEW_SELECTORS)
 def test_what_decides_is_told_apart(selector: Selector) -> None:
     of_space = ("namespace", "model", "weights_version", "adapter", "tenant")
     of_origin = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
     assert selector.names_namespace == any(getattr(selector, name) is not None for name in of_space)
     assert selector.names_origin == any(getattr(selector, name) is not None for name in of_origin)
+    assert selector.is_everything == (selector == Selector())
+    assert selector.is_one_namespace == (
+        selector.namespace is not None and selector == Selector(namespace=selector.namespace)
+    )
 
 
 def test_a_description_names_every_field_that_is_set() -> None:

@@ -15,9 +15,9 @@ from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import Stamp
 from kv_types.limits import (
     FENCE_INCARNATIONS_MAX,
+    FENCE_POLL_S_MAX,
     INVALIDATE_SELECTORS_MAX,
     LOG_BATCH_RECORDS_MAX,
-    LOG_FOLLOW_S_MAX,
 )
 from kv_types.selectors import EVERYTHING, Selector
 from sidecar.administration import Administration
@@ -348,7 +348,16 @@ async def test_the_log_is_read_in_batches_and_from_anywhere() -> None:
     assert await revisions(1490, 3, os.urandom(16)) == [1, 2, 3], "after a record of another incarnation: all"
 
 
-async def test_following_goes_on_across_incarnations_and_failures_and_ends_in_time() -> None:
+@pytest.fixture
+def short_follow(monkeypatch: pytest.MonkeyPatch) -> float:
+    """One call follows for a minute, so that the test's clock has less to go through."""
+    monkeypatch.setattr("sidecar.administration.LOG_FOLLOW_S_MAX", 60.0)
+    return 60.0
+
+
+async def test_following_goes_on_across_incarnations_and_failures_and_ends_in_time(
+    short_follow: float,
+) -> None:
     fleet = await ScriptedFleet(ScriptedMember()).settled()
     admin = administration(fleet)
 
@@ -368,8 +377,26 @@ async def test_following_goes_on_across_incarnations_and_failures_and_ends_in_ti
     stamps = [stamp async for stamp, _ in admin.records(after=0, incarnation=b"", count=0, follow=True)]
     assert [stamp.revision for stamp in stamps] == [1, 2, 3, 1]
     assert stamps[0].incarnation == stamps[2].incarnation != stamps[3].incarnation
-    assert fleet.clock.now_ns() - begun_ns >= LOG_FOLLOW_S_MAX * 1e9
+    assert fleet.clock.now_ns() - begun_ns >= short_follow * 1e9
     assert fleet.log.calls["read"] < 20, "nobody reads a log that has not grown"
+
+
+async def test_following_through_a_sidecar_that_is_behind_is_no_busy_loop(short_follow: float) -> None:
+    """Its position is of another incarnation than the log's, which is news at every look."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    stuck = fleet.position
+
+    class Behind(ScriptedFleet):
+        position = stuck
+
+    admin = Administration(
+        Behind(*fleet.members), cast("InvalidationLog", fleet.log), FakeStore(), timing=TIMING, clock=fleet.clock,
+        pause=fleet.pause,
+    )  # fmt: skip
+    await fleet.begin_anew()
+    found = [stamp async for stamp, _ in admin.records(after=0, incarnation=b"", count=0, follow=True)]
+    assert found == []
+    assert fleet.log.calls["read"] <= short_follow / FENCE_POLL_S_MAX + 2
 
 
 async def test_namespaces_are_the_fleets_and_our_own_each_once() -> None:

@@ -91,7 +91,7 @@ def test_a_parent_that_is_gone_before_the_signal_is_armed_is_noticed(runtime: Pa
 def test_a_parent_killed_at_any_moment_leaves_no_server(runtime: Path) -> None:
     """Killed while it starts, at moments spread over the start: no server of it is left, whatever had been reached."""
     root = PARENT.parent.parent.parent
-    for at in range(12):
+    for at in range(8):
         place = runtime / str(at)
         place.mkdir()
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def test_a_parent_killed_at_any_moment_leaves_no_server(runtime: Path) -> None:
             cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
         )  # fmt: skip
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.25 + 0.025 * at)
+            process.wait(timeout=0.2 + 0.04 * at)
         process.kill()
         process.communicate()
         wait_until(functools.partial(is_deserted, place), what="every server of it to end")

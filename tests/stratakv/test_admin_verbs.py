@@ -230,6 +230,16 @@ def test_weights_that_are_not_confirmed_say_how_to_repeat_what_was_inferred(
     assert "--request-id" in result.stderr
 
 
+def test_weights_that_nobody_can_name_are_not_replaced_by_none(site: AdminSite, stratakv: Command) -> None:
+    """A sidecar that has read no log knows of no announcement, which is not the same as there being none."""
+    site.is_fresh = False
+    result = stratakv("weights", "set-version", "2", "--model", "m")
+    assert result.exit_code == 1
+    assert "--from" in result.stderr
+    assert site.call(site.fleet.records) == ()
+    assert stratakv("weights", "set-version", "2", "--model", "m", "--from", "1").exit_code == 0
+
+
 def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Command) -> None:
     result = stratakv("weights", "set-version", "2", "--model", "m", "--from", "2")
     assert result.exit_code == 2

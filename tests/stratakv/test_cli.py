@@ -39,7 +39,9 @@ def test_the_version_is_plain_and_that_of_the_distribution() -> None:
 def test_help_lists_the_verbs_without_loading_them() -> None:
     result = run_command("--help")
     assert result.returncode == 0
-    for verb in ("serve", "status", "bench"):
+    for verb in (
+        "serve", "status", "invalidate", "log", "members", "namespaces", "inspect", "weights", "replicas", "bench",
+    ):  # fmt: skip
         assert verb in result.stdout
     script = (
         "import sys\n"

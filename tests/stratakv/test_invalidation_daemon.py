@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,46 +10,35 @@ from typing import Any
 
 import pytest
 
+from inference_worker.client import Client
 from kv_types.namespace import Weights
 from kv_types.outcomes import STORED, Refused, RefuseReason
+from kv_types.page_layout import PageLayout
 from kv_wire.channel import open_channel
 from tests.kv_types.samples import namespace
-from tests.support.daemon import Daemon, run_command
+from tests.support.daemon import Daemon
+from tests.support.node_command import Node
 from tests.support.pages_put import Chain
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
+from tests.support.spaces import page_of
 
 HOUR_MS = 3_600_000
 IN_FLIGHT = [Refused(RefuseReason.INVALIDATED), Refused(RefuseReason.PARENT_ABSENT)]
 """What two pages get whose request began before their invalidation: without the first nobody could reach the second."""
 
 
-class Node:
-    """A sidecar with a client over gRPC and the command."""
-
-    def __init__(self, daemon: Daemon, store: RemoteStore) -> None:
-        self.daemon = daemon
-        self.store = store
-
-    def run(self, *words: str, code: int = 0) -> Any:
-        """Run a verb with --json."""
-        result = run_command(*words, "--json", "--runtime-dir", str(self.daemon.runtime_dir), timeout_s=60)
-        assert result.returncode == code, (result.returncode, result.stderr, self.daemon.output[-2000:])
-        return json.loads(result.stdout)
-
-    def pages(self) -> int:
-        return self.store.status().arena["entries_visible"]
-
-
 @pytest.fixture(scope="module", params=["local", "private"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    flags = ["--no-l3"] if request.param == "local" else []
+    flags = ["--copy-kernel", "memcpy", *(["--no-l3"] if request.param == "local" else [])]
     with (
         tempfile.TemporaryDirectory(prefix="skv-") as scratch,
         Daemon(Path(scratch) / "run", *flags) as daemon,
     ):
         daemon.wait_ready()
-        assert daemon.line("ready")["log"].startswith("local" if flags else "unix:"), daemon.line("ready")
+        assert daemon.line("ready")["log"].startswith("local" if "--no-l3" in flags else "unix:"), (
+            daemon.line("ready")
+        )
         with open_channel(daemon.grpc_address) as channel:
             yield Node(daemon, RemoteStore(channel))
 
@@ -132,6 +120,29 @@ def test_c36_a_put_in_flight_is_refused_and_the_same_prompt_can_be_stored_again(
     stored(node, ours, other)
 
 
+def test_c36_leased_pages_are_hidden_at_once_and_drained_waits_for_their_release(node: Node) -> None:
+    """A worker in shared memory: what it holds stays readable to it, and is found by nobody else."""
+    ours, other = chain(1, 2, 3, 4), chain(5, 6)
+    stored(node, ours, other)
+    size = PageLayout.of(ours.space).page_bytes
+    with Client.connect(node.daemon.runtime_dir) as client:
+        space = client.register(ours.space)
+        with client.begin(space) as request, request.lease(ours.keys) as held:
+            assert len(held) == 2
+            assert node.run("invalidate", "--namespace", ours.space.id.hex())["confirmed"]
+            with client.begin(space) as later, later.lease(ours.keys) as found:
+                assert len(found) == 0
+            assert [bytes(view) for view in held] == [bytes(page_of(key, size)) for key in ours.keys]
+            missed = node.run("invalidate", "--all", "--yes", "--wait=drained", "--timeout", "300ms", code=3)
+            (member,) = missed["missing"]
+            assert member["is_self"], "this sidecar's own client is in the way"
+        drained = node.run(
+            "invalidate", "--all", "--yes", "--wait=drained", "--request-id", missed["request_id"]
+        )
+        assert drained["confirmed"]
+    assert node.store.status().arena["leased_bytes"] == 0
+
+
 def test_c15_c16_weights_change_under_load(node: Node) -> None:
     """After the command says so, no look-up gets a page of the old weights, and no put that was in flight gets in."""
     old = chain(1, 2, 3, 4, model="llm", weights=Weights(version="1"))
@@ -199,5 +210,4 @@ def test_the_log_members_and_namespaces_are_those_of_this_sidecar(node: Node) ->
     assert "listed" in {one["model"] for one in node.run("namespaces")["namespaces"]}
     drained = node.run("invalidate", "--all", "--yes", "--wait=drained")
     assert drained["confirmed"]
-    lines = run_command("log", "--json", "--runtime-dir", str(node.daemon.runtime_dir)).stdout.splitlines()
-    assert json.loads(lines[-1])["revision"] == drained["appended"][0]["revision"]
+    assert node.log()[-1]["revision"] == drained["appended"][0]["revision"]

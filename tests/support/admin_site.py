@@ -118,7 +118,9 @@ class AdminSite:
 
     def _cache(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         async def status(_: bytes, __: object) -> bytes:
-            return cache_pb2.StatusResponse(weights_versions=self.weights).SerializeToString()
+            incarnation = self.fleet.position.incarnation if self.is_fresh else b""
+            log = cache_pb2.LogStatus(incarnation=incarnation, reason="" if self.is_fresh else "booting")
+            return cache_pb2.StatusResponse(weights_versions=self.weights, log=log).SerializeToString()
 
         return grpc.method_handlers_generic_handler(
             SERVICE, {"Status": grpc.unary_unary_rpc_method_handler(status)}

@@ -56,7 +56,7 @@ def put(arena: AttachedArena, registration: Registration, keys: list[PageKey]) -
 def check(arena: AttachedArena, registration: Registration, keys: list[PageKey]) -> int:
     """Get the chain and compare every byte; returns the pages hit."""
     destinations = buffers(len(keys), registration.page_bytes)
-    pages, _ = arena.reader.get(
+    pages, _, _ = arena.reader.get(
         registration.counter, packed(keys), destinations, page_bytes=registration.page_bytes
     )
     for key, destination in zip(keys[:pages], destinations, strict=False):
@@ -163,7 +163,7 @@ def copies_slowly(path: str, root: str, pages: int, units: int) -> None:
     say(row=arena.row)
     while True:
         begun = time.monotonic()
-        got, reason = arena.reader.get(
+        got, reason, _ = arena.reader.get(
             registration.counter, keys, destination, page_bytes=registration.page_bytes, lease_ns=50_000_000
         )
         say(pages=got, reason=reason, seconds=time.monotonic() - begun)

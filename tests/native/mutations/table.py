@@ -1,0 +1,234 @@
+"""Breaches of the shared-memory rules, as patches, and what finds each: the stress test built from it, or a model of it.
+
+The numbers are those of the list of mutations that docs/invalidation.md explains. Number 28 (a worker compares
+revisions instead of views) is the follower's in Python, found by the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FENCE = "a look-up invoked after the fence got the page"
+STAMP = "a look-up got the page under the view that had taken it"
+BYTES = "foreign or torn bytes"
+MIXED = "a page is of another fill or of two"
+RING = "ring: an event is not that of its view"
+COUNTERS = "counters: pages requested are not accounted for"
+ENGINE = "an engine served what was hidden after the acknowledgement"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place of a patch: `old` is there exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Stress:
+    """Found by the stress test: `rebuilt` are the sources that the patch reaches."""
+
+    message: str
+    rebuilt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Found by one of the models (header, hazards, claims), its steps read from the patched sources."""
+
+    message: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule taken away."""
+
+    number: str
+    title: str
+    edits: tuple[Edit, ...]
+    found_by: Stress | Model
+
+
+_NATIVE = "cache_l2/native/"
+_APPLIER = "sidecar/log_applier.py"
+_HIDING = """            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])
+"""
+_PUBLISHING = """                self._publish(record.event, Stamp(incarnation, record.revision), record.digest)
+"""
+
+MUTATIONS = (
+    Mutation(
+        "15",
+        "freshness is published before the view",
+        (
+            Edit(
+                "invalidation/follower.py",
+                "        return [Apply(renewal.records)]\n",
+                "        return [PublishFreshness(freshness_ns), Apply(renewal.records)]\n",
+            ),
+        ),
+        Model(FENCE, "header"),
+    ),
+    Mutation(
+        "16",
+        "the view is published before the pages are hidden",
+        (Edit(_APPLIER, _HIDING, ""), Edit(_APPLIER, _PUBLISHING, _PUBLISHING + _HIDING)),
+        Model(STAMP, "header"),
+    ),
+    Mutation(
+        "17",
+        "what is not hidden yet is acknowledged",
+        (
+            Edit(
+                _APPLIER,
+                _HIDING,
+                "            self.acknowledged.published(0, chunk[-1].revision)\n" + _HIDING,
+            ),
+        ),
+        Model(FENCE, "header"),
+    ),
+    Mutation(
+        "29",
+        "the tag of a record of the ring is not checked after reading",
+        (
+            Edit(
+                _NATIVE + "ring.hpp",
+                "if (record.tag.load(std::memory_order_relaxed) != view || bytes > kRingPayloadBytes) return",
+                "if (bytes > kRingPayloadBytes) return",
+            ),
+        ),
+        Stress(RING, ("stress.cpp", "reader.cpp")),
+    ),
+    Mutation(
+        "29, in the model",
+        "the tag of a record of the ring is not checked at all",
+        (
+            Edit(
+                _NATIVE + "ring.hpp",
+                "  if (record.tag.load(std::memory_order_acquire) != view) return std::nullopt;\n",
+                "",
+            ),
+            Edit(
+                _NATIVE + "ring.hpp",
+                "if (record.tag.load(std::memory_order_relaxed) != view || bytes > kRingPayloadBytes) return",
+                "if (bytes > kRingPayloadBytes) return",
+            ),
+        ),
+        Model(STAMP, "header"),
+    ),
+    Mutation(
+        "30, the reader's fence",
+        "no fence between a reader's hazards and its second look at the generations",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "  fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_hide.cpp)\n",
+                "",
+            ),
+        ),
+        Model(BYTES, "hazards"),
+    ),
+    Mutation(
+        "30, the sidecar's fence",
+        "no fence between hiding pages and looking for hazards",
+        (
+            Edit(
+                _NATIVE + "arena_hide.cpp",
+                "  fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)\n",
+                "",
+            ),
+        ),
+        Model(BYTES, "hazards"),
+    ),
+    Mutation(
+        "30, the re-check",
+        "no second look at the generations behind the hazards",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "  result.pages = confirm(walk, out, pinned);\n",
+                "  result.pages = pinned;\n",
+            ),
+        ),
+        Stress(MIXED, ("reader.cpp",)),
+    ),
+    Mutation(
+        "31",
+        "two bits of the generation are compared",
+        (
+            Edit(
+                _NATIVE + "look_up.hpp",
+                "  return arena.entries[page.entry].generation.load(std::memory_order_relaxed) == page.generation;\n",
+                "  return ((arena.entries[page.entry].generation.load(std::memory_order_relaxed) ^ page.generation) & 3)"
+                " == 0;\n",
+            ),
+        ),
+        Stress(MIXED, ("reader.cpp",)),
+    ),
+    Mutation(
+        "32",
+        "the place of a reservation that ran out is given away while its writer may still write",
+        (
+            Edit(
+                _NATIVE + "arena_commit.cpp",
+                "  set_state(entry, PageState::kQuarantined);\n",
+                "  unlink_reservation(entry);\n  view_.entries[entry].generation.fetch_add(2);\n  free_entry(entry);\n",
+            ),
+        ),
+        Stress(MIXED, ("arena_commit.cpp",)),
+    ),
+    Mutation(
+        "34",
+        "counters are written in place instead of in the spare copy",
+        (
+            Edit(
+                _NATIVE + "counts.hpp",
+                "  PageCounts& spare = counts.copy[(selector + 1) & 1];\n  const auto put",
+                "  PageCounts& spare = valid;\n  const auto put",
+            ),
+            Edit(
+                _NATIVE + "counts.hpp",
+                "  counts.selector.store(selector + 1, std::memory_order_release);\n",
+                "  counts.selector.store(selector, std::memory_order_release);\n",
+            ),
+        ),
+        Stress(COUNTERS, ("reader.cpp",)),
+    ),
+    Mutation(
+        "R18, the client's fence",
+        "no fence between an engine's claim of freshness and its look at the view",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "  fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)\n",
+                "",
+            ),
+        ),
+        Model(ENGINE, "claims"),
+    ),
+    Mutation(
+        "R18, the sidecar's fence",
+        "no fence between publishing the view and looking at rows",
+        (
+            Edit(
+                _NATIVE + "arena.cpp",
+                "  fence_seq_cst();  // whoever is acknowledged after this finds the new view published (rule R14)\n",
+                "",
+            ),
+        ),
+        Model(ENGINE, "claims"),
+    ),
+)
+
+CAUGHT_BY = {
+    mutation.number: (
+        f"model {mutation.found_by.name}"
+        if isinstance(mutation.found_by, Model)
+        else "tests/native/stress.cpp"
+    )
+    for mutation in MUTATIONS
+}
+"""What finds each mutation, for documents."""

@@ -1,0 +1,148 @@
+"""The shared-memory models: what the sources do keeps every promise, and what is left out or moved is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.sim.shared_memory_model import Outcome, claims, hazards, header
+from tests.sim.shared_memory_steps import Steps, read_steps
+
+STEPS = read_steps()
+PINNED = tuple(name for name in STEPS.look if name in ("walk", "store hazards", "fence", "re-check"))
+VIEW = (*PINNED, "copy")
+"""A view is looked at until it is released: no check follows, and no time revokes it."""
+COPY = (*PINNED, *(name for name in STEPS.copy if name in ("copy", "check")))
+FENCE = "a look-up invoked after the fence got the page"
+STAMP = "a look-up got the page under the view that had taken it"
+BYTES = "foreign or torn bytes"
+ENGINE = "an engine served what was hidden after the acknowledgement"
+
+
+def without(steps: Sequence[str], *names: str) -> tuple[str, ...]:
+    assert set(names) <= set(steps)
+    return tuple(step for step in steps if step not in names)
+
+
+def moved(steps: Sequence[str], name: str, *, before: str) -> tuple[str, ...]:
+    rest = list(without(steps, name))
+    rest.insert(rest.index(before), name)
+    return tuple(rest)
+
+
+def of_header(**changes: Sequence[str]) -> Outcome:
+    return header(**{"sidecar": STEPS.sidecar, "look": STEPS.look, "read": STEPS.read, **changes})
+
+
+def test_the_sources_take_the_steps_that_the_models_were_written_for() -> None:
+    expected = Steps(
+        look=("load F", "load view", "walk", "store hazards", "fence", "re-check", "clock", "view again"),
+        copy=("copy", "fence", "check"),
+        reuse=("hide", "fence", "scan", "free"),
+        publish=("tag 0", "body", "tag", "view", "fence"),
+        read=("tag", "body", "tag again"),
+        claim=("claim", "fence", "load view"),
+        sidecar=("judge", "hide", "tag 0", "body", "tag", "view", "fence", "acknowledge", "freshness"),
+    )
+    assert expected == STEPS
+
+
+def test_the_header_keeps_the_fence_and_stamps_are_sound() -> None:
+    outcome = of_header()
+    assert outcome.broken is None, outcome.trace
+    assert outcome.states > 10_000
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "broken"),
+    [
+        (moved(STEPS.sidecar, "freshness", before="hide"), FENCE),
+        (moved(STEPS.sidecar, "freshness", before="view"), FENCE),
+        (moved(STEPS.sidecar, "view", before="hide"), STAMP),
+        (moved(STEPS.sidecar, "acknowledge", before="hide"), FENCE),
+        (moved(STEPS.sidecar, "acknowledge", before="view"), FENCE),
+        (without(STEPS.sidecar, "hide"), STAMP),
+        (without(STEPS.sidecar, "tag 0"), STAMP),
+        (
+            moved(STEPS.sidecar, "tag", before="body"),
+            None,
+        ),  # whoever looks for the record before finds another tag
+        (moved(STEPS.sidecar, "view", before="tag 0"), None),  # the tag says that the record isn't there yet
+    ],
+)
+def test_the_order_of_the_sidecars_steps_matters(sidecar: Sequence[str], broken: str | None) -> None:
+    assert of_header(sidecar=sidecar).broken == broken
+
+
+@pytest.mark.parametrize(
+    ("look", "broken"),
+    [
+        (without(STEPS.look, "clock"), FENCE),
+        (without(STEPS.look, "view again"), None),  # a second line, as long as F is loaded first
+        (without(moved(STEPS.look, "load view", before="load F"), "view again"), FENCE),
+        (moved(STEPS.look, "load view", before="load F"), None),  # then the second line holds
+    ],
+)
+def test_a_look_up_loads_freshness_before_the_view(look: Sequence[str], broken: str | None) -> None:
+    assert of_header(look=look).broken == broken
+
+
+@pytest.mark.parametrize(
+    ("names", "broken"),
+    [
+        (("tag again",), STAMP),
+        (("tag", "tag again"), STAMP),
+        (
+            ("tag",),
+            None,
+        ),  # which tag to find is known: to look afterwards is enough, to look before saves the reading
+    ],
+)
+def test_a_record_of_the_ring_is_checked_after_it_is_read(names: Sequence[str], broken: str | None) -> None:
+    assert of_header(read=without(STEPS.read, *names)).broken == broken
+
+
+def test_hazards_keep_a_slot_from_being_refilled_under_its_reader() -> None:
+    for reader, revocable in ((VIEW, False), (COPY, False), (COPY, True)):
+        outcome = hazards(writer=STEPS.reuse, reader=reader, refills=3, revocable=revocable)
+        assert outcome.broken is None, outcome.trace
+        assert outcome.states > 100
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (STEPS.reuse, without(VIEW, "fence")),
+        (STEPS.reuse, without(VIEW, "re-check")),
+        (STEPS.reuse, without(VIEW, "store hazards")),
+        (STEPS.reuse, moved(VIEW, "re-check", before="fence")),
+        (without(STEPS.reuse, "fence"), VIEW),
+        (without(STEPS.reuse, "scan"), VIEW),
+        (moved(STEPS.reuse, "scan", before="fence"), VIEW),
+        (moved(STEPS.reuse, "fence", before="hide"), VIEW),
+    ],
+)
+def test_a_view_needs_its_hazard_both_fences_and_the_re_check(
+    writer: Sequence[str], reader: Sequence[str]
+) -> None:
+    assert hazards(writer=writer, reader=reader).broken == BYTES
+
+
+def test_what_time_may_revoke_needs_a_check_afterwards() -> None:
+    assert hazards(writer=STEPS.reuse, reader=without(COPY, "check"), revocable=True).broken == BYTES
+
+
+def test_a_generation_must_not_come_round() -> None:
+    assert hazards(writer=STEPS.reuse, reader=COPY, generation_bits=2).broken == BYTES
+
+
+def test_an_engine_that_claims_freshness_is_seen_or_sees() -> None:
+    assert claims(client=STEPS.claim, sidecar=STEPS.publish).broken is None
+    for client, sidecar in (
+        (without(STEPS.claim, "fence"), STEPS.publish),
+        (moved(STEPS.claim, "load view", before="claim"), STEPS.publish),
+        (without(STEPS.claim, "claim"), STEPS.publish),
+        (STEPS.claim, without(STEPS.publish, "fence")),
+    ):
+        assert claims(client=client, sidecar=sidecar).broken == ENGINE
