@@ -101,10 +101,20 @@ class FiberLock:
         self.release()
 
 
-class _Threading:
-    """What cache_l1.cache finds as `threading`."""
+class FiberCondition(FiberLock):
+    """threading.Condition for those that wait for nothing."""
 
-    Lock = FiberLock
+    def __init__(self, _: FiberLock) -> None:
+        super().__init__()
+
+    def notify_all(self) -> None:
+        """Nobody waits."""
+
+
+class _Threading:
+    """What product modules find as `threading`."""
+
+    Lock, Condition = FiberLock, FiberCondition
 
 
 @functools.cache
@@ -117,12 +127,14 @@ def install() -> None:
     _shorten()
     import cache_l1.cache
     import cache_l2.store
+    import inference_worker.weights
     from invalidation.notes import MemberNote
     from invalidation.records import LogEntry
     from kv_types.namespace import Namespace
     from kv_types.selectors import Selector
 
-    cache_l1.cache.threading = _Threading  # type: ignore[attr-defined, assignment]
+    for module in (cache_l1.cache, inference_worker.weights):
+        module.threading = _Threading  # type: ignore[attr-defined, assignment]
     cache_l2.store.create_arena = lambda config, life, probe=None: _Present.arenas(config, life)  # type: ignore[assignment, misc]
     cache_l2.store.map_own = lambda arena, row, life, prefault: ModelReader(arena, row)  # type: ignore[assignment, misc]
     # read anew by every sidecar's every life; parsing them costs more than all else that is done with them

@@ -88,7 +88,7 @@ class Operator:
         for worker in self._world.workers:
             if worker.process.alive:
                 for now in worker.passes:
-                    for page in now.pages if now.is_known else now.pages[: now.found]:
+                    for page in now.pages if now.is_known else now.reused:
                         guilty = self._world.truth.selected_by(record, page)
                         if guilty is not None:
                             raise BrokenPromiseError(

@@ -65,7 +65,12 @@ class Plan:
     ring_records: int = 8
     reservation_s: float = 1.5
     log_limits: tuple[int, int, int, int, int] = (1000, 100, 50, 100, 50)
-    weights: str = "1"
+    switches_weights: bool = False
+    """Whether workers follow announced weights, and new ones are loaded and announced at some time."""
+    threads: int = 1
+    """Threads of a worker, which share its L1."""
+    engines: int = 0
+    engine_mode: str = "keep"
     paths: tuple[Path, ...] = PATHS
     spaces: tuple[tuple[str, str, str], ...] = (("m", "1", ""),)
     repeats: float = 0.0
@@ -151,6 +156,10 @@ def plan_of(seed: int) -> Plan:
     plan.rates_ppm = tuple(draw.choice((0, -limit, limit, draw.randint(-limit, limit))) for _ in range(nodes))
     error_ms = plan.skew_ms // 2 - 1
     plan.wall_errors_ms = tuple(draw.randint(-error_ms, error_ms) for _ in range(nodes))
+    plan.switches_weights = draw.random() < 0.2
+    plan.threads = 2 if draw.random() < 0.2 else 1
+    if draw.random() < 0.25:
+        plan.engines, plan.engine_mode = draw.choice((1, 1, 2)), draw.choice(("keep", "drop"))
     _draw_wishes(plan, draw)
     _draw_faults(plan, draw)
     return plan

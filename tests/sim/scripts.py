@@ -24,12 +24,12 @@ def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, 
     return arguments[verb + 4], bytes.fromhex(reply[1].decode()), int(reply[3])
 
 
-def incarnation_of(server: RedisServer) -> bytes | None:
-    """The log's incarnation on a server; None where there is none, or the next call will begin another."""
+def tip_of(server: RedisServer) -> tuple[bytes, int] | None:
+    """Where the log on a server ends; None where there is none, or the next call will begin another incarnation."""
     state = server.keyspace.values.get(STATE)
     if state is None or state[b"history"] != (server.replication_id + server.run_id).encode():
         return None
-    return bytes.fromhex(state[b"incarnation"].decode())
+    return bytes.fromhex(state[b"incarnation"].decode()), int(state[b"tip"])
 
 
 def settle(server: RedisServer, incarnation: bytes, replicas: int) -> None:
