@@ -37,7 +37,7 @@ PAGE_BYTES = 16_384
 ROUND_PAGES = 4
 RESIDENT_PAGES = 32
 RESIDENT_CHAINS = 4
-ROUND_PACE_S = 0.001
+ROUND_PACE_S = 0.0015
 """Between two look-ups of a page that is about to go."""
 REST_PACE_S = 0.01
 _COUNTED_TOGETHER = 16
