@@ -11,7 +11,7 @@ from kv_types.errors import LimitExceededError
 from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK
 from kv_types.selectors import Selector
 
-_U64_MAX = (1 << 64) - 1
+_NO_END = (1 << 64) - 1
 
 
 class StepTerms(TypedDict):
@@ -174,9 +174,9 @@ class Selecting:
             namespaces=namespaces,
             provenances=provenances,
             since_ms=0 if since_ms is None else max(0, since_ms - self._skew_ms),
-            until_ms=_U64_MAX if until_ms is None else min(_U64_MAX, until_ms + self._skew_ms),
+            until_ms=_NO_END if until_ms is None else min(_NO_END, until_ms + self._skew_ms),
             since_revision=selector.since_revision or 0,
-            until_revision=_U64_MAX if selector.until_revision is None else selector.until_revision,
+            until_revision=_NO_END if selector.until_revision is None else selector.until_revision,
         )
 
 
@@ -186,9 +186,9 @@ def _terms(
     namespaces: bytes | None = None,
     provenances: bytes | None = None,
     since_ms: int = 0,
-    until_ms: int = _U64_MAX,
+    until_ms: int = _NO_END,
     since_revision: int = 0,
-    until_revision: int = _U64_MAX,
+    until_revision: int = _NO_END,
 ) -> StepTerms:
     return StepTerms(
         key=key, namespaces=namespaces, provenances=provenances, since_ms=since_ms, until_ms=until_ms,

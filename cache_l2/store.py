@@ -15,6 +15,7 @@ from cache_l2.inspection import PageFacts, page_facts
 from cache_l2.judging import BatchJudging, CommitJudge, CommitTerms
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
+from cache_l2.own_puts import put_pages
 from cache_l2.provenance import ProvenanceTable
 from cache_l2.reservations import ReservationBook
 from cache_l2.selecting import Selecting
@@ -36,11 +37,10 @@ from kv_types.outcomes import (
     PutOutcome,
     PutStatus,
     RefuseReason,
-    put_outcome,
 )
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, EngineMode
+from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 __all__ = [
     "ArenaConfig", "ArenaStore", "ClientRow", "HeldBack", "NamespaceCounts", "NamespaceRecord", "PageFacts",
@@ -397,7 +397,7 @@ class ArenaStore:
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
         check_buffers(destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True)
-        counter = self._accounts.bind(self._own_row, record, recycle=True)
+        counter = self.own_counter(record)
         lease_ns = int(COPY_LEASE_S_DEFAULT * _SECOND_NS)
         pages, reason, _ = self._reader.get(
             counter, packed, destinations, page_bytes=record.page_bytes, lease_ns=lease_ns
@@ -413,7 +413,7 @@ class ArenaStore:
         packed = pack_keys(keys)
         if not 0 <= start <= len(packed) // KEY_BYTES:
             raise InvalidArgumentError(f"start is {start}; the chain has {len(packed) // KEY_BYTES} pages")
-        counter = self._accounts.bind(self._own_row, record, recycle=True)
+        counter = self.own_counter(record)
         return self._reader.lease(counter, packed, start=start)
 
     def put(
@@ -432,48 +432,11 @@ class ArenaStore:
         if not 0 <= start <= pages:
             raise InvalidArgumentError(f"start is {start}; the chain has {pages} pages")
         check_buffers(sources, pages - start, record.page_bytes, "source", writable=False)
-        stamp = stamp or self.stamp()
-        outcomes: list[PutOutcome] = []
-        for begin in range(start, pages, BATCH_PAGES_MAX):
-            end = min(begin + BATCH_PAGES_MAX, pages)
-            run = sources[begin - start : end - start]
-            outcomes += self._put_run(record, packed, begin, end, run, stamp, start)
-        return outcomes
+        return put_pages(self, record, packed, sources, start=start, stamp=stamp or self.stamp())
 
-    def _put_run(
-        self,
-        record: NamespaceRecord,
-        packed: bytes,
-        begin: int,
-        end: int,
-        sources: Sequence[memoryview],
-        stamp: Stamp,
-        start: int,
-    ) -> list[PutOutcome]:
-        parent = PageKey(packed[(begin - 1) * KEY_BYTES : begin * KEY_BYTES]) if begin else None
-        rows = self.reserve(self._own_row, record, parent, packed[begin * KEY_BYTES : end * KEY_BYTES])
-        reserved = [
-            (reservation, offset, source)
-            for (status, _, reservation, offset), source in zip(rows, sources, strict=True)
-            if status == PutStatus.STORED
-        ]
-        reservations = [reservation for reservation, _, _ in reserved]
-        if reserved:
-            counter = self._accounts.bind(self._own_row, record, recycle=True)
-            try:
-                self._reader.fill(
-                    [offset for _, offset, _ in reserved], [source for _, _, source in reserved],
-                    page_bytes=record.page_bytes, counter=counter,
-                )  # fmt: skip
-            except BaseException:
-                self.abort(self._own_row, reservations)
-                raise
-        rests_on = UNKNOWN_INSTANCE if start else NO_INSTANCE
-        committed = iter(self.commit(self._own_row, reservations, stamp=stamp, rests_on=rests_on))
-        return [
-            put_outcome(*(next(committed) if status == PutStatus.STORED else (status, reason)))
-            for status, reason, _, _ in rows
-        ]
+    def own_counter(self, record: NamespaceRecord) -> int:
+        """Counter of the sidecar's own row for a namespace, taken from another one where none is left."""
+        return self._accounts.bind(self._own_row, record, recycle=True)
 
     # --- figures ---
 

@@ -24,6 +24,8 @@ from inference_worker.request import Request
 from inference_worker.reused import ReusedPages
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
+from inference_worker.weights import Announced
+from kv_types.computation import check_name
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
 from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
@@ -31,7 +33,7 @@ from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
-__all__ = ["Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
+__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
 
 
 class Client:
@@ -84,6 +86,15 @@ class Client:
         LayoutConflictError, LimitExceededError.
         """
         return self._link.register(namespace, page_bytes)
+
+    def forget(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> None:
+        """Keep nothing of a namespace but its counts: its pages stay where they are, and it can be registered again.
+
+        For one who goes through many (weights version after weights version). No call under it may be under way, and
+        none may follow: requests begun under it end. Raises InvalidArgumentError, DeadlineExceededError, ClosedError.
+        """
+        self._own(namespace)
+        self._link.forget(namespace, self._deadline(deadline_s))
 
     def begin(self, namespace: RegisteredNamespace, *, deadline_s: float | None = None) -> Request:
         """Begin a request: loads freshness and view before any reuse, and fixes the stamp of what it computes (R1).
@@ -237,6 +248,23 @@ class Client:
         """
         return self._link.stamp(self._deadline(None))
 
+    def announced(self, model: str, *, deadline_s: float | None = None) -> Announced | None:
+        """What weights version is announced for a model, or None when that can't be told within `deadline_s`.
+
+        Load a view before (`begin`): no announcement up to it is overlooked then. Costs a look at shared memory, where it
+        waits only if a deadline is named, and over gRPC a call. Raises InvalidArgumentError, ClosedError.
+        """
+        check_name(model, "model")
+        return self._link.announced(model, None if deadline_s is None else Deadline(deadline_s))
+
+    def weights_version(self, model: str) -> str | None:
+        """The weights version announced last for a model; None: none was, or it can't be told now (see `announced`).
+
+        Raises InvalidArgumentError, ClosedError.
+        """
+        announced = self.announced(model, deadline_s=self._settings.deadline_s)
+        return None if announced is None else announced.version
+
     def statistics(self) -> dict[str, int | str]:
         """Counters and gauges by name, and why the client is not attached where it is not.
 
@@ -259,7 +287,7 @@ class Client:
         }
 
     def namespace_counts(self) -> dict[str, PageCounts]:
-        """Pages by namespace: its id in hexadecimal, or "uncacheable:<reason>"."""
+        """Pages by namespace: its id in hexadecimal, "uncacheable:<reason>", or "forgotten" for all that were."""
         return self._link.counts()
 
     def close(self) -> None:
@@ -287,6 +315,8 @@ class Client:
             raise ClosedError("this client was closed; connect another one")
 
     def _foreign(self, namespace: object) -> InvalidArgumentError:
+        if isinstance(namespace, RegisteredNamespace) and namespace.owner is None:
+            return InvalidArgumentError("this namespace was forgotten; register it again")
         if isinstance(namespace, RegisteredNamespace):
             return InvalidArgumentError(
                 "this namespace was registered with another client; register it with this one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import cast
 
 from inference_worker.absent import AbsentPages
@@ -18,6 +19,8 @@ from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
 from inference_worker.settings import ClientSettings
 from inference_worker.supervisor import Connection, Supervisor
+from inference_worker.validity import ClientValidity
+from inference_worker.weights import Announced, Versions, WeightsWatch
 from kv_types.errors import (
     ClosedError,
     ConfigError,
@@ -33,6 +36,11 @@ from kv_types.limits import NAMESPACES_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import MissReason
 from kv_types.validity import EngineMode
+
+_FORGOTTEN = "forgotten"
+"""What namespaces that were forgotten are called together in statistics."""
+_REFRESH_S_MIN = 0.05
+"""How soon announced versions are asked for again: a sidecar that can't tell them is asked no faster than this."""
 
 
 class Link:
@@ -54,6 +62,7 @@ class Link:
         self.closed = False
         self.forks = 0
         self._namespaces: dict[Namespace | tuple[str, str], RegisteredNamespace] = {}
+        self._forgotten = PageCounts()
         self._make_anew()
         reset_after_fork(self)
 
@@ -69,6 +78,8 @@ class Link:
         self._remote_serves = not self.wants_shared_memory
         self.arena: LocalArena | None = None
         self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
+        self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._poke)
+        self._refresh_from_s = 0.0
 
     @property
     def wants_shared_memory(self) -> bool:
@@ -95,6 +106,27 @@ class Link:
                 f"this namespace was registered with pages of {known.page_bytes} bytes, now with {size}"
             )
         return known
+
+    def forget(self, namespace: RegisteredNamespace, deadline: Deadline) -> None:
+        """Keep nothing of a namespace but what was counted. See Client.forget."""
+        if not self._binding.acquire(timeout=deadline.remaining_s()):
+            raise DeadlineExceededError("a registration under way held the call back until its deadline")
+        try:
+            with self._accounts:
+                with self._state:
+                    self._check_open()
+                    self._namespaces = {k: v for k, v in self._namespaces.items() if v is not namespace}
+                    namespace.owner = None
+                    namespace.absent = AbsentPages(namespace, self._refuse_forgotten, deadline_s=0.0)
+                    namespace.pages = namespace.absent
+                    arena = self.arena
+                registration, live = (None, PageCounts()) if arena is None else arena.unbind(namespace)
+                self._forgotten += live + namespace.counts.snapshot()
+            self.remote.forget(namespace)
+            if arena is not None and registration is not None:
+                arena.unregister(registration, deadline)
+        finally:
+            self._binding.release()
 
     def start(self) -> None:
         """Begin to attach in the background, unless that has begun or makes no sense."""
@@ -150,6 +182,19 @@ class Link:
         if arena is not None:
             return arena.stamp()
         return self.remote.stamp(deadline) if remote_serves else None
+
+    def announced(self, model: str, deadline: Deadline | None) -> Announced | None:
+        """Return what weights are announced for a model, or None when that can't be told. Raises ClosedError.
+
+        Without a deadline shared memory is looked at and not waited for; a call over gRPC has the usual one.
+        """
+        with self._state:
+            self._check_open()
+            arena, remote_serves = self.arena, self._remote_serves
+        if arena is None and remote_serves:  # no ring to follow: each look is a call
+            told = self.remote.versions(deadline or Deadline(self.settings.deadline_s))
+            return None if told is None else Announced(told.by_model.get(model), 0, 0)
+        return self._weights.look(model) if deadline is None else self._weights.wait(model, deadline)
 
     def close(self) -> None:
         """End the connection; leases that are held stay readable. Again does nothing."""
@@ -215,6 +260,13 @@ class Link:
             self._attempted = True
             self._state.notify_all()
 
+    def attend(self) -> None:
+        """Read announced versions anew where the ring could not tell them."""
+        now_s = time.monotonic()
+        if now_s >= self._refresh_from_s:
+            self._refresh_from_s = now_s + _REFRESH_S_MIN
+            self._weights.refresh()
+
     # --- statistics ------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, int | str]:
@@ -241,10 +293,11 @@ class Link:
         with self._accounts:
             arena = self.arena
             live = arena.counts() if arena is not None else {}
-            return {
+            counts = {
                 one.label: one.counts.snapshot() + live.get(one, PageCounts())
                 for one in list(self._namespaces.values())
             }
+            return {**counts, _FORGOTTEN: self._forgotten} if self._forgotten.look_ups else counts
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +305,7 @@ class Link:
         """Forget the parent's connection without touching it; the next call attaches anew."""
         self.forks += 1
         self.home.inherited = True
-        keep_untouched((self._supervisor, self.arena, self.remote, self._binding, self._state))
+        keep_untouched((self._supervisor, self.arena, self.remote, self._binding, self._state, self._weights))
         if self._supervisor is not None:
             self._supervisor.abandon_in_child()
         if self.arena is not None:
@@ -261,12 +314,13 @@ class Link:
         for namespace in self._namespaces.values():
             namespace.pages = namespace.absent
             namespace.counts.reset_after_fork()
+        self._forgotten = PageCounts()
 
     def _admit(self, identity: Namespace | Uncacheable, page_bytes: int) -> RegisteredNamespace:
         limit = NAMESPACES_PER_CLIENT_MAX if self.wants_shared_memory else NAMESPACES_MAX
         if len(self._namespaces) >= limit:
             raise LimitExceededError(
-                f"this client has {limit} namespaces, the most it may have; connect another"
+                f"this client has {limit} namespaces, the most it may have; forget some, or connect another"
             )
         namespace = RegisteredNamespace(self, identity, page_bytes=page_bytes)
         acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
@@ -277,6 +331,9 @@ class Link:
     def _refuse_uncacheable(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason:
         self._check_open()
         return MissReason.UNCACHEABLE
+
+    def _refuse_forgotten(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason:
+        raise ClosedError(f"{namespace} was forgotten; register it again")
 
     def _bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> Pages | MissReason:
         """Register a namespace that is new to this life, once, within the deadline."""
@@ -315,6 +372,14 @@ class Link:
     def _withdraw_namespaces(self) -> None:
         for namespace in self._namespaces.values():
             namespace.pages = namespace.absent
+
+    def _read_versions(self) -> Versions | None:
+        return self.remote.versions(Deadline(self.settings.deadline_s))
+
+    def _poke(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.poke()
 
     def _serving(self) -> bool:
         return self.arena is not None or self._remote_serves

@@ -118,6 +118,21 @@ class LocalArena(Home):
             for namespace, pages in list(self._bound.items())
         }
 
+    def unbind(self, namespace: RegisteredNamespace) -> tuple[Registration | None, PageCounts]:
+        """Forget a namespace that nothing uses any more: what to unregister, and what was counted under it."""
+        pages = self._bound.pop(namespace, None)
+        if pages is None:
+            return None, PageCounts()
+        try:
+            return pages.registration, of_row(self.reader.counts(pages.registration.counter))
+        except ValueError:  # the mapping was closed meanwhile, and its counts with it
+            return None, PageCounts()
+
+    def unregister(self, registration: Registration, deadline: Deadline) -> None:
+        """Give a counter back; not confirmed in time, it may stay taken until this client leaves."""
+        with contextlib.suppress(ClosedError, ProtocolError):  # gone meanwhile, and the row with it
+            self._attached.unregister(registration, deadline_s=deadline.remaining_s())
+
     def resident(self, packed: bytes) -> int:
         """Pages of a chain that could be served now; 0 when the mapping was closed meanwhile."""
         try:

@@ -107,7 +107,8 @@ class RegisteredNamespace:
     __slots__ = ("absent", "counts", "namespace", "owner", "page_bytes", "pages", "uncacheable")
 
     def __init__(self, owner: object, identity: Namespace | Uncacheable, *, page_bytes: int) -> None:
-        self.owner = owner
+        self.owner: object | None = owner
+        """The link it was registered with; None once it was forgotten."""
         self.namespace = identity if isinstance(identity, Namespace) else None
         self.uncacheable = identity if isinstance(identity, Uncacheable) else None
         self.page_bytes = page_bytes

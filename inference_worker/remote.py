@@ -19,6 +19,7 @@ from inference_worker.prefetch import Prefetches
 from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
+from inference_worker.weights import Versions
 from kv_types.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -27,7 +28,7 @@ from kv_types.errors import (
     StrataError,
     UnknownNamespaceError,
 )
-from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, Stamp
+from kv_types.ids import KEY_BYTES, NO_INCARNATION, NO_LIFE, LifeId, Stamp
 from kv_types.limits import REMOTE_LEASE_BYTES_MAX
 from kv_types.outcomes import (
     KNOWN,
@@ -93,6 +94,11 @@ class RemoteSidecar:
                 self._pages[namespace] = pages
             return pages
 
+    def forget(self, namespace: RegisteredNamespace) -> None:
+        """Keep nothing of a namespace any more."""
+        with self._lock:
+            self._pages.pop(namespace, None)
+
     def note_life(self, life: bytes) -> None:
         """Take note of the life that answered; another one than before is a reconnect."""
         with self._lock:
@@ -115,13 +121,26 @@ class RemoteSidecar:
         return self.prefetches.send(calls, register, look_up, deadline_s=deadline_s)
 
     def stamp(self, deadline: Deadline) -> Stamp | None:
-        """Ask for the present log position; None when the sidecar does not tell in time."""
+        """Ask for the present log position; None when the sidecar does not tell in time, or has joined no log."""
+        status = self._status(deadline)
+        return None if status is None else _position(status)
+
+    def versions(self, deadline: Deadline) -> Versions | None:
+        """Ask which versions of weights were announced last; None when it can't be told in time."""
+        status = self._status(deadline)
+        if status is None or _position(status) is None:
+            return None
+        return Versions(LifeId(status.life), status.view, dict(status.weights_versions))
+
+    def _status(self, deadline: Deadline) -> cache_pb2.StatusResponse | None:
         try:
             with self.calling(deadline) as calls:
-                response = calls.status(cache_pb2.StatusRequest(), timeout=deadline.remaining_s())
+                status: cache_pb2.StatusResponse = calls.status(
+                    cache_pb2.StatusRequest(), timeout=deadline.remaining_s()
+                )
+                return status
         except StrataError:
             return None
-        return stamp_from_wire(response.stamp) if response.HasField("stamp") else None
 
     def close(self) -> None:
         """Shut the channel down; calls in flight end as unreachable."""
@@ -353,6 +372,12 @@ def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOut
         if isinstance(outcome, Refused):
             return outcomes[:at] + [outcome] * (pages - at)
     return outcomes[:pages] + [Refused(RefuseReason.UNREACHABLE)] * (pages - len(outcomes))
+
+
+def _position(status: cache_pb2.StatusResponse) -> Stamp | None:
+    if not status.HasField("stamp") or status.stamp.incarnation == NO_INCARNATION:
+        return None
+    return stamp_from_wire(status.stamp)
 
 
 _CALLERS_FAULT = (InvalidArgumentError, LayoutConflictError)

@@ -6,6 +6,7 @@ import os
 import random
 import select
 import threading
+import time
 from typing import Protocol
 
 from inference_worker.session import (
@@ -72,6 +73,10 @@ class Host(Protocol):
         """Take note that an attempt is over, and its outcome in place."""
         ...
 
+    def attend(self) -> None:
+        """Do what waits to be done while the published arena serves, within a bounded time."""
+        ...
+
 
 class Supervisor:
     """Runs a Session against a Host on a daemon thread until `stop`.
@@ -96,11 +101,15 @@ class Supervisor:
     def stop(self) -> None:
         """Ask the thread to end and wait for it a bounded time; safe to call again, and from any thread."""
         self._stopping = True
+        self.poke()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def poke(self) -> None:
+        """Have the host attend soon, if an arena serves; from any thread, and again at no cost."""
         with self._wake_lock:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
 
     def abandon_in_child(self) -> None:
         """Close this process's copy of the descriptor; the thread and its locks exist in the parent only."""
@@ -140,7 +149,7 @@ class Supervisor:
                 self._host.use_remote()
             case Wait(delay_s):
                 self._host.attempted()
-                self._wait(watch=None, timeout_s=delay_s)
+                self._pause(delay_s)
                 return CloseRequested() if self._stopping else WaitElapsed()
             case Discard():
                 self._discard()
@@ -167,6 +176,7 @@ class Supervisor:
             return Lost(str(error), jitter=_jitter())
         self._host.attempted()
         while not self._stopping:
+            self._host.attend()
             if self._wait(watch=self._connection.fileno(), timeout_s=_WATCH_S):
                 return Lost("the sidecar closed the attach connection", jitter=_jitter())
             if self._connection.is_ending():
@@ -183,14 +193,23 @@ class Supervisor:
             self._connection.close()
             self._connection = None
 
+    def _pause(self, delay_s: float) -> None:
+        """Wait for a stop or the delay; nobody's poke makes the next attempt come sooner."""
+        until = time.monotonic() + delay_s
+        while not self._stopping and (left_s := until - time.monotonic()) > 0:
+            self._wait(watch=None, timeout_s=left_s)
+
     def _wait(self, *, watch: int | None, timeout_s: float) -> bool:
-        """Wait for a stop, the timeout, or `watch` to hang up; returns whether it did."""
+        """Wait for a poke, the timeout, or `watch` to hang up; returns whether it did."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if watch is not None:
             # Replies are read by callers on their own threads: only the end of the connection is of interest here.
             poll.register(watch, select.POLLRDHUP)
-        return any(ready == watch for ready, _ in poll.poll(max(1, round(timeout_s * 1000))))
+        ready = [descriptor for descriptor, _ in poll.poll(max(1, round(timeout_s * 1000)))]
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        return watch in ready
 
 
 def _jitter() -> float:

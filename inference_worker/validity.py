@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from inference_worker.link import Link
+from typing import Protocol
+
+from inference_worker.local import LocalArena
 from kv_types.ids import NO_LIFE, LifeId
+
+
+class ArenaHolder(Protocol):
+    """Who knows the shared memory that serves now."""
+
+    @property
+    def arena(self) -> LocalArena | None:
+        """The arena, or None while there is none."""
+        ...
 
 
 class ClientValidity:
@@ -12,7 +23,7 @@ class ClientValidity:
     Without shared memory there is no header: the life is NO_LIFE then, and an L1 trusts no page.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ArenaHolder) -> None:
         self._link = link
 
     @property

@@ -35,6 +35,8 @@ OUTCOMES_SHARED_MAX = 4096
 """Different outcomes of look-ups that a worker keeps instead of making them anew."""
 PREFETCHES_IN_FLIGHT_MAX = 64
 """Prefetches that one client may have under way; more are dropped and counted."""
+WEIGHTS_SWITCHES_MAX = 4
+"""How often one call begins again because weights were announced meanwhile; then it reuses and stores nothing."""
 REUSED_RUNS_MAX = 4096
 """Look-ups and puts of one request that are told apart; what it computes after more is of unknown lineage."""
 REMOTE_LEASE_BYTES_MAX = 1024 * 1024 * 1024
@@ -65,8 +67,6 @@ EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload of one ring record; part of the shared-memory contract."""
 SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
-TOMBSTONES_MAX = 4 * CHAIN_PAGES_MAX
-"""Hidden pages that a sidecar remembers one by one; beyond them the oldest becomes a floor of everything."""
 HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 HIDING_WALK_WORK = 1024

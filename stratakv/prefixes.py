@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,15 @@ def _by_tokenizers(text: str, file: Path, *, special_tokens: bool) -> list[int]:
 
 def _by_transformers(text: str, folder: Path, *, special_tokens: bool) -> list[int]:
     try:
-        from transformers import AutoTokenizer  # noqa: PLC0415 - slow to load, and rarely needed
+        connector = import_module(
+            "inference_worker.connectors.transformers_tokenizer"
+        )  # slow, and rarely needed
     except ImportError as error:
         raise ConfigError(
             f"{folder} has no {_TOKENIZER_FILE}; to read what else may be in it, pip install transformers"
         ) from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        return list(tokenizer.encode(text, add_special_tokens=special_tokens))
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"{folder} holds no tokenizer that transformers can read: {error}") from error
+    found: list[int] = connector.tokenize(text, folder, special_tokens=special_tokens)
+    return found
 
 
 def _token(word: Any, index: int) -> int:

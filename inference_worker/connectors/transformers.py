@@ -30,8 +30,9 @@ from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, 
 from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
 from inference_worker.connectors.transformers_store import PageClient
 from inference_worker.connectors.transformers_weights import content_mark, forget_digest
-from kv_types.errors import InvalidArgumentError
-from kv_types.limits import CALL_DEADLINE_S_DEFAULT
+from inference_worker.weights import FollowedVersion
+from kv_types.errors import InvalidArgumentError, LimitExceededError
+from kv_types.limits import CALL_DEADLINE_S_DEFAULT, WEIGHTS_SWITCHES_MAX
 from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
 
 __all__ = ["Generated", "Prefill", "TransformersConnector", "UnsupportedModelError"]
@@ -78,10 +79,12 @@ class TransformersConnector:
     weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever
     they are seen to change. model_name: None takes the architecture's. adapter: name and content digest of
     the one active adapter. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
-    store_deadline_s: the most that one call waits for pages to come and to go. require_cacheable: raise
+    store_deadline_s: the most that one call waits for pages to come and to go. follow_weights: take each
+    version that is announced for this model as the name of its weights from then on; needs weights that are
+    named by a version, and is right where they are changed before that is announced. require_cacheable: raise
     UnsupportedModelError where the model cannot be named; otherwise it is served without reuse, and
     `uncacheable` says why. Raises LimitExceededError when a page of `page_tokens` tokens would be too
-    large.
+    large, InvalidArgumentError.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class TransformersConnector:
         l1_bytes: int = L1_BYTES_DEFAULT,
         look_up_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
         store_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
+        follow_weights: bool = False,
         require_cacheable: bool = False,
     ) -> None:
         self.model = model
@@ -116,7 +120,11 @@ class TransformersConnector:
         self._reuse: PageReuse | None = None
         self._mark: object = None
         self._naming = threading.Lock()
+        version = None if weights is None else weights.version
+        self._followed = FollowedVersion(version) if follow_weights else None
         self._name_model()
+        # What is announced by now is older than these weights, or says that others belong here.
+        self._look_at_announcements(deadline_s=look_up_deadline_s)
         if require_cacheable and self.uncacheable is not None:
             raise UnsupportedModelError(self.uncacheable)
 
@@ -128,6 +136,43 @@ class TransformersConnector:
             forget_digest(self.model)
             self._name_model()
 
+    def set_weights_version(self, version: str) -> None:
+        """Name the weights anew, after they were changed in this process.
+
+        From the next call on pages are looked up and stored under this version; a call under way stores nothing. Raises
+        InvalidArgumentError when the weights are named by their digest, or for what can't be a version.
+        """
+        weights = Weights(version=version)
+        with self._naming:
+            if self._declared.weights is None or self._declared.weights.version is None:
+                raise InvalidArgumentError(
+                    "these weights are named by their content, which is looked at again at each call: give "
+                    "weights=Weights(version=…) to name them by a version"
+                )
+            self._look_at_announcements(deadline_s=None)
+            if self._followed is not None:
+                self._followed.declare(version)
+            self._use_weights(weights)
+
+    def _look_at_announcements(self, *, deadline_s: float | None) -> None:
+        if self._followed is not None and self.namespace is not None:
+            self._followed.observe(self._client.announced(self.namespace.model, deadline_s=deadline_s))
+
+    def _use_weights(self, weights: Weights) -> bool:
+        """Name the model by these weights, if it is not; returns whether its name has changed."""
+        if self._declared.weights == weights:
+            return False
+        self._declared = replace(self._declared, weights=weights)
+        self._rename_model()
+        return True
+
+    def _rename_model(self) -> None:
+        """Name the model anew while it serves: what is wrong with its name costs reuse, and nothing else."""
+        try:
+            self._name_model()
+        except LimitExceededError as error:
+            self._turn_off(Uncacheable(UncacheableReason.INVALID, str(error)))
+
     def _name_model(self) -> None:
         self._mark = self._model_mark()
         named = identify_model(self.model, self._declared)
@@ -138,8 +183,10 @@ class TransformersConnector:
             return
         device = self.model.device
         codec = PageCodec(named, device=device)
-        self._reuse = PageReuse(self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=device)
-        self.namespace, self.uncacheable = named, None
+        reuse = PageReuse(self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=device)
+        if self._reuse is not None:
+            self._reuse.retire()
+        self._reuse, self.namespace, self.uncacheable = reuse, named, None
 
     def prefill(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, all_logits: bool = False
@@ -149,11 +196,11 @@ class TransformersConnector:
         `input_ids` and `attention_mask`: integers [B, S], pads anywhere. Raises InvalidArgumentError.
         """
         rows = self._pack(input_ids, attention_mask)
-        reuse, mark, report = self._start(rows)
+        call, report = self._begin(rows)
         with torch.no_grad():
-            if reuse is None:
+            if call is None:
                 return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
-            with reuse.begin(report, mark=mark) as call:
+            with call:
                 found = self._look_up(call, rows)
                 cache, first = self._assemble(call, rows, found)
                 done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
@@ -174,11 +221,11 @@ class TransformersConnector:
             if name in settings:
                 raise InvalidArgumentError(f"generate makes {name} itself; leave it out")
         plan = plan_generation(self.model, settings)
-        reuse, mark, report = self._start(rows, off=plan.off)
+        call, report = self._begin(rows, off=plan.off)
         with torch.no_grad():
-            if reuse is None:
+            if call is None:
                 return self._generate(rows, input_ids, {}, settings, report)
-            with reuse.begin(report, mark=mark) as call:
+            with call:
                 found = self._look_up(call, rows)
                 cache, _ = self._assemble(call, rows, found)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
@@ -193,11 +240,44 @@ class TransformersConnector:
         pad_id = getattr(self.model.config.get_text_config(decoder=True), "pad_token_id", None)
         return pack_rows(input_ids, attention_mask, device=self.model.device, pad_id=pad_id or 0)
 
+    def _begin(self, rows: PackedRows, *, off: str = "") -> tuple[ReuseCall | None, ReuseReport]:
+        """Begin to reuse, under the weights that are announced once the view is loaded (rules R1, R5); or say why not."""
+        for _ in range(WEIGHTS_SWITCHES_MAX):
+            reuse, mark, report = self._start(rows, off=off)
+            if reuse is None:
+                return None, report
+            try:
+                call = reuse.begin(report, mark=mark)
+            except LimitExceededError as error:  # the sidecar knows too many namespaces already
+                report.off = str(error)
+                return None, report
+            try:
+                is_named, report.off = self._is_named(call, reuse.namespace)
+            except BaseException:
+                call.end()
+                raise
+            if is_named and not report.off:
+                return call, report
+            call.end()
+            if report.off:
+                return None, report
+        report.off = "weights are announced faster than a call can begin"
+        return None, report
+
+    def _is_named(self, call: ReuseCall, namespace: Namespace) -> tuple[bool, str]:
+        """Whether a call that has begun goes by the right version of the weights, and why nothing may be reused."""
+        if self._followed is None:
+            return True, ""
+        with self._naming:
+            call.announced = self._client.announced(namespace.model)
+            problem = self._followed.observe(call.announced)
+            return not self._use_weights(Weights(version=self._followed.version)), problem
+
     def _start(self, rows: PackedRows, *, off: str = "") -> tuple[PageReuse | None, object, ReuseReport]:
         """Decide whether this call reuses anything; the mark is that of the model its pages are named by."""
         with self._naming:
             if self._model_mark() != self._mark:
-                self._name_model()
+                self._rename_model()
             reuse, mark, uncacheable = self._reuse, self._mark, self.uncacheable
         off = off or self._unsteady()
         if uncacheable is not None:
@@ -278,6 +358,9 @@ class TransformersConnector:
         if self._model_mark() != call.mark:
             call.report.off = "the model changed during this call, so nothing of it was stored"
             return
+        if call.announced is not None and self._client.announced(call.model) != call.announced:
+            call.report.off = "weights were announced during this call, so nothing of it was stored"
+            return
         until = time.monotonic() + self._store_deadline_s
         for chain in chains:
             call.store(
@@ -306,13 +389,16 @@ class TransformersConnector:
         modules = list(model.modules())
         content = content_mark(modules) if self._declared.weights is None else None
         causal = all(getattr(module, "is_causal", True) for module in modules)
-        return content, active_adapters(modules), model.device, numerics(model, modules), causal
+        weights = self._declared.weights
+        return content, weights, active_adapters(modules), model.device, numerics(model, modules), causal
 
     def _turn_off(self, uncacheable: Uncacheable) -> None:
         if self.uncacheable != uncacheable:
             _log.warning("serving without reuse (%s): %s", uncacheable.reason, uncacheable.detail)
         self.uncacheable = uncacheable
-        self.namespace, self._reuse = None, None
+        reuse, self.namespace, self._reuse = self._reuse, None, None
+        if reuse is not None:
+            reuse.retire()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges of L1, empty while the model is uncacheable."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +18,18 @@ from cache_l1.cache import L1Cache
 from inference_worker.connectors.transformers_cache import PageCodec
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
-from kv_types.ids import KEY_BYTES, NamespaceId
+from inference_worker.weights import Announced
+from kv_types.errors import StrataError
+from kv_types.ids import KEY_BYTES
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, Miss, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import page_keys
-from kv_types.validity import ObservedView
+from kv_types.validity import Instances, ObservedView
 
 TokenIds = NDArray[np.uint32]
+
+_log = logging.getLogger("stratakv.transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class FoundRow:
 
 
 class PageReuse:
-    """L1 and L2 of one namespace on one device. Thread-safe."""
+    """L1 and L2 of one namespace on one device. Thread-safe. Retired, it is let go of when the last call has ended."""
 
     def __init__(
         self,
@@ -52,7 +58,10 @@ class PageReuse:
         device: torch.device,
     ) -> None:
         self.client = client
-        self.namespace_id: NamespaceId = namespace.id
+        self.namespace = namespace
+        self._calls = 0
+        self._is_retired = False
+        self._lock = threading.Lock()
         self.registered = client.register(namespace)
         self.codec = codec
         self.device = device
@@ -60,7 +69,7 @@ class PageReuse:
             capacity_pages=max(1, l1_bytes // codec.page_bytes),
             page_bytes=codec.page_bytes,
             device=device,
-            namespace=namespace.id,
+            namespace=namespace,
         )
 
     def begin(self, report: ReuseReport, *, mark: object) -> ReuseCall:
@@ -69,7 +78,39 @@ class PageReuse:
         `mark` is what the model looked like when it was named (rule R5: a call that spans a change stores
         nothing).
         """
-        return ReuseCall(self, report, mark)
+        with self._lock:
+            self._calls += 1
+        try:
+            return ReuseCall(self, report, mark)
+        except BaseException:
+            self.ended()
+            raise
+
+    def ended(self) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._calls -= 1
+            is_last = self._is_retired and not self._calls
+        if is_last:
+            self._forget()
+
+    def retire(self) -> None:
+        """Another namespace has taken its place: no call begins here any more."""
+        with self._lock:
+            if self._is_retired:
+                return
+            self._is_retired = True
+            is_last = not self._calls
+        if is_last:
+            self._forget()
+
+    def _forget(self) -> None:
+        try:
+            self.client.forget(self.registered)
+        except (
+            StrataError
+        ) as error:  # closed, or a sidecar that hangs: what is left goes when the client does
+            _log.info("namespace %s is not let go of: %s", self.namespace.id.hex(), error)
 
 
 class ReuseCall:
@@ -82,6 +123,10 @@ class ReuseCall:
         self.codec = reuse.codec
         self.report = report
         self.mark = mark
+        self.announced: Announced | None = None
+        """What weights were announced for `model` when this call began, where its connector follows that."""
+        self.model = reuse.namespace.model
+        self._is_ended = False
         self._request: PageRequest = reuse.client.begin(reuse.registered)
         reuse.l1.synchronise(reuse.client.validity)
         self._view: ObservedView | None = reuse.l1.observe()
@@ -92,7 +137,14 @@ class ReuseCall:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._request.end()
+        self.end()
+
+    def end(self) -> None:
+        """End the call; again does nothing."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._request.end()
+            self._reuse.ended()
 
     # before the pass
 
@@ -110,7 +162,8 @@ class ReuseCall:
         pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
         if not wanted:
             return FoundRow(pages, from_l1=0)
-        local = self._read_l1(keys, pages)
+        local, instances = self._read_l1(keys, pages)
+        self._request.reused(keys[: local * KEY_BYTES], instances)
         remote, reason = self._read_l2(keys, pages, start=local, until=until)
         row = self.report.rows[index]
         row.pages_l1, row.pages_l2, row.ended_by = local, remote, reason
@@ -119,15 +172,16 @@ class ReuseCall:
         return FoundRow(pages[: local + remote], from_l1=local)
 
     def _keys(self, tokens: TokenIds) -> bytes:
-        return page_keys(self._reuse.namespace_id, tokens, page_tokens=self.codec.page_tokens)
+        return page_keys(self._reuse.namespace.id, tokens, page_tokens=self.codec.page_tokens)
 
-    def _read_l1(self, keys: bytes, pages: torch.Tensor) -> int:
+    def _read_l1(self, keys: bytes, pages: torch.Tensor) -> tuple[int, Instances]:
+        """Copy pages in; returns how many, and which pages of L2 they are."""
         numbers = self._reuse.l1.match(keys)
         try:
             self._reuse.l1.read(numbers, list(pages[: len(numbers)]))
+            return len(numbers), self._reuse.l1.instances(numbers)
         finally:
             self._reuse.l1.release(numbers)
-        return len(numbers)
 
     def _read_l2(
         self, keys: bytes, pages: torch.Tensor, *, start: int, until: float
@@ -163,12 +217,15 @@ class ReuseCall:
         fresh = max(len(keys) // KEY_BYTES - found.found, 0)
         begin = column + found.found * self.codec.page_tokens
         pages = self.codec.gather(cache, row=row, column=begin, pages=fresh)
-        if fresh or found.from_l1 < found.found:
-            # From the root on, because L1 may have evicted what it had; pages that it still has are not copied.
-            self._reuse.l1.insert(keys, 0, [*found.pages, *pages], view=self._view)
         if fresh:
             outcomes = self._put(keys, pages, found, until=began + deadline_s)
             self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
+        if fresh or found.from_l1 < found.found:
+            # From the root on, because L1 may have evicted what it had; pages that it still has are not copied. After
+            # the put, which tells what page of L2 each of them is.
+            sources = [*found.pages, *pages]
+            instances = self._request.instances(keys[: len(sources) * KEY_BYTES])
+            self._reuse.l1.insert(keys, 0, sources, view=self._view, instances=instances)
         self.report.store_s += time.monotonic() - began
 
     def _put(self, keys: bytes, fresh: torch.Tensor, found: FoundRow, *, until: float) -> list[PutOutcome]:
@@ -176,7 +233,8 @@ class ReuseCall:
         outcomes = self._put_from(keys, sources, start=found.found, until=until)
         first = outcomes[0]
         if found.found and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
-            # L2 evicted what L1 still had. Sent again from the root, the chain stands there once more.
+            # L2 evicted what L1 still had. Sent again from the root, the chain stands there once more, marked as of
+            # unknown lineage by the request: who computed its first pages can't be told any more.
             return self._put_from(keys, _host_buffers(found.pages) + sources, start=0, until=until)
         return outcomes
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from inference_worker.weights import Announced
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
-from kv_types.validity import ValiditySource
+from kv_types.validity import Instances, ValiditySource
 
 
 class PageRequest(Protocol):
@@ -29,6 +30,14 @@ class PageRequest(Protocol):
         """Store keys[start:] under the request's stamp; refuse each page when it has none."""
         ...
 
+    def reused(self, keys: bytes, instances: Instances) -> None:
+        """Tell that all pages of `keys` came from the connector's own L1, and which pages of L2 they are."""
+        ...
+
+    def instances(self, keys: bytes) -> Instances:
+        """Which pages of L2 were got or stored under `keys`, for L1."""
+        ...
+
     def end(self) -> None:
         """End the request."""
         ...
@@ -43,6 +52,14 @@ class PageClient(Protocol):
 
     def begin(self, namespace: Any) -> PageRequest:
         """Load freshness and view, before anything is reused."""
+        ...
+
+    def forget(self, namespace: Any) -> None:
+        """Let go of a namespace under which nothing is under way and nothing follows."""
+        ...
+
+    def announced(self, model: str, *, deadline_s: float | None = None) -> Announced | None:
+        """What weights are announced for a model now, or None when that can't be told."""
         ...
 
     @property

@@ -43,6 +43,11 @@ class LogHarness:
         """Time enough for any call."""
         return self.clock.now_ns() + 10_000_000_000
 
+    @property
+    def soon_ns(self) -> int:
+        """The deadline of a call that waits for what does not come: time enough for the answer on a busy machine."""
+        return self.clock.now_ns() + 800_000_000
+
     async def append(self, *events: Selected | WeightsAnnounced) -> Stamp:
         """Append entries of these events; returns where the last one stands."""
         for event in events:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_types.events import EventKind
+from inference_worker.weights import Announced
+from kv_types.events import Event, Selected, WeightsAnnounced, encode_event
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, LogIncarnation, NamespaceId, Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import (
@@ -22,6 +23,7 @@ from kv_types.outcomes import (
     RefuseReason,
     Tier,
 )
+from kv_types.validity import Instances
 
 HOUR_NS = 3600 * 10**9
 
@@ -42,16 +44,20 @@ class FakeSidecar:
     life: LifeId = field(default_factory=lambda: LifeId(b"L" * 16))
     events: list[tuple[int, bytes, int, int, bytes]] = field(default_factory=list)
     fresh: bool = True
+    weights: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def view(self) -> int:
         return len(self.events)
 
-    def publish(self, kind: EventKind) -> None:
-        """Publish an event; everything goes where it says so."""
-        if kind is EventKind.EVERYTHING:
+    def publish(self, event: Event) -> None:
+        """Publish an event; every page goes where it selects any."""
+        if isinstance(event, Selected):
             self.pages.clear()
-        self.events.append((self.view + 1, b"I" * 16, self.view + 1, int(kind), b""))
+        if isinstance(event, WeightsAnnounced):
+            self.weights.setdefault(event.model, []).append(event.version)
+        kind, payload = encode_event(event)
+        self.events.append((self.view + 1, b"I" * 16, self.view + 1, int(kind), payload))
 
     def chain(self, namespace: NamespaceId, keys: bytes) -> int:
         """Pages of the chain's longest prefix that are here."""
@@ -71,10 +77,18 @@ class FakeClient:
         self.gets: list[tuple[int, int]] = []
         self.puts: list[tuple[int, int]] = []
         self.deadlines_s: list[float] = []
+        self.forgotten: list[NamespaceId] = []
         self.validity = FakeValidity(self)
 
     def register(self, namespace: Namespace) -> NamespaceId:
         return namespace.id
+
+    def forget(self, namespace: NamespaceId) -> None:
+        self.forgotten.append(namespace)
+
+    def announced(self, model: str, *, deadline_s: float | None = None) -> Announced | None:
+        versions = self.sidecar.weights.get(model, [])
+        return Announced(versions[-1] if versions else None, len(versions), 1) if self.reachable else None
 
     def begin(self, namespace: NamespaceId) -> FakeRequest:
         stamp = Stamp(LogIncarnation(b"I" * 16), self.sidecar.view) if self.reachable else None
@@ -117,6 +131,7 @@ class FakeRequest:
     namespace: NamespaceId
     stamp: Stamp | None
     ended: bool = False
+    told: list[tuple[bytes, Instances]] = field(default_factory=list)
 
     def get(
         self, keys: bytes, destinations: Sequence[Any], *, start: int = 0, deadline_s: float | None = None
@@ -165,8 +180,23 @@ class FakeRequest:
             store.pages.setdefault((self.namespace, key), bytes(source))
         return outcomes
 
+    def reused(self, keys: bytes, instances: Instances) -> None:
+        assert not self.ended
+        assert len(keys) == KEY_BYTES * len(instances.numbers)
+        self.told.append((keys, instances))
+
+    def instances(self, keys: bytes) -> Instances:
+        """A page's number is made of its key, so that tests can tell whose it is."""
+        assert not self.ended
+        return Instances(self.client.sidecar.life, tuple(number_of(key) for key in split(keys)))
+
     def end(self) -> None:
         self.ended = True
+
+
+def number_of(key: bytes) -> int:
+    """The instance that a FakeRequest names for a key."""
+    return int.from_bytes(key[:7], "little") + 1
 
 
 def split(keys: bytes) -> list[bytes]:

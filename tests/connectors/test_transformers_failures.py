@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from inference_worker.connectors.transformers import TransformersConnector
-from kv_types.events import EventKind
+from kv_types.events import Selected
 from kv_types.ids import LifeId
 from kv_types.outcomes import Hit, Miss, MissReason, Pending, PutOutcome, Refused, RefuseReason, Tier
+from kv_types.selectors import EVERYTHING
 from tests.connectors.fakes import FakeClient, FakeSidecar, Faults
 from tests.connectors.models import PAGE_TOKENS, shared_model, tokens
 
@@ -137,7 +138,7 @@ def test_c16_pages_computed_across_an_invalidation_stay_out_of_l1() -> None:
     client = FakeClient(sidecar)
     model = shared_model("llama")
     worker = connect(client)
-    handle = model.register_forward_pre_hook(lambda module, arguments: sidecar.publish(EventKind.EVERYTHING))
+    handle = model.register_forward_pre_hook(lambda module, arguments: sidecar.publish(Selected(EVERYTHING)))
     try:
         worker.prefill(ROW)
     finally:

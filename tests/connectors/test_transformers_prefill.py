@@ -11,9 +11,10 @@ import torch
 from inference_worker.connectors.transformers import Prefill, TransformersConnector
 from inference_worker.connectors.transformers_identity import GQA_MODEL_TYPES, MLA_MODEL_TYPES
 from kv_types.errors import InvalidArgumentError
-from kv_types.events import EventKind
+from kv_types.events import Selected
 from kv_types.outcomes import MissReason
 from kv_types.page_keys import page_keys
+from kv_types.selectors import EVERYTHING
 from tests.connectors.fakes import FakeClient, FakeSidecar
 from tests.connectors.models import (
     PAGE_TOKENS,
@@ -272,7 +273,7 @@ def test_an_invalidation_reaches_l1_before_the_next_look_up() -> None:
     worker = connect(model, sidecar)
     worker.prefill(row[None])
     assert worker.prefill(row[None]).report.rows[0].pages_l1 == 5
-    sidecar.publish(EventKind.EVERYTHING)
+    sidecar.publish(Selected(EVERYTHING))
     done = worker.prefill(row[None])
     assert (done.report.reused, done.report.rows[0].ended_by) == (0, MissReason.ABSENT)
     assert worker.prefill(row[None]).report.reused == 39, "what was computed since may be served"

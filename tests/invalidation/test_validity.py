@@ -123,6 +123,30 @@ def test_the_same_can_be_stored_again_at_once_after_each_record() -> None:
         assert _judge(validity, validity.position.revision - 1) is INVALIDATED
 
 
+@pytest.mark.parametrize(
+    "selectors",
+    [
+        [Selector(model="m"), Selector(tenant="")],
+        [Selector(model="m"), Selector(model="other")],
+        [Selector(tag=b"x"), Selector(producer=b"p")],
+        [Selector(tag=b"x", key=CHAIN[1]), Selector(tag=b"other")],
+        [Selector(key=CHAIN[1]), Selector(key=CHAIN[2], model="m")],
+        [Selector(namespace=HERE.id), Selector(namespace=SPACES[1].id)],
+    ],
+    ids=lambda selectors: selectors[0].describe(),
+)
+def test_a_judgement_between_any_two_records_changes_nothing(selectors: list[Selector]) -> None:
+    """What is remembered of a namespace or an origin is no older than the record that comes next."""
+    validity, level = _started(), 0
+    for revision in range(1, 9):
+        selector = selectors[revision // 2 % 2]
+        _apply(validity, selector)
+        selects = selector.matches_namespace(HERE) and selector.tag != b"other"
+        level = revision if selects else level
+        found = [_judge(validity, stamp) for stamp in range(revision + 1)]
+        assert found == [INVALIDATED] * level + [NONE] * (revision + 1 - level)
+
+
 def test_the_chain_is_asked_for_only_where_it_decides() -> None:
     validity = _started()
     _apply(validity, Selector(key=CHAIN[3]), Selector(model="other"), WeightsAnnounced("m", "2"))

@@ -242,7 +242,7 @@ async def test_a_log_that_keeps_no_deadline_is_given_up(site: FollowingSite) -> 
         await site.time.run(2.0)
         async with asyncio.timeout(10):
             while not shell.state().renewals.get("timeout"):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0)
         site.log.before_renewal = None
         await site.time.run(2.0)
         assert shell.state().reason == ""

@@ -206,7 +206,15 @@ class ModelArena:
                 above = entry
             else:
                 self._take(
-                    self.rows[row], row, entry, key, above, namespace_slot, payload_bytes, expiry_s, deadline_ns
+                    self.rows[row],
+                    row,
+                    entry,
+                    key,
+                    above,
+                    namespace_slot,
+                    payload_bytes,
+                    expiry_s,
+                    deadline_ns,
                 )
                 results.append((int(PutStatus.STORED), 0, entry.instance, entry.number))
                 above = entry
@@ -376,7 +384,11 @@ class ModelArena:
         work_max: int,
     ) -> tuple[int, int]:
         terms = (provenances, since_ms, until_ms, since_revision, until_revision)
-        cuts = provenances is None and (since_ms, since_revision) == (0, 0) and until_ms == until_revision == U64_MAX
+        cuts = (
+            provenances is None
+            and (since_ms, since_revision) == (0, 0)
+            and until_ms == until_revision == U64_MAX
+        )
         hidden, at = 0, cursor
         while at < len(self.entries) and work_max > 0:
             work_max -= 1
@@ -395,7 +407,9 @@ class ModelArena:
         self._reclaim()
         return (-1 if at >= len(self.entries) else at), hidden
 
-    def count_step(self, *, cursor: int, work_max: int, census: int = 0, **selection: Any) -> tuple[int, int, int]:
+    def count_step(
+        self, *, cursor: int, work_max: int, census: int = 0, **selection: Any
+    ) -> tuple[int, int, int]:
         if cursor < 0 or work_max <= 0:
             raise ValueError("a count that can't go on")
         key, namespaces = selection.pop("key"), selection.pop("namespaces")
@@ -479,7 +493,10 @@ class ModelArena:
                 leaves = [
                     one
                     for one in self.entries
-                    if one.state == VISIBLE and not one.children and one is not self._pinned and one not in leased
+                    if one.state == VISIBLE
+                    and not one.children
+                    and one is not self._pinned
+                    and one not in leased
                 ]
                 if not leaves:
                     break

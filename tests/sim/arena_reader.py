@@ -222,7 +222,9 @@ class ModelReader:
         if not entry.parent_number:
             return None
         parent = self._arena.entries[entry.parent_number - 1]
-        is_there = parent.key == key and parent.generation == entry.parent_generation and not parent.generation & 1
+        is_there = (
+            parent.key == key and parent.generation == entry.parent_generation and not parent.generation & 1
+        )
         return (parent, parent.generation) if is_there else None
 
     # --- counting and filling ---
@@ -244,8 +246,12 @@ class ModelReader:
         self._give_way()
         counts.update(
             {
-                "requested": wanted, "l1": start, "l2": pages, f"miss_{int(reason)}": wanted - start - pages,
-                "look_ups": 1, "bytes_read": pages * page_bytes,
+                "requested": wanted,
+                "l1": start,
+                "l2": pages,
+                f"miss_{int(reason)}": wanted - start - pages,
+                "look_ups": 1,
+                "bytes_read": pages * page_bytes,
             }  # fmt: skip
         )
 
@@ -295,7 +301,9 @@ class ModelLease:
         self._pages = found
         self._parent = parent
         self._hazards: list[tuple[Entry, int]] = []
-        self._instances = [(generation & 0xFFFFFFFF) << 32 | (entry.number + 1) for entry, generation in found]
+        self._instances = [
+            (generation & 0xFFFFFFFF) << 32 | (entry.number + 1) for entry, generation in found
+        ]
         self.view = view
         self.reason = int(MissReason.ABSENT)
         self.deadline_ns = 0

@@ -117,7 +117,9 @@ class Clockwork:
     def spawn(self, process: Process | None, body: Callable[[], Any], *, delay_ns: int = 0) -> None:
         """Run straight-line code as a fiber of a process. An exception in it ends the simulation."""
         fiber = greenlet(self._guarded, self.hub)
-        self._graves.append(fiber)  # or a killed fiber would be unwound, and its `finally` run, in mid-simulation
+        self._graves.append(
+            fiber
+        )  # or a killed fiber would be unwound, and its `finally` run, in mid-simulation
         fiber.sim_process = process
         self.after(delay_ns, lambda: fiber.switch(body), process)
 

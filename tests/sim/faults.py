@@ -143,7 +143,9 @@ class Faults:
         if fault.size < 0.7:  # mostly because the two can't see each other
             for one, other in ((old, new), (new, old)):
                 world.network.cut(one.node.name, other.node.name)
-                self._for(fault, lambda one=one, other=other: world.network.heal(one.node.name, other.node.name))  # type: ignore[misc]
+                self._for(
+                    fault, lambda one=one, other=other: world.network.heal(one.node.name, other.node.name)
+                )  # type: ignore[misc]
         if kills and old.process.alive:
             old.crash()
         new.promote()
@@ -170,7 +172,9 @@ class Faults:
         def again() -> None:
             self._promote_one(fault, kills=False)
 
-        self._world.clockwork.after(fault.length_ns + 2 * S, lambda: None if self._world.is_quiet else again())
+        self._world.clockwork.after(
+            fault.length_ns + 2 * S, lambda: None if self._world.is_quiet else again()
+        )
 
     def _lag(self, fault: Fault) -> None:
         """What replicas get comes late."""
@@ -241,7 +245,8 @@ class Faults:
             worker = self._pick(fault, living)
             worker.kill()
             self._world.clockwork.after(
-                fault.length_ns, lambda: None if self._world.is_quiet else self._world.add_worker(worker.sidecar, 9)
+                fault.length_ns,
+                lambda: None if self._world.is_quiet else self._world.add_worker(worker.sidecar, 9),
             )
 
     def _wall_step(self, fault: Fault) -> None:

@@ -40,7 +40,9 @@ class Operator:
             return
         life = lives[int(wish.pick * len(lives))]
         selector = self._selector(wish.selector)
-        world.note("operator", f"invalidates {selector.describe()} through {life.sidecar.node}, waits: {wish.wait}")
+        world.note(
+            "operator", f"invalidates {selector.describe()} through {life.sidecar.node}, waits: {wish.wait}"
+        )
         life.loop.call_soon(lambda: life.spawn(self._invalidate(life, selector, wish.wait)))
 
     async def _invalidate(self, life: Life, selector: Selector, wait: str) -> None:
@@ -67,7 +69,8 @@ class Operator:
         gone = "".join(f" {member.hex()[:4]}" for member in result.gone)
         world.note(
             "operator",
-            f"is told that {selector.describe()} is {wait} at {result.stamps[-1].revision}" + (f", gone:{gone}" if gone else ""),
+            f"is told that {selector.describe()} is {wait} at {result.stamps[-1].revision}"
+            + (f", gone:{gone}" if gone else ""),
         )
         stamps = [(bytes(stamp.incarnation), stamp.revision) for stamp in result.stamps]
         for record in world.truth.fence_returned(stamps, [selector]):
@@ -83,7 +86,8 @@ class Operator:
                         guilty = self._world.truth.selected_by(record, page)
                         if guilty is not None:
                             raise BrokenPromiseError(
-                                "BrokeDrained", f"append {record.number} drained while {worker.name} still used {page}"
+                                "BrokeDrained",
+                                f"append {record.number} drained while {worker.name} still used {page}",
                             )
 
     def _selector(self, kind: str) -> Selector:
@@ -104,7 +108,9 @@ class Operator:
             "tag": lambda: Selector(tag=b"odd"),
             "since": lambda: Selector(since_ms=now_ms - past_ms, until_ms=draw.choice((None, now_ms))),
             "revisions": lambda: Selector(until_revision=revision),
-            "key_producer": lambda: Selector(key=keys[0], producer=worker.producer, namespace=draw.choice((None, space.id))),
+            "key_producer": lambda: Selector(
+                key=keys[0], producer=worker.producer, namespace=draw.choice((None, space.id))
+            ),
         }[kind]()
         self.purged.append((space, found))
         return found

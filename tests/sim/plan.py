@@ -81,9 +81,31 @@ class Plan:
 
 OF_SERVERS = ("flush", "restart", "old_dump", "stop_server", "full")
 OF_REPLICATION = ("promote_zombie", "promote_zombie", "promote", "lag", "cut_replication", "fail_back")
-OF_NODES = ("stand_still", "suspend", "stop_sidecar", "stop_worker", "crash", "goodbye", "kill_worker", "wall_step")
+OF_NODES = (
+    "stand_still",
+    "suspend",
+    "stop_sidecar",
+    "stop_worker",
+    "crash",
+    "goodbye",
+    "kill_worker",
+    "wall_step",
+)
 OF_NETWORK = ("partition", "partition_replies", "partition_requests", "slow")
-SELECTORS = ("all", "namespace", "model", "tenant", "key", "key", "key", "producer", "tag", "since", "revisions", "key_producer")
+SELECTORS = (
+    "all",
+    "namespace",
+    "model",
+    "tenant",
+    "key",
+    "key",
+    "key",
+    "producer",
+    "tag",
+    "since",
+    "revisions",
+    "key_producer",
+)
 
 
 def plan_of(seed: int) -> Plan:
@@ -102,12 +124,21 @@ def plan_of(seed: int) -> Plan:
     plan.pass_ns = draw.choice(((1 * MS, 20 * MS), (5 * MS, 300 * MS), (100 * MS, 1500 * MS)))
     plan.turn_ns = draw.choice((100 * US, 1 * MS, 20 * MS))
     plan.spaces = tuple(
-        (model, "1", tenant) for model in MODELS for tenant in TENANTS if (model, tenant) == ("m", "") or draw.random() < 0.3
+        (model, "1", tenant)
+        for model in MODELS
+        for tenant in TENANTS
+        if (model, tenant) == ("m", "") or draw.random() < 0.3
     )
     plan.paths = tuple(draw.sample(PATHS, draw.randint(2, 4)))
     plan.ring_records = draw.choice((2, 4, 8))
     if draw.random() < 0.3:
-        plan.log_limits = (draw.choice((2, 4)), draw.choice((1, 2, 100)), draw.choice((2, 4)), draw.choice((4, 8)), 2)
+        plan.log_limits = (
+            draw.choice((2, 4)),
+            draw.choice((1, 2, 100)),
+            draw.choice((2, 4)),
+            draw.choice((4, 8)),
+            2,
+        )
     if draw.random() < 0.15:
         plan.arena_entries = 10
     if draw.random() < 0.3:
@@ -136,7 +167,12 @@ def _draw_wishes(plan: Plan, draw: random.Random) -> None:
         at_ns = int(draw.uniform(0.2, 0.7) * plan.duration_ns)
         for index in range(draw.randint(3, 10)):
             plan.wishes.append(
-                Wish(at_ns + index * draw.randint(1, 30) * MS, draw.choice(("key", "producer", "tag", "model")), "hidden", draw.random())
+                Wish(
+                    at_ns + index * draw.randint(1, 30) * MS,
+                    draw.choice(("key", "producer", "tag", "model")),
+                    "hidden",
+                    draw.random(),
+                )
             )
 
 
@@ -150,7 +186,11 @@ def _draw_faults(plan: Plan, draw: random.Random) -> None:
     picked = draw.sample(kinds, min(len(kinds), draw.randint(1, 3)))
     for _ in range(draw.choice((1, 1, 2, 2, 3))):
         kind = draw.choice(picked)
-        near = draw.choice(plan.wishes).at_ns if draw.random() < 0.6 else int(draw.uniform(0.1, 0.9) * plan.duration_ns)
+        near = (
+            draw.choice(plan.wishes).at_ns
+            if draw.random() < 0.6
+            else int(draw.uniform(0.1, 0.9) * plan.duration_ns)
+        )
         at_ns = max(1, near + int(draw.gauss(0, 0.3) * plan.lease_ns))
         length_ns = int(draw.choice((0.1, 0.5, 1.0, 2.0, 3.0)) * draw.uniform(0.5, 1.2) * plan.lease_ns)
         plan.faults.append(Fault(at_ns, kind, length_ns, draw.random(), draw.random()))

@@ -25,7 +25,9 @@ def recreate(world: World) -> None:
     for number, sidecar in enumerate(world.sidecars):
         worker = Worker(world, sidecar, 100 + number)
         done = Signal(world.clockwork)
-        world.clockwork.spawn(worker.process, lambda worker=worker, done=done: _on_node(world, worker, prefixes, done))  # type: ignore[misc]
+        world.clockwork.spawn(
+            worker.process, lambda worker=worker, done=done: _on_node(world, worker, prefixes, done)
+        )  # type: ignore[misc]
         if not done.wait(30 * S):
             raise BrokenPromiseError("BrokeRecreate", f"requests on {sidecar.node} hang")
 

@@ -180,9 +180,7 @@ class RedisServer:
 
     # --- what answers later ---
 
-    def wait(
-        self, session: Session, replicas: int, timeout_ms: int, answer: Callable[[Reply], None]
-    ) -> None:
+    def wait(self, session: Session, replicas: int, timeout_ms: int, answer: Callable[[Reply], None]) -> None:
         """WAIT: tell how many replicas have what this connection wrote, once they are enough or the time is over."""
         if self.primary is not None:
             answer(ErrorReply("ERR WAIT cannot be used with replica instances."))
@@ -202,9 +200,7 @@ class RedisServer:
         if timeout_ms:
             self._clockwork.after(timeout_ms * 1_000_000, give_up, self.process)
 
-    def read_stream(
-        self, key: bytes, after: bytes, timeout_ms: int, answer: Callable[[Reply], None]
-    ) -> None:
+    def read_stream(self, key: bytes, after: bytes, timeout_ms: int, answer: Callable[[Reply], None]) -> None:
         """XREAD BLOCK of one stream."""
         found = self._read(key, after)
         if found is not None:

@@ -60,7 +60,9 @@ class Life:
             SimulatedAddress(clockwork, world.network, node, self.process, server) for server in world.servers
         ]
         if plan.replicas_named_apart:
-            addresses = addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
+            addresses = (
+                addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
+            )
         self.log = RedisLog(
             RedisLogSettings(
                 addresses=addresses, fleet="fleet", replicas=plan.replicas, limits=_limits(*plan.log_limits)
@@ -72,7 +74,10 @@ class Life:
         self.validity = Validity(skew_ms=plan.skew_ms, limits=_compaction(*caps))
         world.starting = sidecar
         self.store = ArenaStore(
-            _config(plan.ring_records, plan.skew_ms, plan.reservation_s), clock=node, judge=self.validity, life=self.id
+            _config(plan.ring_records, plan.skew_ms, plan.reservation_s),
+            clock=node,
+            judge=self.validity,
+            life=self.id,
         )
         self.arena: ModelArena = world.arenas[self.id]
         self.shell = LogShell(
@@ -80,9 +85,7 @@ class Life:
             self.store,
             self.validity,
             clock=node,
-            timing=ShellTiming(
-                lease_ns=plan.lease_ns, settle_ns=timing.window_ns(), call_ns=plan.call_ns
-            ),
+            timing=ShellTiming(lease_ns=plan.lease_ns, settle_ns=timing.window_ns(), call_ns=plan.call_ns),
             note=MemberNote(lease_ns=plan.lease_ns, engines_keep=0, host=node.name),
         )
         self.watch = LogWatch(self.shell, self.log, self.store, clock=node, call_ns=plan.call_ns)
@@ -247,7 +250,10 @@ class Attachment:
 @functools.cache
 def _config(ring_records: int, skew_ms: int, reservation_s: float) -> ArenaConfig:
     return ArenaConfig(
-        arena_bytes=64 * 1024 * 1024, ring_records=ring_records, skew_bound_s=skew_ms / 1000, reservation_s=reservation_s
+        arena_bytes=64 * 1024 * 1024,
+        ring_records=ring_records,
+        skew_bound_s=skew_ms / 1000,
+        reservation_s=reservation_s,
     )
 
 

@@ -213,5 +213,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.native.arena.close()
 
 
-ArenaMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=50, deadline=None, phases=(Phase.generate,))
+ArenaMachine.TestCase.settings = settings(
+    max_examples=1500, stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+)
 TestArenaModel = ArenaMachine.TestCase

@@ -127,7 +127,9 @@ class Worker:
         )  # fmt: skip
         channel: Any = attachment
         reader: Any = attachment.reader
-        arena = LocalArena(AttachedArena("", channel, welcome, reader, writable=True), self.link.settings, None)
+        arena = LocalArena(
+            AttachedArena("", channel, welcome, reader, writable=True), self.link.settings, None
+        )
         attachment.on_hang_up = lambda: self._withdraw(arena)
         self.attachment, self.link.arena = attachment, arena
         return True
@@ -223,7 +225,13 @@ class Worker:
         self._served(now, pages, fences, invoked_ns, from_l1=len(local))
 
     def _served(
-        self, now: Pass, pages: Sequence[bytes | bytearray], fences: int, invoked_ns: int | None, *, from_l1: int
+        self,
+        now: Pass,
+        pages: Sequence[bytes | bytearray],
+        fences: int,
+        invoked_ns: int | None,
+        *,
+        from_l1: int,
     ) -> None:
         keys = chain(now.space, now.path)
         found = [

@@ -77,16 +77,16 @@ class World:
         number = int(name[1:])
         is_redis = name.startswith("r")
         rate_ppm = 0 if is_redis else self.plan.rates_ppm[number]
-        node = Node(self.clockwork, name, rate_ppm=rate_ppm, boot_ns=self.clockwork.random.randrange(1, 1000) * S)
+        node = Node(
+            self.clockwork, name, rate_ppm=rate_ppm, boot_ns=self.clockwork.random.randrange(1, 1000) * S
+        )
         node.wall_offset_ns = TRUE_EPOCH_MS * MS
         if not is_redis:
             node.wall_offset_ns += self.plan.wall_errors_ms[number] * MS
         return node
 
     def _server(self, number: int) -> RedisServer:
-        server = RedisServer(
-            self.clockwork, self.network, self.node(f"r{number}"), LUA, on_write=self._wrote
-        )
+        server = RedisServer(self.clockwork, self.network, self.node(f"r{number}"), LUA, on_write=self._wrote)
         server.on_script = self._renewed
         if self.plan.repeats:
             server.repeat_ns = self._repeat_ns
@@ -125,7 +125,9 @@ class World:
         append = self.truth.appended(
             server.node.name, incarnation, revision, selector, true_ns=self.clockwork.now_ns
         )
-        self.note(server.node.name, f"append {append.number}: {_said(entry)} at {incarnation.hex()[:4]}:{revision}")
+        self.note(
+            server.node.name, f"append {append.number}: {_said(entry)} at {incarnation.hex()[:4]}:{revision}"
+        )
 
     def _renewed(self, server: RedisServer, arguments: tuple[bytes, ...], reply: Any, sent_ns: int) -> None:
         """A server ran a script; a renewal by the true primary lets its member vouch for what it has."""
@@ -152,7 +154,14 @@ class World:
         return incarnation, revision
 
     def served(
-        self, worker: Worker, pages: list[Instance], fences: int, invoked_ns: int | None, *, from_l1: int, wanted: int
+        self,
+        worker: Worker,
+        pages: list[Instance],
+        fences: int,
+        invoked_ns: int | None,
+        *,
+        from_l1: int,
+        wanted: int,
     ) -> None:
         """A look-up returned."""
         if pages:
@@ -261,7 +270,9 @@ class World:
             follows = position is not None and position.incarnation == incarnation
             if not follows or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
                 ailing.append(f"{sidecar.node} is {life.shell.state().phase}")
-        ailing += [f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes]
+        ailing += [
+            f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes
+        ]
         ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
         return ailing
 

@@ -437,6 +437,29 @@ def test_what_is_no_tokenizer_is_named(stratakv: Command, tmp_path: Path) -> Non
         assert why in result.stderr
 
 
+def test_a_folder_without_a_tokenizer_json_is_read_by_transformers(
+    site: AdminSite, stratakv: Command, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "down"])
+    )
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    words = ("--tokenizer", str(folder), "--no-special-tokens", "--tenant", "alice")
+    told = stratakv.json("invalidate", "--prefix-text", "-", *words, stdin="the cat sat down")
+    assert told["selectors"][0]["key"] == last_key(SPACES[1], [5, 6, 7, 8]).hex()
+    vocabulary.unlink()
+    result = stratakv("invalidate", "--prefix-text", "-", *words, stdin="the cat sat down")
+    assert result.exit_code == 2, "a tokenizer without its vocabulary would name another prefix"
+    (folder / "tokenizer_config.json").unlink()
+    result = stratakv("invalidate", "--prefix-text", "-", *words, stdin="the cat sat down")
+    assert result.exit_code == 2
+    assert "holds no tokenizer" in result.stderr
+
+
 def test_without_the_package_the_error_says_what_to_install(
     stratakv: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
