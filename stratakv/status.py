@@ -134,11 +134,11 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
         ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
     ):
         text.append(f"\n{label} ", style="dim")
-        text.append(_plain(value).plain, style="dim")
+        text.append(_printable(value), style="dim")
     return text
 
 
-def _log(answer: cache_pb2.StatusResponse) -> Table:
+def _log(answer: cache_pb2.StatusResponse) -> Group:
     log = answer.log
     table = _table(
         "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
@@ -155,10 +155,7 @@ def _log(answer: cache_pb2.StatusResponse) -> Table:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    if troubles:
-        table.caption = _plain("; ".join(troubles))
-        table.caption_justify = "left"
-    return table
+    return Group(table, *(Text(trouble, style="red") for trouble in map(_printable, troubles)))
 
 
 def _where(log: cache_pb2.LogStatus) -> str:
@@ -227,7 +224,11 @@ def _table(title: str, *headings: str) -> Table:
 
 def _plain(name: str) -> Text:
     """Return what somebody chose as a name: no markup, and nothing that a terminal would obey."""
-    return Text("".join(character if character.isprintable() else "\ufffd" for character in name))
+    return Text(_printable(name))
+
+
+def _printable(name: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in name)
 
 
 def _since(uptime_s: float) -> str:
