@@ -33,10 +33,16 @@ class Operator:
         for wish in wishes:
             self._world.clockwork.at(wish.at_ns, lambda wish=wish: self._ask(wish))  # type: ignore[misc]
 
+    def end(self) -> None:
+        """Wait for nothing any more, and ask for nothing more."""
+        for life in self.waiting:
+            if not life.ended:
+                life.loop.call_soon(life.administration.end)
+
     def _ask(self, wish: Wish) -> None:
         world = self._world
         lives = [one.life for one in world.sidecars if one.life is not None]
-        if not lives:
+        if not lives or world.is_quiet:
             return
         life = lives[int(wish.pick * len(lives))]
         selector = self._selector(wish.selector)
@@ -82,7 +88,7 @@ class Operator:
         for worker in self._world.workers:
             if worker.process.alive:
                 for now in worker.passes:
-                    for page in now.pages:
+                    for page in now.pages if now.is_known else now.reused:
                         guilty = self._world.truth.selected_by(record, page)
                         if guilty is not None:
                             raise BrokenPromiseError(
