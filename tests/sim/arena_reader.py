@@ -153,7 +153,7 @@ class ModelReader:
                 else memoryview(destinations[index]).cast("B")
             )
             target[:] = _bytes(lease._pages[index][0].place, page_bytes)
-        if not lease.still_there() or (pages and self._arena.now_ns() >= lease.deadline_ns):
+        if lease.still_there() < pages or (pages and self._arena.now_ns() >= lease.deadline_ns):
             pages, reason = 0, int(MissReason.LEASE_EXPIRED)
         lease.release()
         self._count(counter, len(chain), start, pages, reason, page_bytes)
