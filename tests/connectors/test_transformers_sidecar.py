@@ -14,6 +14,8 @@ import torch
 
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.transformers import TransformersConnector
+from kv_types.limits import NAMESPACES_PER_CLIENT_MAX
+from kv_types.namespace import Weights
 from kv_types.outcomes import MissReason
 from tests.connectors.models import PAGE_TOKENS, shared_model, tiny_model, tokens
 from tests.connectors.test_transformers_prefill import assert_right, cache_bytes
@@ -178,6 +180,24 @@ def test_c20_a_sidecar_killed_between_look_up_and_put_changes_no_token(tmp_path:
         for client in workers.clients:
             client.close()
         process.end()
+
+
+def test_a_worker_outlives_more_versions_than_a_client_has_namespaces(workers: Workers) -> None:
+    model = shared_model("llama")
+    worker = workers.add(model, weights=Weights(version="0"))
+    row = tokens(17, seed=20)[None]
+    versions = NAMESPACES_PER_CLIENT_MAX + 3
+    for version in range(versions):
+        worker.set_weights_version(str(version))
+        report = worker.prefill(row).report
+        assert (report.off, report.pages_stored) == ("", 2), version
+    worker.set_weights_version("0")
+    assert worker.prefill(row).report.rows[0].pages_l2 == 2
+    counts = worker_counts(workers.clients[0])
+    missed = sum(count for name, count in counts.items() if name.startswith("missed_pages_"))
+    assert (counts["requested_pages"], counts["l2_pages"], missed) == (2 * versions + 2, 2, 2 * versions)
+    labels = workers.clients[0].namespace_counts()
+    assert set(labels) == {"forgotten", worker.namespace.id.hex() if worker.namespace else ""}
 
 
 _OTHER_PROCESS = """
