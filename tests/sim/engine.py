@@ -57,6 +57,8 @@ class Engine(ClientProcess):
         self._index: dict[PageKey, Instance] = {}
         self._running: list[Running] = []
         self._follower: ViewFollower | None = None
+        self.is_done = False
+        """Whether it has taken its last step."""
         self._claimed_ns = 0
         self._seen_freshness: list[int] = []
         """Values of the header's freshness since it attached, up to three."""
@@ -71,6 +73,7 @@ class Engine(ClientProcess):
             self._step()
         for one in self._running:
             one.request.end()
+        self.is_done = True
 
     def _step(self) -> None:
         """One step of the scheduler: admit, apply, finish what is done."""

@@ -314,6 +314,7 @@ class World:
         ailing += [
             f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes
         ]
+        ailing += [f"{one.name} is busy" for one in self.engines if one.process.alive and not one.is_done]
         ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
         return ailing
 
