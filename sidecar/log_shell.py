@@ -125,6 +125,8 @@ class LogShell:
         self._inbox.put_nowait(machine.TimeCame(self._clock.now_ns()))
         if not self._number:
             return
+        if self._store.engines_may_serve():
+            return  # a goodbye ends nobody's claim: fences wait for them as for those of any silent member
         self._note_clients()
         others = any(client.row != self._store.own_row for client in self._store.clients())
         drained = not others and self._applier.drained.is_complete

@@ -2,7 +2,9 @@
 
 No connector of the product does this yet. The model follows docs/engines.md for an index that can't be gated: at each step
 boundary it claims until when it may serve, applies what the ring says, and then serves. A request that began before a record
-which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more.
+which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more. One that keeps its pages serves
+none before freshness has moved twice since it attached: only then has a renewal that was sent meanwhile told the log of it,
+without which a fence would give its sidecar up like any silent one.
 """
 
 from __future__ import annotations
@@ -55,17 +57,23 @@ class Engine(ClientProcess):
         self._index: dict[PageKey, Instance] = {}
         self._running: list[Running] = []
         self._follower: ViewFollower | None = None
+        self.is_done = False
+        """Whether it has taken its last step."""
         self._claimed_ns = 0
+        self._seen_freshness: list[int] = []
+        """Values of the header's freshness since it attached, up to three."""
 
     def run(self) -> None:
         """Take steps until the world is quiet."""
         world = self.world
         while not world.is_quiet:
             world.clockwork.sleep(world.between((2 * MS, 80 * MS)) if world.chance(0.95) else world.pass_ns())
-            self.connect()
+            if self.link.arena is None and self.connect():
+                self._seen_freshness = []
             self._step()
         for one in self._running:
             one.request.end()
+        self.is_done = True
 
     def _step(self) -> None:
         """One step of the scheduler: admit, apply, finish what is done."""
@@ -98,11 +106,16 @@ class Engine(ClientProcess):
             for one in [one for one, page in self._index.items() if key in page.chain]:
                 del self._index[one]
         self._claimed_ns = claimed_ns
+        freshness_ns = self.client.validity.freshness_ns
+        if len(self._seen_freshness) < 3 and freshness_ns not in self._seen_freshness:
+            self._seen_freshness.append(freshness_ns)
         self._follower.confirm(verdict.observed)
         return verdict.observed
 
     def _may_serve(self) -> bool:
-        return self.engine is EngineMode.KEEP or self.node.now_ns() < self._claimed_ns
+        if self.engine is EngineMode.KEEP:
+            return len(self._seen_freshness) == 3
+        return self.node.now_ns() < self._claimed_ns
 
     def _admit(
         self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None, fences: int

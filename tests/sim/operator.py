@@ -49,12 +49,12 @@ class Operator:
         world.note(
             "operator", f"invalidates {selector.describe()} through {life.sidecar.node}, waits: {wish.wait}"
         )
+        self.waiting.append(life)
         life.loop.call_soon(lambda: life.spawn(self._invalidate(life, selector, wish.wait)))
 
     async def _invalidate(self, life: Life, selector: Selector, wait: str) -> None:
         world = self._world
         request_id = world.clockwork.random.randbytes(16)
-        self.waiting.append(life)
         try:
             result = await life.administration.invalidate(
                 [selector], reason="", author="", wait=None if wait == "none" else Wait(wait),

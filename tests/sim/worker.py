@@ -129,10 +129,10 @@ class Worker(ClientProcess):
         world, space, path = self.world, now.space, now.path
         cache, keys = self._cache(space), packed(space, path)
         now.is_known = request.stamp is not None
-        position = world.position_of(self)
         cache.synchronise(self.client.validity)
         view = cache.observe()
-        if len(path) > 1 and world.chance(0.25):  # a request that grows: some turns, each looked up anew
+        position = world.position_of(self)
+        if len(path) > 1 and not world.is_quiet and world.chance(0.25):  # a request that grows: some turns, each looked up anew
             self._look_up(now, request, cache, keys[:KEY_BYTES])
             self._compute(now, position, request, until=1)
             self._extend(now, request, keys)

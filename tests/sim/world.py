@@ -9,9 +9,10 @@ from invalidation.records import LogEntry
 from kv_types.events import Selected
 from kv_types.ids import LifeId
 from kv_types.namespace import Namespace
+from kv_types.outcomes import RefuseReason
 from kv_types.validity import EngineMode
 from tests.sim import environment
-from tests.sim.arena import Entry, ModelArena
+from tests.sim.arena import VISIBLE, Entry, ModelArena, ancestors, subtree
 from tests.sim.client_process import ClientProcess
 from tests.sim.clockwork import MS, S, Clockwork
 from tests.sim.engine import Engine
@@ -46,6 +47,13 @@ class TrackedArena(ModelArena):
     def _publish(self, entry: Entry) -> None:
         super()._publish(entry)
         self.world.published(self, entry)
+
+    def _hide_subtree(self, top: Entry, reason: RefuseReason) -> int:
+        if reason is RefuseReason.INVALIDATED and self.world.plan.is_plain:
+            for entry in subtree(top):
+                if entry.state == VISIBLE:
+                    self.world.hidden(self, entry)
+        return super()._hide_subtree(top, reason)
 
 
 class World:
@@ -148,6 +156,15 @@ class World:
         if page is not None:
             incarnation, revision = self._position(arena)
             self.truth.check_published(page, incarnation, revision, arena.who)
+
+    def hidden(self, arena: TrackedArena, entry: Entry) -> None:
+        """A page was hidden by an invalidation, where nothing else befalls the fleet."""
+        incarnation, _ = self._position(arena)
+        chain = [
+            (self.truth.instances[one.place[0]], one.lineage_unknown, one.from_ms, one.until_ms)
+            for one in ancestors(entry)
+        ]
+        self.truth.check_spared(chain, incarnation, skew_ms=self.plan.skew_ms, who=arena.who)
 
     def position_of(self, worker: ClientProcess) -> tuple[bytes, int]:
         """What the header that a worker looks at says now."""
@@ -297,6 +314,7 @@ class World:
         ailing += [
             f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes
         ]
+        ailing += [f"{one.name} is busy" for one in self.engines if one.process.alive and not one.is_done]
         ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
         return ailing
 
@@ -305,7 +323,20 @@ class World:
         from tests.sim.recreation import recreate
 
         recreate(self)
+        for sidecar in self.sidecars:
+            if sidecar.life is not None:
+                self._check_accounts(sidecar.life)
         finished.append(True)
+
+    def _check_accounts(self, life: Life) -> None:
+        """I7: whatever was asked for is accounted for, over clients that live and that have died."""
+        asked = self.arenas[life.id].asked
+        counted = life.store.namespace_counts().values()
+        requested = sum(one.requested for one in counted)
+        if requested != asked or not all(one.is_balanced for one in counted):
+            raise BrokenPromiseError(
+                "BrokeAccount", f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for"
+            )
 
 
 def _said(entry: LogEntry) -> str:
