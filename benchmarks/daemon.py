@@ -19,15 +19,18 @@ STOP_S_MAX = 15.0
 
 
 @contextlib.contextmanager
-def own_sidecar(*, arena_bytes: int, flags: tuple[str, ...] = ()) -> Iterator[Path]:
+def own_sidecar(
+    *, arena_bytes: int, flags: tuple[str, ...] = (), program: tuple[str, ...] = ("-m", "stratakv")
+) -> Iterator[Path]:
     """Run `stratakv serve` on a private runtime directory and yield that directory.
 
-    Raises RuntimeError with the daemon's last output when it does not come up in START_S_MAX seconds.
+    `program` is what Python runs, with the same arguments. Raises RuntimeError with the daemon's last output when it does
+    not come up in START_S_MAX seconds.
     """
     with tempfile.TemporaryDirectory(prefix="stratakv-bench-") as directory:
         runtime = Path(directory) / "run"
         output = Path(directory) / "sidecar.log"
-        command = [sys.executable, "-m", "stratakv", "serve", "--runtime-dir", str(runtime)]
+        command = [sys.executable, *program, "serve", "--runtime-dir", str(runtime)]
         command += ["--arena-size", str(arena_bytes), "--log-level", "warning", *flags]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("STRATAKV_")}
         with output.open("wb") as sink:

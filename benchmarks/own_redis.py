@@ -36,6 +36,11 @@ class OwnRedis:
         """Where it is."""
         return f"unix://{self.socket_path}"
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return int(self.client.info("server")["process_id"])
+
     def cpu_s(self) -> float:
         """Processor time of the server up to now, in the kernel too."""
         told = self.client.info("cpu")

@@ -76,8 +76,8 @@ def _urls(value: Any) -> Any:
 
 
 def without_secrets(urls: str) -> str:
-    """Return URLs without users and passwords, to be shown."""
-    return re.sub(r"://[^@/,]*@", "://***@", urls)
+    """Return URLs without users and passwords, to be shown: whatever stands before the last @ of each."""
+    return re.sub(r"://(?:(?!(?:rediss?|unix)://).)*@", "://***@", urls)
 
 
 Directory = Annotated[Path, BeforeValidator(_path)]

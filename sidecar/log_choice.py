@@ -10,6 +10,7 @@ from pathlib import Path
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
 from invalidation.redis_address import parse_addresses
+from invalidation.redis_facts import RedisFacts
 from invalidation.redis_log import RedisLog, RedisLogSettings
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError
@@ -35,10 +36,7 @@ class LogKind(StrEnum):
 
 @dataclass(slots=True)
 class ChosenLog:
-    """The log, and what must be known about it. `why_local`: why it is no server's, where that was not asked for.
-
-    `admit` must return before the log is followed: see LogShell.
-    """
+    """The log, and what must be known about it. `why_local`: why it is no server's, where that was not asked for."""
 
     log: InvalidationLog
     kind: LogKind
@@ -46,6 +44,7 @@ class ChosenLog:
     address: str = ""
     why_local: str = ""
     admit: Callable[[], Awaitable[None]] | None = None
+    """Judges the log's server: raises LogUnavailableError when it can't, ConfigError with the remedy when it must not be used."""
     child: PrivateRedis | None = None
 
     @property
@@ -98,6 +97,7 @@ async def _start_child(runtime_dir: Path, memory_bytes: int) -> PrivateRedis:
 
 def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -> ChosenLog:
     addresses = parse_addresses(urls)
+    told: list[RedisFacts] = []
     log = RedisLog(
         RedisLogSettings(
             addresses=addresses,
@@ -111,6 +111,9 @@ def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -
         deadline_ns = clock.now_ns() + int(settings.log_deadline * _SECOND_NS)
         facts = await log.check(deadline_ns=deadline_ns)
         facts.demand()
+        if [(one.server, one.warnings) for one in told] == [(facts.server, facts.warnings)]:
+            return
+        told[:] = [facts]
         _log.info(
             "the invalidation log's server", server=facts.server, software=facts.software, version=facts.version,
             eviction=facts.policy, persistence=facts.persistence, replicas=facts.connected_replicas,
@@ -135,5 +138,3 @@ async def _judge_now(chosen: ChosenLog) -> None:
     except BaseException:
         await chosen.close()
         raise
-    else:
-        chosen.admit = None

@@ -17,7 +17,6 @@ from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError
 from kv_types.ids import LogIncarnation, Stamp
-from kv_types.limits import LOG_BACKOFF_S_MAX
 from kv_types.validity import EngineMode
 from sidecar.log_applier import LogApplier
 from sidecar.log_reports import LogReports
@@ -65,8 +64,8 @@ class LogShell:
         pause: Pause = asyncio.sleep,
         observe: Callable[[float], None] | None = None,
     ) -> None:
-        """`note` says who this is. `admit` must return before the log is followed: it raises LogUnavailableError while
-        the log can't be judged, ConfigError while it must not be used. `observe` is told the seconds of each applying.
+        """`note` says who this is. `admit` judges the log whenever it is to be joined: it raises LogUnavailableError when
+        it can't, ConfigError when the log must not be used. `observe` is told the seconds of each applying.
         """
         self.member = os.urandom(MEMBER_BYTES)
         self.validity = validity
@@ -96,6 +95,7 @@ class LogShell:
         self._call: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._number = 0
+        self._told_note = ""
         self._ending = False
 
     # --- life ---
@@ -104,7 +104,6 @@ class LogShell:
         """Follow the log until `leave`. Raises whatever is no failure of the log: a fault of this program."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                await self._admitted()
                 await self._step(machine.Started(self._clock.now_ns()))
                 while not self._ending:
                     await self._step(await self._inbox.get())
@@ -115,22 +114,26 @@ class LogShell:
             raise group.exceptions[0] from None
 
     async def leave(self) -> None:
-        """Deregister (rule R13); close the header before. Takes two calls' time at most.
+        """Deregister (rule R13); close the header before. Takes a few calls' time at most.
 
         A call under way is waited for: a renewal that the log carries out after the goodbye would undo it.
         """
         self._ending = True
         if self._call is not None:
             await asyncio.wait([self._call], timeout=self._timing.call_ns / _SECOND_NS)
-        self._inbox.put_nowait(
-            machine.TimeCame(self._clock.now_ns())
-        )  # ends the loop, which may wait for an event
+        # ends the loop, which may be waiting for an event
+        self._inbox.put_nowait(machine.TimeCame(self._clock.now_ns()))
         if not self._number:
             return
+        if self._store.engines_may_serve():
+            return  # a goodbye ends nobody's claim: fences wait for them as for those of any silent member
         self._note_clients()
         others = any(client.row != self._store.own_row for client in self._store.clients())
         drained = not others and self._applier.drained.is_complete
         try:
+            if not drained and self._member().note != self._told_note:
+                # what is remembered of this member must say which engines it leaves behind
+                await self._renew(self._number + 1)
             await self._log.leave(
                 self.member, number=self._number, drained=drained, deadline_ns=self._deadline_ns()
             )
@@ -228,21 +231,6 @@ class LogShell:
 
     # --- the loop ---
 
-    async def _admitted(self) -> None:
-        """Wait until the log may be followed."""
-        while self._admit is not None and not self._ending:
-            try:
-                await self._admit()
-            except (LogUnavailableError, ConfigError) as error:
-                self._counters.failure = str(error)
-                self._reports.trouble(
-                    "refused" if isinstance(error, ConfigError) else error.reason, str(error)
-                )
-                await self._pause(LOG_BACKOFF_S_MAX)
-            else:
-                self._counters.failure = ""
-                return
-
     async def _step(self, event: machine.Event) -> None:
         """Take one event, and those that carrying out its actions makes."""
         self._waiting.discard(type(event))
@@ -333,6 +321,13 @@ class LogShell:
             raise LogUnavailableError("timeout", "it did not keep the deadline of its call") from error
 
     async def _boot(self) -> machine.Event:
+        if self._admit is not None:
+            try:
+                await self._bounded(self._admit())
+            except (
+                ConfigError
+            ) as error:  # another server than the one judged at start, or otherwise configured by now
+                raise LogUnavailableError("refused", str(error)) from error
         boot = await self._bounded(self._log.boot(deadline_ns=self._deadline_ns()))
         counters = self._counters
         counters.tip, counters.settled, counters.replicas = boot.tip.revision, boot.settled, boot.replicas
@@ -344,7 +339,7 @@ class LogShell:
         if earliest_ns > now_ns:
             await self._pause((earliest_ns - now_ns) / _SECOND_NS)
         member = self._member()
-        self._number = number
+        self._number, self._told_note = number, member.note
         sent_ns = self._clock.now_ns()  # before it is sent: freshness counts from here (rule R14)
         self._pace.sent(sent_ns)
         try:

@@ -126,7 +126,7 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
     return text
 
 
-def _log(answer: cache_pb2.StatusResponse) -> Table:
+def _log(answer: cache_pb2.StatusResponse) -> Group:
     log = answer.log
     table = table_of(
         "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
@@ -143,10 +143,7 @@ def _log(answer: cache_pb2.StatusResponse) -> Table:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    if troubles:
-        table.caption = plain("; ".join(troubles))
-        table.caption_justify = "left"
-    return table
+    return Group(table, *(Text(plain(trouble).plain, style="red") for trouble in troubles))
 
 
 def _where(log: cache_pb2.LogStatus) -> str:

@@ -172,6 +172,7 @@ class TransformersConnector:
             self._name_model()
         except LimitExceededError as error:
             self._turn_off(Uncacheable(UncacheableReason.INVALID, str(error)))
+            self._mark = None  # there may be room at the next call
 
     def _name_model(self) -> None:
         self._mark = self._model_mark()

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <random>
@@ -42,6 +43,7 @@ using namespace stratakv::stress;
 
 constexpr std::uint64_t kNs = 1'000'000'000ULL;
 constexpr int kReaders = 4;
+constexpr std::size_t kLatePuts = 4;
 
 struct Shared {
   explicit Shared(Arena& arena) : view(arena.view()) {
@@ -206,7 +208,7 @@ struct Hiding {
 
 struct Place {
   std::uint64_t reservation, offset;
-  const PageKey* key;
+  std::size_t depth;
 };
 
 // Reservations of one put, filled or about to be.
@@ -255,10 +257,13 @@ class Writer {
   // From here on no page that the selection names may become visible; what is visible goes step by step.
   void begin_hiding() {
     if (hidings_.size() >= 2) return;
-    const Prompt& prompt = prompts_[random_() % prompts_.size()];
+    // Often what somebody is about to commit.
+    const bool coming = !late_.empty() && random_() % 2 == 0;
+    const Put* put = coming ? &late_[random_() % late_.size()] : nullptr;
+    const Prompt& prompt = put != nullptr ? *put->prompt : prompts_[random_() % prompts_.size()];
     auto hiding = std::make_unique<Hiding>();
     hiding->epoch = ++epoch_;
-    const std::size_t what = random_() % 64;
+    const std::size_t what = random_() % 32;
     if (what == 0) {
       hiding->cell = &shared_.told.everything;
     } else if (what == 1) {
@@ -266,13 +271,14 @@ class Writer {
       hiding->selection.namespaces = {&hiding->bits, 1};
       hiding->cell = &shared_.told.of_namespace[prompt.group()];
     } else if (what < 5) {
-      const std::size_t provenance = random_() % kProvenances;
+      const std::size_t provenance = put != nullptr ? put->origin.provenance : random_() % kProvenances;
       hiding->bits = static_cast<std::uint8_t>(1u << provenance);
       hiding->selection.provenances = {&hiding->bits, 1};
       hiding->cell = &shared_.told.of_provenance[provenance];
       judged_[provenance] = judged_any_ = epoch_;
     } else {
-      const std::size_t depth = random_() % kDepth;
+      const bool at_place = put != nullptr && !put->places.empty();
+      const std::size_t depth = at_place ? put->places[random_() % put->places.size()].depth : random_() % kDepth;
       hiding->selection.key = prompt.keys[depth];
       hiding->cell = &shared_.told.of_key[prompt.key_name(depth)];
     }
@@ -314,14 +320,14 @@ class Writer {
     request.now_ns = now;
     const std::vector<Reserved> reserved = arena_.reserve(request);
     for (std::size_t i = 0; i < reserved.size(); ++i) {
-      if (reserved[i].status == kPutStored) put.places.push_back({reserved[i].reservation, reserved[i].offset, &put.prompt->keys[i]});
+      if (reserved[i].status == kPutStored) put.places.push_back({reserved[i].reservation, reserved[i].offset, i});
     }
     return put;
   }
 
   Put fill(Put put) {
     for (const Place& place : put.places) {
-      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes(), *place.key, random_(), put.origin);
+      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes(), put.prompt->keys[place.depth], random_(), put.origin);
     }
     return put;
   }
@@ -344,12 +350,13 @@ class Writer {
 
   // Held over a number of other steps, so that hiding comes upon it.
   void reserve_late() {
-    if (late_.places.empty()) late_ = fill(reserve(row_, 10 * kNs));
+    if (late_.size() < kLatePuts) late_.push_back(fill(reserve(row_, 10 * kNs)));
   }
 
   void commit_late() {
-    commit(late_);
-    late_ = Put{};
+    if (late_.empty()) return;
+    commit(late_.front());
+    late_.pop_front();
   }
 
   // A client that is late and writes all the same: its places must be nobody else's yet.
@@ -371,7 +378,7 @@ class Writer {
     if (!row) return;
     const Put put = reserve(*row, 10 * kNs);
     for (const Place& place : put.places) {
-      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes() / 2, *place.key, random_(), put.origin);
+      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes() / 2, put.prompt->keys[place.depth], random_(), put.origin);
     }
     arena_.orphan_row(*row);
     arena_.end_row(*row);
@@ -396,7 +403,7 @@ class Writer {
   std::uint64_t judged_[kProvenances] = {};
   std::uint64_t judged_any_ = 0;
   std::vector<std::unique_ptr<Hiding>> hidings_;
-  Put late_;
+  std::deque<Put> late_;
 };
 
 int run(double seconds, std::uint64_t seed) {

@@ -206,3 +206,65 @@ def test_an_unknown_copy_kernel_is_named_with_those_there_are() -> None:
 
     with pytest.raises(ConfigError, match=r"'warp'.*memcpy"):
         arena_config(load_settings({"copy_kernel": "warp"}).settings)
+
+
+# --- the invalidation log ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("l3_url", "http://there", "redis://"),
+        ("l3_url", "redis://a,there", "redis://"),
+        ("log_url", "", "redis://"),
+        ("fleet", "", "letters"),
+        ("fleet", "-x", "first of them"),
+        ("fleet", "a b", "letters"),
+        ("fleet", "x" * 65, "64"),
+        ("log_replicas", "17", "at most 16"),
+        ("log_deadline", "0", "at least 50ms"),
+        ("drift_bound", "0.5", "at most 0.1"),
+        ("drift_bound", "-1", "at least 0"),
+        ("pause_bound", "2h", "at most 1h"),
+        ("skew_bound", "-1s", "skew_bound"),
+        ("redis_memory", "1MiB", "at least 4MiB"),
+    ],
+)
+def test_settings_of_the_log_outside_their_bounds_are_named(name: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({name: value})
+    assert name in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_servers_without_l3_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="l3 is off"):
+        load_settings({"l3_url": "redis://there", "l3": False})
+    assert load_settings({"log_url": "redis://there", "l3": False}).settings.log_url == "redis://there"
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        "redis://admin:hunter2@there:6379/0",
+        "rediss://:hunter2@here,redis://user:hunter2@there",
+        "unix://:hunter2@/run/redis.sock?db=1",
+        "redis://user:hunter2%40x@there",
+        "redis://user:hunter2,x@there",
+        "redis://user:hunter2/x@there",
+        "redis://user:hun@ter2hunter2@there",
+    ],
+)
+def test_passwords_in_urls_are_not_shown(urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = shown("l3_url", urls)
+    assert "hunter2" not in written
+    assert ("there" in urls) == ("there" in written)
+    monkeypatch.setenv("STRATAKV_L3_URL", f"{urls},http://x")
+    with pytest.raises(ConfigError) as caught:
+        load_settings({})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_urls_without_passwords_are_shown_as_they_are() -> None:
+    for urls in ("redis://there:6379/1", "unix:///run/redis.sock", "redis://a,redis://b"):
+        assert shown("log_url", urls) == urls

@@ -212,10 +212,11 @@ async def test_a_log_that_is_down_at_the_start_is_joined_when_it_comes(site: Fol
         assert shell.state().reason == ""
 
 
-async def test_a_log_that_must_not_be_used_is_not_followed_until_it_may(site: FollowingSite) -> None:
+async def test_a_log_is_judged_whenever_it_is_joined(site: FollowingSite) -> None:
     verdicts: list[Exception] = [
-        LogUnavailableError("loading", "it loads"), ConfigError("allkeys-lru could evict the log; set volatile-lru"),
-    ]  # fmt: skip
+        LogUnavailableError("loading", "it loads"),
+        *[ConfigError("allkeys-lru could evict the log; set volatile-lru")] * 4,
+    ]
 
     async def admit() -> None:
         if verdicts:
@@ -225,10 +226,21 @@ async def test_a_log_that_must_not_be_used_is_not_followed_until_it_may(site: Fo
     async with site.running(joined=False) as shell:
         await settle()
         assert "it loads" in shell.state().reason
-        await site.time.run(1.0)
-        assert "set volatile-lru" in shell.state().reason
+        await site.time.run(0.1)
+        assert shell.state().reason.startswith("unreachable: refused: allkeys-lru could evict")
         assert not places(site.trace, "called"), "nothing is asked of it before it is judged"
-        await site.time.run(1.5)
+        await site.time.run(4.0)
+        assert shell.state().reason == ""
+        verdicts += [ConfigError("the new primary would evict the log")] * 99
+        position = shell.position
+        assert position is not None
+        await site.log.fork(position.incarnation, deadline_ns=1 << 62)
+        site.trace.clear()
+        await site.time.run(4.0)
+        assert "the new primary" in shell.state().reason
+        assert not places(site.trace, "fresh"), "BrokeFailClosed"
+        verdicts.clear()
+        await site.time.run(4.0)
         assert shell.state().reason == ""
 
 
@@ -417,6 +429,21 @@ async def test_a_goodbye_with_clients_left_says_that_something_may_still_be_in_u
         (member,) = (await site.log.fence(deadline_ns=1 << 62)).members.values()
         assert member.gone
     site.store.end_client(row)
+
+
+async def test_a_goodbye_names_the_engines_that_are_left_as_they_are_then(site: FollowingSite) -> None:
+    """A fence never gives up a member whose note tells of engines that serve on; one that has ended must not be told."""
+    engine = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)
+    plain = site.store.open_client(os.getpid())
+    async with site.running() as shell:
+        assert '"engines_keep":1' in site.log.members_seen[-1].note
+        site.store.end_client(engine)
+        site.store.drain()
+        await shell.leave()
+        (member,) = (await site.log.fence(deadline_ns=1 << 62)).members.values()
+        assert member.gone
+        assert '"engines_keep":0' in member.note
+    site.store.end_client(plain)
 
 
 async def test_a_goodbye_that_nobody_hears_is_over_in_time(site: FollowingSite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import stratakv
 from kv_types.outcomes import STORED
 from kv_wire.channel import open_channel
+from kv_wire.gen import cache_pb2
 from sidecar.config import Settings
 from sidecar.config_sources import flag_of, variable_of
+from stratakv.status import as_plain, render
 from tests.support.daemon import ROOT, Daemon, clean_environment, run_command
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
@@ -148,6 +152,13 @@ def test_status_as_json_holds_everything(daemon: Daemon, by: str) -> None:
     assert len(status["stamp"]["incarnation"]) == 32
     assert isinstance(status["arena"]["resident_bytes"], int)
     assert [client["state"] for client in status["clients"]] == ["service"]
+    log = status["log"]
+    assert (log["fleet"], log["kind"], log["phase"], log["reason"]) == ("default", "private", "following", "")
+    assert (log["applied"], log["tip"], log["settled"], log["held_by"]) == (0, 0, True, [])
+    assert len(log["incarnation"]) == len(log["member"]) == 32
+    assert 0 <= log["confirmed_ms_ago"] < 60_000
+    assert isinstance(log["sizes"]["tombstones"], int)
+    assert status["weights_versions"] == {}
 
 
 def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None:
@@ -165,6 +176,33 @@ def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None
     (row,) = (row for row in as_json["namespaces"] if row["namespace_id"] == space.id.hex())
     assert (row["requested_pages"], row["l2_pages"], row["missed_pages"]) == (3, 2, {"absent": 1})
     assert row["resident_bytes"] == 2000
+
+
+def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:
+    answer = cache_pb2.StatusResponse(
+        serving=True, freshness_remaining_ms=-5, weights_versions={"llama": "v7"},
+        log=cache_pb2.LogStatus(
+            fleet="blue", kind="redis", address="redis://there:6379", phase="unreachable", applied=41, tip=44,
+            acknowledged=40, drained=39, reason="unreachable: timeout: no answer", confirmed_ms_ago=12_300,
+            held_by=["pid 7: its engine has applied view 3 of 9"],
+        ),
+    )  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(answer))
+    text = console.export_text()
+    for part in (
+        "stale: hits have stopped", "redis://there:6379 (redis), fleet blue", "unreachable, not settled", "41", "44",
+        "unreachable: timeout: no answer (confirmed 12.3 s ago)", "held back by pid 7: its engine", "llama v7",
+    ):  # fmt: skip
+        assert part in text, part
+    answer.log.MergeFrom(cache_pb2.LogStatus(kind="local", why_local="there is no redis-server"))
+    answer.log.address = ""
+    answer.log.confirmed_ms_ago = -1
+    console.print(render(answer))
+    text = console.export_text()
+    assert "in this sidecar's memory (local: there is no redis-server)" in text
+    assert "confirmed never" in text
+    assert json.loads(json.dumps(as_plain(answer)))["weights_versions"] == {"llama": "v7"}
 
 
 @pytest.mark.parametrize("name", ["[/bold] m", "[red]m", "a\x1b[31mb\nc", "\u202em"])

@@ -1,7 +1,8 @@
 """Breaches of the shared-memory rules, as patches, and what finds each: the stress test built from it, or a model of it.
 
-The numbers are those of the list of mutations that docs/invalidation.md explains. Number 28 (a worker compares
-revisions instead of views) is the follower's in Python, found by the simulation.
+The numbers are those of the list of mutations that docs/invalidation.md explains; those with an R are of rules that the
+list has no number for. Number 28 (a worker compares revisions instead of views) is the follower's in Python, found by the
+simulation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ BYTES = "foreign or torn bytes"
 MIXED = "a page is of another fill or of two"
 RING = "ring: an event is not that of its view"
 COUNTERS = "counters: pages requested are not accounted for"
+TAKEN = "a look-up got a page that an event up to its view had taken"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
 
@@ -196,6 +198,18 @@ MUTATIONS = (
             ),
         ),
         Stress(COUNTERS, ("reader.cpp",)),
+    ),
+    Mutation(
+        "R3",
+        "a page of unknown lineage is known by its own origin",
+        (
+            Edit(
+                _NATIVE + "selection.hpp",
+                "if ((producer & kLineageUnknown) != 0 || !names_origin()) return true;",
+                "if (!names_origin()) return true;",
+            ),
+        ),
+        Stress(TAKEN, ("arena_walk.cpp",)),
     ),
     Mutation(
         "R18, the client's fence",

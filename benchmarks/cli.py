@@ -1,0 +1,11 @@
+"""`stratakv bench`: gathers the measurements, each loaded only when it is used."""
+
+from __future__ import annotations
+
+import typer
+
+from benchmarks import invalidate, local
+
+app = typer.Typer(help="Measure stratakv on this machine.", no_args_is_help=True)
+app.command("local")(local.local)
+app.command("invalidate")(invalidate.invalidate)
