@@ -65,11 +65,13 @@ gen: $(VENV)/.dev ## Regenerate what is generated from the proto and the setting
 	$(BIN)/python -m kv_wire.generate
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_configuration.py
+	$(BIN)/python docs/generate_mutations.py
 
 gen-check: $(VENV)/.dev
 	$(BIN)/python -m kv_wire.generate --check
 	$(BIN)/python docs/generate_api.py --check
 	$(BIN)/python docs/generate_configuration.py --check
+	$(BIN)/python docs/generate_mutations.py --check
 
 bench: $(VENV)/.demo ## Measure, and regenerate docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report

@@ -43,7 +43,13 @@ class ClientRow:
         """Whether an engine below this client uses nothing any more that was hidden up to a view (rule R18)."""
         if self.engine is EngineMode.NONE or self.applied_view >= view:
             return True
-        return self.engine is EngineMode.DROP and self.own_freshness_ns <= now_ns
+        return not self.may_serve(now_ns=now_ns)
+
+    def may_serve(self, *, now_ns: int) -> bool:
+        """Whether an engine below this client serves what it has without asking."""
+        if self.engine is EngineMode.DROP:
+            return self.own_freshness_ns > now_ns
+        return self.engine is EngineMode.KEEP
 
 
 @dataclass(frozen=True, slots=True)

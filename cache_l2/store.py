@@ -358,6 +358,11 @@ class ArenaStore:
         """Clients with an engine of this mode."""
         return sum(one is mode for one in self._engines.values())
 
+    def engines_may_serve(self) -> bool:
+        """Whether an engine may still serve what it has without having heard of what is yet to be invalidated."""
+        now_ns = self._clock.now_ns()
+        return any(client.may_serve(now_ns=now_ns) for client in self._engine_clients())
+
     def _engine_clients(self) -> Iterator[ClientRow]:
         return (self._client(row) for row in self._engines)
 

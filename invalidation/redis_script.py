@@ -58,6 +58,11 @@ def script_arguments(
         verb.encode(),
         incarnation.hex().encode(),
         b"%d" % replicas,
-        b",".join(b"%d" % limit for limit in astuple(limits)),
+        _encoded(limits),
         *rest,
     ]
+
+
+@functools.cache
+def _encoded(limits: LogLimits) -> bytes:
+    return b",".join(b"%d" % limit for limit in astuple(limits))

@@ -18,17 +18,18 @@ from kv_types.outcomes import (
     RefuseReason,
     put_outcome,
 )
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from sidecar.served_store import Place, PutTerms, ServedNamespace
 
 
 class ArenaLease:
-    """A native lease as the service uses it."""
+    """A native lease as the service uses it. `instance` is told as its life tells it."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, instance: int) -> None:
         self._lease = lease
         self.views: Sequence[memoryview] = list(lease)
         self.ended_by = MissReason(lease.reason)
-        self.instance = lease.instance
+        self.instance = instance
 
     def release(self) -> None:
         """Let go of the pages; the views end with it."""
@@ -37,10 +38,15 @@ class ArenaLease:
 
 
 class ArenaService:
-    """Puts and gets of remote clients, in the sidecar's own row of the clients' table."""
+    """Puts and gets of remote clients, in the sidecar's own row of the clients' table.
+
+    Instances are numbers that come again in each life, and a remote client may not notice that it talks to the next one.
+    So they are told under a mask of this life: what an earlier one told names no page here.
+    """
 
     def __init__(self, store: ArenaStore) -> None:
         self._store = store
+        self._mask = int.from_bytes(store.life[:8], "little")
         self._written_bytes: Counter[NamespaceId] = Counter()
 
     @property
@@ -68,7 +74,8 @@ class ArenaService:
 
     def lease_chain(self, namespace: NamespaceId, keys: bytes, *, start: int) -> ArenaLease:
         """Pin what can be served of keys[start:]."""
-        return ArenaLease(self._store.lease(namespace, keys, start=start))
+        lease = self._store.lease(namespace, keys, start=start)
+        return ArenaLease(lease, self._masked(lease.instance))
 
     def reserve_page(
         self, namespace: NamespaceId, *, parent: PageKey | None, key: PageKey, ttl_s: int | None
@@ -95,9 +102,16 @@ class ArenaService:
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
             computed_until_ms=terms.computed_until_ms,
-            rests_on=terms.rests_on,
+            rests_on=self._masked(terms.rests_on),
         )
         return put_outcome(status, reason)
+
+    def _masked(self, instance: int) -> int:
+        """Turn an instance into what is told of it, or what was told into the instance."""
+        if instance in (NO_INSTANCE, UNKNOWN_INSTANCE):
+            return instance
+        masked = instance ^ self._mask
+        return UNKNOWN_INSTANCE if masked == NO_INSTANCE else masked
 
     def abort_page(self, place: Place) -> None:
         """Give a place back."""

@@ -137,16 +137,16 @@ class Fencing:
                 return self._result(stamps, stop, begun_ns)
             _log.warning("the log began anew while records were appended; they are appended again")
             await turn.pause()
-        return self._result(stamps, _incarnation_stop(), begun_ns)
+        return self._result((), _incarnation_stop(), begun_ns)
 
     async def wait(self, stamp: Stamp, *, wait: Wait, timeout_s: float) -> FenceResult:
         """Wait for what was appended before, up to `stamp`."""
         begun_ns = self._clock.now_ns()
         turn = _Turn(self._clock, self._pause, until_ns=begun_ns + int(timeout_s * _SECOND_NS))
         ended = await self._wait(stamp, wait, turn)
-        return self._result(
-            (stamp,), _incarnation_stop() if isinstance(ended, NewIncarnation) else ended, begun_ns
-        )
+        if isinstance(ended, NewIncarnation):
+            return self._result((), _incarnation_stop(), begun_ns)
+        return self._result((stamp,), ended, begun_ns)
 
     async def _probe(self, turn: _Turn) -> None:
         """Ask the log for a sign of life: a failure here is sure to have appended nothing."""
@@ -172,7 +172,7 @@ class Fencing:
         for append in appends:
             stamp = await self._append_one(append, turn)
             if isinstance(stamp, _Stop):
-                return tuple(stamps), stamp
+                return tuple(one for one in stamps if one.incarnation == stamps[-1].incarnation), stamp
             stamps.append(stamp)
         return tuple(stamps), None
 

@@ -17,7 +17,6 @@ from typing import Annotated, Any, NoReturn
 import grpc
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from inference_worker.endpoint import parse_endpoint
 from kv_types.errors import ConfigError, InvalidArgumentError, SidecarUnreachableError, StrataError
@@ -28,6 +27,7 @@ from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import admin_pb2, cache_pb2
 from kv_wire.status import ERROR_KEY, from_rpc_error
 from sidecar.units import parse_duration
+from stratakv.presentation import plain, say
 
 UNREACHABLE = 1
 USAGE = 2
@@ -80,15 +80,20 @@ def sidecar_of(verb: str, endpoint: str | None, runtime_dir: Path | None) -> Ite
     A body whose failed call may have changed something says so itself, before this sees it.
     """
     try:
-        if endpoint is not None and runtime_dir is not None:
-            raise ConfigError("give --endpoint or --runtime-dir, not both")
-        address = parse_endpoint(endpoint if runtime_dir is None else runtime_dir, os.environ).grpc_target
+        address = address_of(endpoint, runtime_dir)
         with open_channel(address) as channel:
             yield Sidecar(address, channel, AdminCalls(channel), CacheCalls(channel))
     except grpc.RpcError as error:
         fail(verb, _named(from_rpc_error(error), address))
     except StrataError as error:
         fail(verb, error)
+
+
+def address_of(endpoint: str | None, runtime_dir: Path | None) -> str:
+    """What gRPC dials for --endpoint, --runtime-dir or neither. Raises ConfigError."""
+    if endpoint is not None and runtime_dir is not None:
+        raise ConfigError("give --endpoint or --runtime-dir, not both")
+    return parse_endpoint(endpoint if runtime_dir is None else runtime_dir, os.environ).grpc_target
 
 
 def is_refusal(error: grpc.RpcError) -> bool:
@@ -107,16 +112,6 @@ def fail(verb: str, error: StrataError) -> NoReturn:
     """Say what was wrong, and end."""
     say(verb, str(error))
     raise typer.Exit(exit_code(error))
-
-
-def say(verb: str, text: str) -> None:
-    """Write a line to standard error."""
-    typer.echo(f"stratakv {verb}: {text}", err=True)
-
-
-def print_json(value: Any) -> None:
-    """Write one JSON object, or list, to standard output."""
-    typer.echo(json.dumps(value, indent=2, sort_keys=True))
 
 
 def author() -> str:
@@ -184,19 +179,6 @@ def _process(told: Mapping[str, Any], member: admin_pb2.MemberStatus) -> str:
     if member.is_self:
         return f"{where}, this sidecar"
     return f"{where}, gone" if member.gone else where
-
-
-def table_of(title: str, *headings: str) -> Table:
-    """An empty table in the house's style."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def plain(text: str) -> Text:
-    """What somebody chose as a name: no markup, and nothing that a terminal would obey."""
-    return Text("".join(character if character.isprintable() else "\ufffd" for character in text))
 
 
 def is_interactive() -> bool:

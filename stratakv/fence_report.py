@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from kv_wire.gen import admin_pb2
-from stratakv.admin import UNCONFIRMED, member_plain, member_table, print_json, say
+from stratakv.admin import UNCONFIRMED, member_plain, member_table
+from stratakv.presentation import print_json, say
 
 _REASONS: Mapping[int, str] = {
     number: name.removeprefix("UNCONFIRMED_").lower() for name, number in admin_pb2.Unconfirmed.items()

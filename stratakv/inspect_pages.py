@@ -15,18 +15,9 @@ from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
 from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
-from stratakv.admin import (
-    EndpointOption,
-    JsonOption,
-    RuntimeDirOption,
-    Sidecar,
-    local_now,
-    plain,
-    print_json,
-    sidecar_of,
-    table_of,
-)
+from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, local_now, sidecar_of
 from stratakv.prefixes import Prefix, prefix_of
+from stratakv.presentation import plain, print_json, table_of
 from stratakv.selection import (
     AdapterOption,
     Fields,

@@ -25,14 +25,11 @@ from stratakv.admin import (
     author,
     is_interactive,
     local_now,
-    plain,
-    print_json,
-    say,
     sidecar_of,
-    table_of,
 )
 from stratakv.fence_report import FenceReport
 from stratakv.prefixes import Prefix, prefix_of
+from stratakv.presentation import plain, print_json, say, table_of
 from stratakv.selection import (
     AdapterOption,
     Fields,

@@ -18,7 +18,8 @@ from kv_types.limits import LOG_FOLLOW_S_MAX
 from kv_wire.admin_conversions import record_from_wire
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
-from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, plain, say, sidecar_of
+from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, sidecar_of
+from stratakv.presentation import plain, say
 from stratakv.selection import selector_plain
 from stratakv.times import show_time
 

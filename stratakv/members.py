@@ -17,9 +17,9 @@ from stratakv.admin import (
     Sidecar,
     member_plain,
     member_table,
-    print_json,
     sidecar_of,
 )
+from stratakv.presentation import print_json
 
 _VERB = "members"
 _READ_S = 10.0

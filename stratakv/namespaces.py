@@ -8,16 +8,8 @@ import typer
 from rich.console import Console
 
 from kv_types.namespace import Namespace
-from stratakv.admin import (
-    EndpointOption,
-    JsonOption,
-    RuntimeDirOption,
-    plain,
-    print_json,
-    say,
-    sidecar_of,
-    table_of,
-)
+from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
+from stratakv.presentation import plain, print_json, say, table_of
 
 _VERB = "namespaces"
 

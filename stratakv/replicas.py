@@ -8,7 +8,8 @@ import typer
 
 from kv_types.limits import REPLICAS_MAX
 from kv_wire.gen import admin_pb2
-from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, print_json, sidecar_of
+from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
+from stratakv.presentation import print_json
 
 _VERB = "replicas set"
 _CALL_S = 10.0

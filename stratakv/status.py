@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +12,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from inference_worker.endpoint import parse_endpoint
-from kv_types.errors import ConfigError, SidecarUnreachableError, StrataError
+from kv_types.errors import SidecarUnreachableError, StrataError
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
+from stratakv.admin import address_of, fail
+from stratakv.presentation import plain, print_json, table_of
 
 _DEADLINE_S = 5.0
-_USAGE = 2
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -42,15 +40,11 @@ def status(
 ) -> None:
     """Show what a sidecar holds, who is attached, and hits and misses by reason. Exits 1 when none answers."""
     try:
-        address = _address(endpoint, runtime_dir)
-    except ConfigError as error:
-        _fail(error, code=_USAGE)
-    try:
-        answer = ask(address, deadline_s=deadline)
+        answer = ask(address_of(endpoint, runtime_dir), deadline_s=deadline)
     except StrataError as error:
-        _fail(error, code=1)
+        fail("status", error)
     if as_json:
-        typer.echo(json.dumps(as_plain(answer), indent=2, sort_keys=True))
+        print_json(as_plain(answer))
     else:
         Console().print(render(answer))
 
@@ -74,11 +68,11 @@ def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
 
 def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
     """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present."""
-    plain: dict[str, Any] = MessageToDict(
+    told: dict[str, Any] = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    _numbers(plain, answer)
-    return plain
+    _numbers(told, answer)
+    return told
 
 
 def render(answer: cache_pb2.StatusResponse) -> Group:
@@ -90,31 +84,25 @@ def render(answer: cache_pb2.StatusResponse) -> Group:
     return Group(*parts)
 
 
-def _address(endpoint: str | None, runtime_dir: Path | None) -> str:
-    if endpoint is not None and runtime_dir is not None:
-        raise ConfigError("give --endpoint or --runtime-dir, not both")
-    return parse_endpoint(endpoint if runtime_dir is None else runtime_dir, os.environ).grpc_target
-
-
-def _numbers(plain: Any, message: Any) -> None:
+def _numbers(into: Any, message: Any) -> None:
     """Undo the two conversions of protobuf's JSON that get in the way: 64-bit numbers as text, bytes as base64."""
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             is_text = field.message_type.fields_by_name["value"].cpp_type == field.CPPTYPE_STRING
-            plain[field.name] = {key: one if is_text else int(one) for key, one in sorted(value.items())}
+            into[field.name] = {key: one if is_text else int(one) for key, one in sorted(value.items())}
         elif field.message_type is not None and field.is_repeated:
-            for inner, part in zip(plain[field.name], value, strict=True):
+            for inner, part in zip(into[field.name], value, strict=True):
                 _numbers(inner, part)
         elif field.message_type is not None:
             if message.HasField(field.name):
-                _numbers(plain[field.name], value)
+                _numbers(into[field.name], value)
             else:
-                plain[field.name] = None
+                into[field.name] = None
         elif isinstance(value, bytes):
-            plain[field.name] = value.hex()
+            into[field.name] = value.hex()
         elif isinstance(value, int) and not isinstance(value, bool) and field.enum_type is None:
-            plain[field.name] = value
+            into[field.name] = value
 
 
 def _headline(answer: cache_pb2.StatusResponse) -> Text:
@@ -134,28 +122,28 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
         ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
     ):
         text.append(f"\n{label} ", style="dim")
-        text.append(_printable(value), style="dim")
+        text.append(plain(value).plain, style="dim")
     return text
 
 
 def _log(answer: cache_pb2.StatusResponse) -> Group:
     log = answer.log
-    table = _table(
+    table = table_of(
         "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
     )
     weights = ", ".join(f"{model} {version}" for model, version in sorted(answer.weights_versions.items()))
     table.add_row(
-        _plain(log.phase if log.settled else f"{log.phase}, not settled"),
+        plain(log.phase if log.settled else f"{log.phase}, not settled"),
         f"{log.applied:,}",
         f"{log.tip:,}",
         f"{log.acknowledged:,}",
         f"{log.drained:,}",
-        _plain(weights),
+        plain(weights),
     )
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    return Group(table, *(Text(trouble, style="red") for trouble in map(_printable, troubles)))
+    return Group(table, *(Text(plain(trouble).plain, style="red") for trouble in troubles))
 
 
 def _where(log: cache_pb2.LogStatus) -> str:
@@ -167,7 +155,7 @@ def _where(log: cache_pb2.LogStatus) -> str:
 
 def _memory(answer: cache_pb2.StatusResponse) -> Table:
     arena = answer.arena
-    table = _table("memory", "arena", "resident", "leased", "reserved", "pages", "evicted", "expired")
+    table = table_of("memory", "arena", "resident", "leased", "reserved", "pages", "evicted", "expired")
     table.add_row(
         format_size(answer.arena_bytes),
         format_size(arena.get("resident_bytes", 0)),
@@ -181,13 +169,13 @@ def _memory(answer: cache_pb2.StatusResponse) -> Table:
 
 
 def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
-    table = _table(
+    table = table_of(
         "namespaces, in pages", "model", "id", "page", "resident", "requested", "L1", "L2", "L3", "missed"
     )
     for space in answer.namespaces:
         missed = ", ".join(f"{reason} {pages:,}" for reason, pages in sorted(space.missed_pages.items()))
         table.add_row(
-            _plain(space.model),
+            plain(space.model),
             space.namespace_id.hex()[:12],
             f"{space.page_tokens} tokens, {format_size(space.page_bytes)}",
             f"{space.resident_pages:,} ({format_size(space.resident_bytes)})",
@@ -201,34 +189,18 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:
-    table = _table("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
+    table = table_of("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
     for client in answer.clients:
         table.add_row(
             str(client.row),
             str(client.pid),
-            _plain(client.name),
+            plain(client.name),
             client.state,
             f"{client.leases:,}",
             format_size(client.leased_bytes),
             f"{client.reservations:,}",
         )
     return table
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def _plain(name: str) -> Text:
-    """Return what somebody chose as a name: no markup, and nothing that a terminal would obey."""
-    return Text(_printable(name))
-
-
-def _printable(name: str) -> str:
-    return "".join(character if character.isprintable() else "\ufffd" for character in name)
 
 
 def _since(uptime_s: float) -> str:
@@ -238,8 +210,3 @@ def _since(uptime_s: float) -> str:
     if seconds >= _HOUR_S:
         return f"{seconds // _HOUR_S}h {seconds % _HOUR_S // _MINUTE_S}m"
     return f"{seconds // _MINUTE_S}m {seconds % _MINUTE_S}s" if seconds >= _MINUTE_S else f"{uptime_s:.1f}s"
-
-
-def _fail(error: StrataError, *, code: int) -> None:
-    typer.echo(f"stratakv status: {error}", err=True)
-    raise typer.Exit(code)

@@ -30,6 +30,7 @@ from kv_wire.admin_conversions import (
     selectors_from_wire,
 )
 from kv_wire.gen import admin_pb2
+from tests.support.daemon import ROOT
 
 _NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 _MAY_BE_EMPTY = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -149,3 +150,12 @@ def test_a_record_that_says_nothing_is_none() -> None:
         record_to_wire(
             Stamp(new_log_incarnation(), 1), LogStarted(), reason="", author="", appended_wall_ms=0
         )
+
+
+def test_the_schema_tells_the_limits_that_there_are() -> None:
+    text = (ROOT / "proto" / "stratakv" / "v1" / "admin.proto").read_text(encoding="utf-8")
+    assert text.count(f"1 to {limits.INVALIDATE_SELECTORS_MAX:,}") == 2
+    assert f"at most {limits.INSPECT_PAGES_MAX:,} come in one answer" in text
+    assert text.count(f"at most {limits.MEMBERS_LISTED_MAX}") == 2
+    assert limits.CALL_S_MAX == limits.LOG_FOLLOW_S_MAX == 3600, "an hour"
+    assert f"0: {limits.FENCE_S_DEFAULT:g} s" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -190,6 +190,7 @@ async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> N
     fleet.at_pause = [fleet.begin_anew] * 100
     result = await invalidate(fleet)
     assert result.unconfirmed is Unconfirmed.INCARNATION
+    assert result.stamps == (), "none of them stands"
     assert fleet.log.calls["append"] == FENCE_INCARNATIONS_MAX
 
 
@@ -251,6 +252,24 @@ async def test_a_log_that_stops_answering_during_the_wait_leaves_the_records_sta
     fleet.at_pause = [cut]
     result = await invalidate(fleet, timeout_s=2)
     assert (result.unconfirmed, len(result.stamps)) == (Unconfirmed.LOG, 1)
+
+
+async def test_stamps_of_a_log_that_is_lost_are_not_told_as_standing() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    real = fleet.local.append
+
+    async def begins_anew(*arguments: Any, **named: Any) -> Any:
+        appended = await real(*arguments, **named)
+        if fleet.log.calls["append"] == 1:
+            await fleet.begin_anew()
+        if fleet.log.calls["append"] == 2:
+            fleet.log.before["append"] = 10**9
+        return appended
+
+    fleet.local.append = begins_anew  # type: ignore[method-assign]
+    result = await invalidate(fleet, MODEL, MODEL, EVERYTHING, timeout_s=1)
+    assert result.unconfirmed is Unconfirmed.LOG
+    assert result.stamps == (fleet.position,)
 
 
 async def test_nobody_waits_where_nobody_asked() -> None:

@@ -43,7 +43,7 @@ from tests.support.spaces import fresh_chain, page_of, space_of
 PAGE_BYTES = 1000
 DEADLINE_S = 2.0
 """What a look-up may take, whatever the log does."""
-QUICK = ("--freshness-lease", "1s", "--pause-bound", "500ms", "--no-prefault", "--copy-kernel", "memcpy")
+QUICK = ("--freshness-lease", "2s", "--pause-bound", "500ms", "--no-prefault", "--copy-kernel", "memcpy")
 HEALS_S = 20.0
 
 HIT = Hit(1, Tier.L2)

@@ -101,6 +101,8 @@ class ModelArena:
         self.give_way = give_way
         self.now_ns = now_ns
         self.counters: Counter[str] = Counter()
+        self.asked = 0
+        """Pages that look-ups were begun for, by whomever."""
         self._free = list(reversed(self.entries))
         self._waiting: list[Entry] = []
         self._pinned: Entry | None = None
@@ -421,7 +423,7 @@ class ModelArena:
         pages = payload_bytes = 0
         for entry in self.entries:
             if entry.state == VISIBLE and self._is_selected(entry, key, namespaces, terms, cuts=False):
-                for one in _subtree(entry):
+                for one in subtree(entry):
                     if one.state == VISIBLE and one not in counted:
                         counted.add(one)
                         pages += 1
@@ -434,7 +436,7 @@ class ModelArena:
         is_there = entry.state == VISIBLE or (cuts and entry.state == RESERVED and not entry.cut_off)
         if not is_there or (namespaces is not None and not _bit(namespaces, entry.namespace_slot)):
             return False
-        if key is not None and key not in (one.key for one in _ancestors(entry)):
+        if key is not None and key not in (one.key for one in ancestors(entry)):
             return False
         return cuts or _matches_origin(entry, terms)
 
@@ -514,7 +516,7 @@ class ModelArena:
         entry = self.index.get(key)
         if entry is None:
             return b""
-        keys = [one.key for one in _ancestors(entry)]
+        keys = [one.key for one in ancestors(entry)]
         return None if len(keys) > pages_max else b"".join(reversed(keys))
 
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
@@ -556,7 +558,7 @@ def _end_of(entry: Entry, now_ns: int) -> RefuseReason:
     return RefuseReason.NONE
 
 
-def _ancestors(entry: Entry) -> Iterator[Entry]:
+def ancestors(entry: Entry) -> Iterator[Entry]:
     """The entry itself first, its root last."""
     at: Entry | None = entry
     while at is not None:
@@ -564,7 +566,8 @@ def _ancestors(entry: Entry) -> Iterator[Entry]:
         at = at.parent
 
 
-def _subtree(top: Entry) -> Iterator[Entry]:
+def subtree(top: Entry) -> Iterator[Entry]:
+    """An entry and all that stands on it."""
     open_ = [top]
     while open_:
         entry = open_.pop()
@@ -576,7 +579,7 @@ def _rests(entry: Entry, rests_on: int) -> bool:
     """Whether what a page rests on is among its ancestors, so that its lineage is that of the tree."""
     if rests_on == 0:
         return True
-    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), _ancestors(entry), strict=False))
+    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
     return any(one.instance == rests_on for one in above if one is not entry)
 
 

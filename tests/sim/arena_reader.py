@@ -153,7 +153,7 @@ class ModelReader:
                 else memoryview(destinations[index]).cast("B")
             )
             target[:] = _bytes(lease._pages[index][0].place, page_bytes)
-        if not lease.still_there() or (pages and self._arena.now_ns() >= lease.deadline_ns):
+        if lease.still_there() < pages or (pages and self._arena.now_ns() >= lease.deadline_ns):
             pages, reason = 0, int(MissReason.LEASE_EXPIRED)
         lease.release()
         self._count(counter, len(chain), start, pages, reason, page_bytes)
@@ -166,6 +166,7 @@ class ModelReader:
 
     def _look_up(self, counter: int, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
         chain = self._chain(keys, start)
+        self._arena.asked += len(chain)
         self._counts(counter)["begun"] += len(chain)
         self._give_way()
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
@@ -235,6 +236,7 @@ class ModelReader:
 
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
         self._check()
+        self._arena.asked += requested
         self._counts(counter)["begun"] += requested
         self._count(counter, requested, l1, 0, reason, 0)
 

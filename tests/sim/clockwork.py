@@ -70,8 +70,8 @@ class Clockwork:
         self._order += 1
         heappush(self._queue, (self.now_ns + delay_ns, self._order, action, process))
 
-    def run(self, until_ns: int, *, done: Callable[[], bool] | None = None) -> None:
-        """Let time pass up to `until_ns`, or until `done` says so after an event. Called from outside of all fibers."""
+    def run(self, until_ns: int) -> None:
+        """Let time pass up to `until_ns`. Called from outside of all fibers."""
         queue = self._queue
         while queue and queue[0][0] <= until_ns:
             when_ns, _, action, process = heappop(queue)
@@ -89,8 +89,6 @@ class Clockwork:
                 raise failure
             if self.events > self._events_max:
                 raise SimulationError(f"more than {self._events_max} events by {self.now_ns} ns")
-            if done is not None and done():
-                return
         self.now_ns = max(self.now_ns, until_ns)
 
     # --- processes ---

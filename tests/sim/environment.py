@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,10 +101,20 @@ class FiberLock:
         self.release()
 
 
-class _Threading:
-    """What cache_l1.cache finds as `threading`."""
+class FiberCondition(FiberLock):
+    """threading.Condition for those that wait for nothing."""
 
-    Lock = FiberLock
+    def __init__(self, _: FiberLock) -> None:
+        super().__init__()
+
+    def notify_all(self) -> None:
+        """Nobody waits."""
+
+
+class _Threading:
+    """What product modules find as `threading`."""
+
+    Lock, Condition = FiberLock, FiberCondition
 
 
 @functools.cache
@@ -112,24 +123,33 @@ def install() -> None:
     time.monotonic, time.time_ns, time.clock_gettime_ns = _monotonic, _time_ns, _clock_gettime_ns
     os.urandom = _urandom
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    sys.unraisablehook = lambda _: None  # coroutines of processes that were killed are unwound wherever they were
     _shorten()
     import cache_l1.cache
     import cache_l2.store
+    import inference_worker.weights
+    from invalidation.notes import MemberNote
+    from invalidation.records import LogEntry
     from kv_types.namespace import Namespace
+    from kv_types.selectors import Selector
 
-    cache_l1.cache.threading = _Threading  # type: ignore[attr-defined, assignment]
+    for module in (cache_l1.cache, inference_worker.weights):
+        module.threading = _Threading  # type: ignore[attr-defined, assignment]
     cache_l2.store.create_arena = lambda config, life, probe=None: _Present.arenas(config, life)  # type: ignore[assignment, misc]
     cache_l2.store.map_own = lambda arena, row, life, prefault: ModelReader(arena, row)  # type: ignore[assignment, misc]
-    # a namespace is read anew by every sidecar's every life; parsing it costs more than all else that they do with it
-    Namespace.from_canonical = functools.cache(Namespace.from_canonical)  # type: ignore[method-assign]
+    # read anew by every sidecar's every life; parsing them costs more than all else that is done with them
+    for kind, name in ((Namespace, "from_canonical"), (Selector, "decode"), (LogEntry, "decode"), (MemberNote, "decode")):
+        setattr(kind, name, functools.lru_cache(4096)(getattr(kind, name)))
 
 
 def _shorten() -> None:
     """Less of what only people look at, and steps of hiding so small that others come between."""
     import cache_l2.selecting
+    import sidecar.fencing
     import sidecar.log_watch
 
     cache_l2.selecting.HIDING_STEP_WORK_MAX = HIDING_STEP_WORK
+    sidecar.fencing.FENCE_POLL_S_MAX, sidecar.fencing._FIRST_PAUSE_S = 0.2, 0.01
     sidecar.log_watch._DIRECTORY_S = 3.0
     sidecar.log_watch.LOG_STATISTICS_S = 60.0
     sidecar.log_watch.CLIENTS_WATCH_S_MAX = 0.2

@@ -33,22 +33,28 @@ class Operator:
         for wish in wishes:
             self._world.clockwork.at(wish.at_ns, lambda wish=wish: self._ask(wish))  # type: ignore[misc]
 
+    def end(self) -> None:
+        """Wait for nothing any more, and ask for nothing more."""
+        for life in self.waiting:
+            if not life.ended:
+                life.loop.call_soon(life.administration.end)
+
     def _ask(self, wish: Wish) -> None:
         world = self._world
         lives = [one.life for one in world.sidecars if one.life is not None]
-        if not lives:
+        if not lives or world.is_quiet:
             return
         life = lives[int(wish.pick * len(lives))]
         selector = self._selector(wish.selector)
         world.note(
             "operator", f"invalidates {selector.describe()} through {life.sidecar.node}, waits: {wish.wait}"
         )
+        self.waiting.append(life)
         life.loop.call_soon(lambda: life.spawn(self._invalidate(life, selector, wish.wait)))
 
     async def _invalidate(self, life: Life, selector: Selector, wait: str) -> None:
         world = self._world
         request_id = world.clockwork.random.randbytes(16)
-        self.waiting.append(life)
         try:
             result = await life.administration.invalidate(
                 [selector], reason="", author="", wait=None if wait == "none" else Wait(wait),
@@ -82,7 +88,7 @@ class Operator:
         for worker in self._world.workers:
             if worker.process.alive:
                 for now in worker.passes:
-                    for page in now.pages:
+                    for page in now.pages if now.is_known else now.reused:
                         guilty = self._world.truth.selected_by(record, page)
                         if guilty is not None:
                             raise BrokenPromiseError(

@@ -45,13 +45,13 @@ def _on_node(world: World, worker: Worker, prefixes: list[tuple[Namespace, Path]
         for attempt in range(ATTEMPTS):
             worker.serve(space, path)
             now, outcomes = worker.serve(space, path)
-            if now.found == len(path):
+            if not now.own:
                 break
             busy = [one for one in outcomes if isinstance(one, Refused) and one.reason in _PASSING]
             if not busy or attempt == ATTEMPTS - 1:
                 raise BrokenPromiseError(
                     "BrokeRecreate",
-                    f"{worker.name} computed and stored {path} of {space.model} and then found {now.found} pages of it; "
+                    f"{worker.name} computed and stored {path} of {space.model} and then found {now.first_own} pages of it; "
                     f"storing said {outcomes}",
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 from tests.support.lua_redis import ErrorReply, Reply, Status
@@ -33,6 +32,9 @@ class Keyspace:
     def __init__(self) -> None:
         self.values: dict[bytes, Any] = {}
         self.dirty = 0
+        self.reads = {name: getattr(self, name.decode().lower()) for name in _READING}
+        self.writes = {name: getattr(self, name.decode().lower()) for name in _WRITING if name != b"DEL"}
+        self.writes[b"DEL"] = self.unlink
 
     def snapshot(self) -> dict[bytes, Any]:
         """Copy of everything, as a dump holds it."""
@@ -40,10 +42,10 @@ class Keyspace:
 
     def execute(self, name: bytes, arguments: tuple[bytes, ...]) -> Reply:
         """Run one command; raises ErrorReply."""
-        found = COMMANDS.get(name)
-        if found is None:
+        run = self.reads.get(name) or self.writes.get(name)
+        if run is None:
             raise ErrorReply(f"ERR unknown command '{name.decode()}'")
-        return found[0](self, *arguments)
+        return run(*arguments)
 
     # --- keys ---
 
@@ -209,13 +211,7 @@ def _id(name: bytes, *, default: int = 0) -> Id:
         raise ErrorReply("ERR Invalid stream ID specified as stream command argument") from error
 
 
-COMMANDS: dict[bytes, tuple[Callable[..., Reply], bool]] = {
-    name: (getattr(Keyspace, name.decode().lower()), writes)
-    for names, writes in (
-        (b"UNLINK FLUSHALL SET HSET HDEL HINCRBY XADD XTRIM XDEL", True),
-        (b"EXISTS GET HGET HMGET HGETALL HKEYS HVALS HLEN HEXISTS XLEN XRANGE", False),
-    )
-    for name in names.split()
-}
-COMMANDS[b"DEL"] = COMMANDS[b"UNLINK"]
-"""Name -> what runs it, and whether it may change anything."""
+_WRITING = b"UNLINK DEL FLUSHALL SET HSET HDEL HINCRBY XADD XTRIM XDEL".split()
+_READING = b"EXISTS GET HGET HMGET HGETALL HKEYS HVALS HLEN HEXISTS XLEN XRANGE".split()
+SHRINKING = frozenset(b"UNLINK DEL FLUSHALL HDEL XTRIM XDEL".split())
+"""What a full server still carries out."""

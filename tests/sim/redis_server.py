@@ -6,6 +6,7 @@ What it mirrors is compared with real servers by test_redis_model.py. Replicatio
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tests.sim.clockwork import Clockwork, Process
 from tests.sim.network import Channel, Network
 from tests.sim.nodes import Node
-from tests.sim.redis_data import COMMANDS, OK, Keyspace
+from tests.sim.redis_data import OK, SHRINKING, Keyspace
 from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
 
 Effect = tuple[bytes, tuple[bytes, ...]]
@@ -76,6 +77,7 @@ class RedisServer:
         self._replicas: list[Replica] = []
         self._has_backlog = False
         self._is_connecting = False
+        self._is_in_script = False
         self._at_primary: Replica | None = None
         self._waits: list[tuple[int, int, Callable[[Reply], None]]] = []
         self._readers: list[tuple[bytes, bytes, Callable[[Reply], None]]] = []
@@ -104,32 +106,43 @@ class RedisServer:
             session.offset = self.offset
 
     def _run(self, name: bytes, arguments: tuple[bytes, ...]) -> Reply:
-        found = COMMANDS.get(name)
-        if found is None:
-            if name == b"INFO":
-                return self._info(*arguments)
-            if name == b"TIME":
-                wall_us = self.node.wall_ns() // 1000
-                return [b"%d" % (wall_us // 1_000_000), b"%d" % (wall_us % 1_000_000)]
-            raise ErrorReply(f"ERR unknown command '{name.decode()}'")
-        run, writes = found
-        if not writes:
-            return run(self.keyspace, *arguments)
+        run = self.keyspace.reads.get(name)
+        if run is not None:
+            return run(*arguments)
+        run = self.keyspace.writes.get(name)
+        if run is not None:
+            return self._write(name, arguments, run)
+        if name == b"INFO":
+            return self._info(*arguments)
+        if name == b"TIME":
+            wall_us = self.node.wall_ns() // 1000
+            return [b"%d" % (wall_us // 1_000_000), b"%d" % (wall_us % 1_000_000)]
+        raise ErrorReply(f"ERR unknown command '{name.decode()}'")
+
+    def _write(self, name: bytes, arguments: tuple[bytes, ...], run: Callable[..., Reply]) -> Reply:
         if self.primary is not None:
             raise ErrorReply(READ_ONLY)
-        if self.is_full and name not in (b"UNLINK", b"DEL", b"HDEL", b"XTRIM", b"XDEL", b"FLUSHALL"):
+        if self.is_full and name not in SHRINKING:
             raise ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
         before = self.keyspace.dirty
-        reply = run(self.keyspace, *arguments)
+        reply = run(*arguments)
+        if self._is_in_script and name in SHRINKING:
+            self.is_full = False  # a script that has written once may write on: it can't be stopped in its middle
         if self.keyspace.dirty != before:
             self.offset += 1
             self._effects.append((name, arguments))
-            self._on_write(self, name, arguments)
-            if self._replicas:
-                self._replicate()
-            if name == b"XADD" and self._readers:
-                self._wake_readers(arguments[0])
+            if name == b"XADD":
+                self._on_write(self, name, arguments)
+            if not self._is_in_script:
+                self._propagate()
         return reply
+
+    def _propagate(self) -> None:
+        """Send on what was written: a script's effects together, so that no replica ever has half of one."""
+        if self._replicas:
+            self._replicate()
+        if self._readers:
+            self._wake_readers()
 
     def _eval(self, text: bytes, count: bytes, *rest: bytes) -> Reply:
         self._loaded[_sha(text)] = text
@@ -142,21 +155,19 @@ class RedisServer:
         return self._script(text, count, *rest)
 
     def _script(self, text: bytes, count: bytes, *rest: bytes) -> Reply:
-        keys = int(count)
-        full = self.is_full
-
-        def command(name: Any, *arguments: Any) -> Reply:
-            # a script that has written once may write on: Redis can't stop in its middle
-            before = self.offset
-            reply = self._run(name.upper(), tuple(_argument(one) for one in arguments))
-            if self.offset != before or name.upper() in (b"HDEL", b"UNLINK"):
-                self.is_full = False
-            return reply
-
+        keys, full = int(count), self.is_full
+        self._is_in_script = True
         try:
-            return self._scripts.run(text, rest[:keys], rest[keys:], command)
+            return self._scripts.run(text, rest[:keys], rest[keys:], self._command)
         finally:
-            self.is_full = full
+            self._is_in_script, self.is_full = False, full
+            self._propagate()
+
+    def _command(self, name: bytes, *arguments: Any) -> Reply:
+        for one in arguments:
+            if one.__class__ is not bytes:
+                return self._run(name.upper(), tuple(_argument(one) for one in arguments))
+        return self._run(name, arguments)
 
     def _script_load(self, verb: bytes, *rest: bytes) -> Reply:
         if verb.upper() != b"LOAD":
@@ -166,17 +177,8 @@ class RedisServer:
         return sha
 
     def _info(self, *sections: bytes) -> bytes:
-        wanted = {section.decode().lower() for section in sections} or {"server", "replication"}
-        lines = []
-        if "server" in wanted:
-            lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{self.run_id}"]
-        if "replication" in wanted:
-            role = "master" if self.primary is None else "slave"
-            lines += [
-                "# Replication", f"role:{role}", f"connected_slaves:{len(self._replicas)}",
-                f"master_replid:{self.replication_id}", f"master_repl_offset:{self.offset}",
-            ]  # fmt: skip
-        return "\r\n".join(lines).encode() + b"\r\n"
+        role = "master" if self.primary is None else "slave"
+        return _info(sections, self.run_id, self.replication_id, role, len(self._replicas))
 
     # --- what answers later ---
 
@@ -223,9 +225,9 @@ class RedisServer:
         entries = self.keyspace.xrange(key, start, b"+", b"COUNT", b"1")
         return [[key, entries]] if entries else None
 
-    def _wake_readers(self, key: bytes) -> None:
-        for reader in [one for one in self._readers if one[0] == key]:
-            found = self._read(key, reader[1])
+    def _wake_readers(self) -> None:
+        for reader in list(self._readers):
+            found = self._read(reader[0], reader[1])
             if found is not None:
                 self._readers.remove(reader)
                 reader[2](found)
@@ -274,10 +276,10 @@ class RedisServer:
     def _take_over(self, effects: list[Effect], upto: int) -> None:
         for name, arguments in effects:
             self.keyspace.execute(name, arguments)
-            if name == b"XADD" and self._readers:
-                self._wake_readers(arguments[0])
         self._effects += effects
         self.offset = upto
+        if self._readers:
+            self._wake_readers()
 
     def follow(self, primary: RedisServer) -> None:
         """REPLICAOF: drop what one has and take over all of the primary's, once the link stands."""
@@ -398,6 +400,18 @@ class RedisServer:
             self._connect()
 
 
+@functools.lru_cache(64)
+def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: str, replicas: int) -> bytes:
+    wanted = {section.lower() for section in sections} or {b"server", b"replication"}
+    lines = []
+    if b"server" in wanted:
+        lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{run_id}"]
+    if b"replication" in wanted:
+        lines += ["# Replication", f"role:{role}", f"connected_slaves:{replicas}", f"master_replid:{replication_id}"]
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+@functools.lru_cache(8)
 def _sha(text: bytes) -> bytes:
     return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.redis_server import RedisServer
+from invalidation.log import LogLimits
+from invalidation.redis_script import script_arguments, script_keys, script_text
+from tests.sim.redis_server import RedisServer, Session
 from tests.support.lua_redis import LuaScripts
 
 LUA = LuaScripts()
@@ -22,9 +24,18 @@ def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, 
     return arguments[verb + 4], bytes.fromhex(reply[1].decode()), int(reply[3])
 
 
-def incarnation_of(server: RedisServer) -> bytes | None:
-    """The log's incarnation on a server; None where there is none, or the next call will begin another."""
+def tip_of(server: RedisServer) -> tuple[bytes, int] | None:
+    """Where the log on a server ends; None where there is none, or the next call will begin another incarnation."""
     state = server.keyspace.values.get(STATE)
     if state is None or state[b"history"] != (server.replication_id + server.run_id).encode():
         return None
-    return bytes.fromhex(state[b"incarnation"].decode())
+    return bytes.fromhex(state[b"incarnation"].decode()), int(state[b"tip"])
+
+
+def settle(server: RedisServer, incarnation: bytes, replicas: int) -> None:
+    """Begin a log, and declare it settled as one who has observed it for long enough would."""
+    keys = [key.encode() for key in script_keys("fleet")]
+    arguments = script_arguments(
+        "settle", incarnation.hex().encode(), incarnation=incarnation, replicas=replicas, limits=LogLimits()
+    )
+    server.execute(Session(), b"EVAL", script_text().encode(), b"%d" % len(keys), *keys, *arguments)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kv_types.ids import KEY_BYTES, LogIncarnation, PageKey, Stamp
+from cache_l2.attach_messages import Commit
+from kv_types.ids import KEY_BYTES, PageKey, Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.selectors import Origin
@@ -63,18 +64,17 @@ class ShelfKeeper:
 
     # --- writing behind ---
 
-    def stored(self, entry: Entry, space: Namespace, producer: bytes, tags: tuple[bytes, ...]) -> None:
+    def stored(self, entry: Entry, terms: Commit) -> None:
         """A client's page was committed: it goes to the shelf as well, unless too much waits already."""
         if len(self._queue) >= QUEUE_MAX:
             return
-        keys, at = [], entry
-        while at is not None:
-            keys.append(PageKey(at.key))
-            at = at.parent  # type: ignore[assignment]
+        chain = self._life.arena.chain(entry.key, pages_max=1 << 16) or b""
+        keys = tuple(PageKey(chain[at : at + KEY_BYTES]) for at in range(0, len(chain), KEY_BYTES))
         self._queue.append(
             ShelfRecord(
-                space, tuple(reversed(keys)), Stamp(LogIncarnation(entry.incarnation), entry.revision), producer, tags,
-                entry.from_ms, entry.until_ms, b"".join(word.to_bytes(8, "little") for word in entry.place),
+                namespace=self._life.store.namespace_of_number(entry.namespace_slot).namespace, chain=keys,
+                stamp=terms.stamp, producer=terms.producer, tags=terms.tags, from_ms=terms.computed_from_ms,
+                until_ms=terms.computed_until_ms, payload=b"".join(word.to_bytes(8, "little") for word in entry.place),
             )
         )  # fmt: skip
         self._has_work.set()
@@ -140,5 +140,3 @@ class ShelfKeeper:
     async def _linger(self) -> None:
         await asyncio.sleep(self._world.clockwork.random.random() * self._world.plan.shelf_ns / 1e9)
 
-
-assert KEY_BYTES

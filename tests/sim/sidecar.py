@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache_l2.attach_messages import Detach, Failed
+from cache_l2.attach_messages import Commit, CommittedPages, Detach, Failed
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.log import LogLimits
@@ -18,6 +18,7 @@ from invalidation.timing import Timing
 from invalidation.validity import Validity
 from kv_types.errors import StrataError
 from kv_types.ids import LifeId
+from kv_types.outcomes import PutStatus
 from kv_types.validity import EngineMode
 from sidecar.administration import Administration
 from sidecar.attach_requests import carry_out
@@ -104,8 +105,15 @@ class Life:
             self.spawn(self.keeper.run())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a task on the sidecar's loop."""
-        return self.loop.create_task(work)  # type: ignore[no-any-return]
+        """Run a task on the sidecar's loop; what goes wrong in it ends the simulation."""
+        task: asyncio.Task[Any] = self.loop.create_task(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self.loop.failures.append(failure)
 
     async def _tick(self) -> None:
         while True:
@@ -221,14 +229,33 @@ class Attachment:
             raise DeadlinePassed(f"no reply in {deadline_s} s")
         return reply.value
 
+    def ask(self, question: Callable[[Life], Any], *, deadline_s: float) -> Any:
+        """Ask something of the sidecar's loop in another way than over this connection; None without an answer in time."""
+        clockwork, life = self._world.clockwork, self.life
+        reply = Signal(clockwork)
+
+        def answer() -> None:
+            result = question(life)
+            clockwork.after(self._latency_ns(), functools.partial(reply.set, result), self._process)
+
+        clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
+        reply.wait(self._process.node.true_delay_ns(int(deadline_s * 1e9)))
+        return reply.value
+
     def _answer(self, message: Any) -> Any:
         if isinstance(message, Detach):
             self.life.store.end_client(self.client.row)
             return None
         try:
-            return carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
+            answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
         except StrataError as error:
             return Failed(error.code, str(error))
+        if isinstance(message, Commit) and isinstance(answer, CommittedPages) and self.life.keeper is not None:
+            for reservation, status in zip(message.reservations, answer.statuses, strict=True):
+                if status == PutStatus.STORED:
+                    entry = self.life.arena.entries[(reservation & 0xFFFFFFFF) - 1]
+                    self.life.keeper.stored(entry, message)
+        return answer
 
     def _latency_ns(self) -> int:
         return 20 * US + int(self._world.clockwork.random.random() * self._world.plan.socket_ns)

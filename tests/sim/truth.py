@@ -6,7 +6,7 @@ its computation truly began, and all that it was derived from. Validators compar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
@@ -90,6 +90,11 @@ def selects(selector: Selector, page: Instance, incarnation: bytes) -> bool:
 
 def _stamped(page: Instance, incarnation: bytes, *, least: int = 0, most: int = 1 << 64) -> bool:
     return page.incarnation == incarnation and least <= page.revision <= most
+
+
+_NO_ORIGIN = dict.fromkeys(
+    ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
+)
 
 
 @dataclass
@@ -198,6 +203,31 @@ class Truth:
                         f"{who} published {page} at revision {revision}, though append {record.number} "
                         f"(revision {record.revision}) selects {guilty}, begun after append {guilty.begun}",
                     )
+
+    def check_spared(
+        self,
+        chain: list[tuple[Instance, bool, int, int]],
+        incarnation: bytes,
+        *,
+        skew_ms: int,
+        who: str,
+    ) -> None:
+        """Sparing: a page goes only if a record selects it, or one that it stands on.
+
+        `chain`: each page up to the root, whether its lineage is unknown, and its times as they were told. Selectors by
+        time are widened by the skew; one by origin takes whatever is of unknown lineage.
+        """
+        for record in self.of_incarnation.get(incarnation, ()):
+            selector = record.selector
+            if selector is None:
+                continue
+            for page, unknown, from_ms, until_ms in chain:
+                if unknown:
+                    selector = replace(selector, **_NO_ORIGIN)
+                told = replace(page, from_ms=from_ms - skew_ms, until_ms=until_ms + skew_ms)
+                if selects(selector, told, incarnation):
+                    return
+        raise BrokenPromiseError("BrokeSparing", f"{who} hid {chain[0][0]}, which no record selects")
 
     def check_whole(
         self, words: tuple[int, int], chain: tuple[PageKey, ...], space: Namespace, who: str

@@ -11,28 +11,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cache_l1.cache import L1Cache
-from cache_l2.attach_messages import Welcome
-from cache_l2.reader import AttachedArena
-from inference_worker.absent import AbsentPages
-from inference_worker.client import Client
-from inference_worker.lease import Home
-from inference_worker.local import LocalArena
-from inference_worker.namespaces import RegisteredNamespace
-from inference_worker.settings import ClientSettings
-from kv_types.errors import ClosedError, DeadlineExceededError, SidecarUnreachableError
+from inference_worker.request import Request
+from inference_worker.weights import Announced, FollowedVersion
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
-from kv_types.outcomes import Hit, MissReason, PutOutcome
+from kv_types.outcomes import Hit, PutOutcome, Refused, RefuseReason
+from tests.sim.client_process import ClientProcess
 from tests.sim.clockwork import MS
 from tests.sim.environment import PAGE_BYTES
-from tests.sim.sidecar import Attachment, SimulatedSidecar
-from tests.sim.spaces import Path, chain, packed
+from tests.sim.sidecar import SimulatedSidecar
+from tests.sim.spaces import Path, chain, namespace, packed
 from tests.sim.truth import Instance
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 L1_PAGES = 6
+SWITCHES_MAX = 4
 
 
 class L1Memory:
@@ -52,109 +47,44 @@ class L1Memory:
         self._give_way()
 
 
-class SimulatedLink:
-    """A client's connection; stands for inference_worker.link.Link, whose threads a simulation has no use for."""
-
-    wants_shared_memory = False
-
-    def __init__(self, name: str) -> None:
-        self.settings = ClientSettings(name=name, deadline_s=0.5)
-        self.closed = False
-        self.home = Home()
-        self.arena: LocalArena | None = None
-        self.namespaces: dict[Namespace, RegisteredNamespace] = {}
-
-    def close(self) -> None:
-        """Nothing here outlives the simulation."""
-
-    def register(self, identity: Namespace) -> RegisteredNamespace:
-        """Return the one object of this identity."""
-        known = self.namespaces.get(identity)
-        if known is None:
-            known = self.namespaces[identity] = RegisteredNamespace(self, identity, page_bytes=PAGE_BYTES)
-            known.absent = AbsentPages(known, lambda *_: MissReason.UNREACHABLE, deadline_s=0.5)
-            known.pages = known.absent
-        return known
-
-
 @dataclass(eq=False)
 class Pass:
     """A request under way: what it reuses, and what it has computed on top."""
 
     space: Namespace
     path: Path
-    invoked_fences: int
-    invoked_ns: int
-    begun: int
     pages: list[Instance] = field(default_factory=list)
     """One for each page of the chain, from the root on, found or computed."""
-    found: int = 0
+    own: list[int] = field(default_factory=list)
+    """Indices of those that it has computed."""
+    is_known: bool = False
+    """Whether the sidecar could be told of it: one that could not be stores nothing, and nobody waits for it."""
 
     @property
     def used(self) -> frozenset[Instance]:
         return frozenset(self.pages)
 
+    @property
+    def first_own(self) -> int:
+        """Index of the first page that was not found, behind the last one when all were."""
+        return self.own[0] if self.own else len(self.path)
 
-class Worker:
+    @property
+    def reused(self) -> list[Instance]:
+        """The pages that it was given."""
+        return [page for index, page in enumerate(self.pages) if index not in self.own]
+
+
+class Worker(ClientProcess):
     """One worker process with one or more threads that share its L1."""
 
     def __init__(self, world: World, sidecar: SimulatedSidecar, number: int) -> None:
-        self.world = world
-        self.sidecar = sidecar
-        self.name = f"{sidecar.node.name}w{number}"
-        self.producer = self.name.encode()
-        self.process = sidecar.node.process(self.name)
-        self.link = SimulatedLink(self.name)
-        self.client = Client(self.link)  # type: ignore[arg-type]
-        self.attachment: Attachment | None = None
-        self.weights = world.plan.weights
+        super().__init__(world, sidecar, f"{sidecar.node.name}w{number}")
+        self.weights = world.weights
+        """The version of the weights that are truly loaded."""
         self.passes: list[Pass] = []
+        self._followed = FollowedVersion(self.weights) if world.plan.switches_weights else None
         self._l1: dict[Namespace, L1Cache] = {}
-
-    # --- the connection ---
-
-    def connect(self) -> bool:
-        """Attach, if a sidecar listens."""
-        if self.link.arena is not None:
-            return True
-        attachment = self.sidecar.attach(self.process)
-        if attachment is None:
-            return False
-        life = attachment.life
-        welcome: Any = Welcome(
-            version=1, layout_version=1, row=attachment.client.row, life=life.id, control_bytes=0, clients_bytes=0,
-            data_bytes=0, batch_pages_max=64, reservation_ms=1000, time_namespace=0, boot_now_ns=0, attachment=1,
-        )  # fmt: skip
-        channel: Any = attachment
-        reader: Any = attachment.reader
-        arena = LocalArena(
-            AttachedArena("", channel, welcome, reader, writable=True), self.link.settings, None
-        )
-        attachment.on_hang_up = lambda: self._withdraw(arena)
-        self.attachment, self.link.arena = attachment, arena
-        return True
-
-    def _withdraw(self, arena: LocalArena) -> None:
-        """As the client's supervisor does when the sidecar is gone."""
-        if self.link.arena is arena:
-            self.link.arena = None
-            for namespace in self.link.namespaces.values():
-                namespace.pages = namespace.absent
-            arena.reader.close()
-
-    def _registered(self, space: Namespace) -> RegisteredNamespace:
-        from inference_worker.deadlines import Deadline
-
-        registered = self.link.register(space)
-        arena = self.link.arena
-        if arena is not None and registered.pages is registered.absent:
-            try:
-                pages = arena.bind(registered, Deadline(0.5))
-            except (DeadlineExceededError, SidecarUnreachableError, ClosedError):
-                return registered  # stays absent, and the next request asks again
-            if self.link.arena is arena:
-                registered.pages = pages
-        return registered
 
     def _cache(self, space: Namespace) -> L1Cache:
         cache = self._l1.get(space)
@@ -170,36 +100,76 @@ class Worker:
 
     def serve(self, space: Namespace, path: Path) -> tuple[Pass, list[PutOutcome]]:
         """Look up a chain, compute what is missing, keep and store it; returns what came of it."""
-        world, plan = self.world, self.world.plan
-        registered, cache = self._registered(space), self._cache(space)
-        keys = packed(space, path)
-        now = Pass(space, path, len(world.truth.fenced), self.sidecar.node.now_ns(), len(world.truth.appends))
+        space, request, announced = self._begin(space)
+        now = Pass(space, path)
+        if request is None:  # it can't be told what weights these are: neither reused nor stored
+            return now, []
         self.passes.append(now)
-        outcomes: list[PutOutcome] = []
-        with self.client.begin(registered) as request:
-            position = world.position_of(self)
-            cache.synchronise(self.client.validity)
-            view = cache.observe()
+        try:
+            with request:
+                return now, self._carry_on(now, request, announced)
+        finally:
+            self.passes.remove(now)
+
+    def _begin(self, space: Namespace) -> tuple[Namespace, Request | None, Announced | None]:
+        """Begin a request, under the weights that are announced once the view is loaded (rules R1, R5)."""
+        if self._followed is None:
+            return space, self.client.begin(self.registered(space)), None
+        for _ in range(SWITCHES_MAX):
+            space = namespace(space.model, self._followed.version, space.tenant)
+            request = self.client.begin(self.registered(space))
+            announced = self.client.announced(space.model)
+            problem = self._followed.observe(announced)
+            if not problem and self._followed.version == space.weights.version:
+                return space, request, announced
+            request.end()
+        return space, None, None
+
+    def _carry_on(self, now: Pass, request: Request, announced: Announced | None) -> list[PutOutcome]:
+        world, space, path = self.world, now.space, now.path
+        cache, keys = self._cache(space), packed(space, path)
+        now.is_known = request.stamp is not None
+        cache.synchronise(self.client.validity)
+        view = cache.observe()
+        position = world.position_of(self)
+        if len(path) > 1 and not world.is_quiet and world.chance(0.25):  # a request that grows: some turns, each looked up anew
+            self._look_up(now, request, cache, keys[:KEY_BYTES])
+            self._compute(now, position, request, until=1)
+            self._extend(now, request, keys)
+        else:
             self._look_up(now, request, cache, keys)
-            if world.has_shelf_for(self, now) and len(now.pages) < len(path) and world.chance(0.7):
+            if world.plan.has_shelf and len(now.pages) < len(path) and world.chance(0.7):
                 self._fetch(now)
                 self._look_up(now, request, cache, keys)
-            now.found = len(now.pages)
-            stamp = request.stamp
-            while len(now.pages) < len(path):
-                chunk = len(path) if world.chance(0.6) else len(now.pages) + 1
-                self._compute(now, position, 0 if stamp is None else stamp.revision, until=chunk)
-            words = [_bytes(page) for page in now.pages]
-            if now.found < len(path):
-                outcomes = request.put(keys, words[now.found :], start=now.found, tags=world.tags_of(now))
-            if world.chance(plan.keep):
-                cache.insert(keys, 0, words, view=view, instances=request.instances(keys))
-            if world.chance(0.1):
-                world.clockwork.sleep(world.pass_ns())
-        self.passes.remove(now)
-        return now, outcomes
+        while len(now.pages) < len(path):
+            self._compute(now, position, request, until=len(path) if world.chance(0.6) else len(now.pages) + 1)
+        if announced is not None and self.client.announced(space.model) != announced:
+            return []  # weights were announced meanwhile: nobody knows which of them computed what (rule R5)
+        return self._keep(now, request, cache, keys, view)
 
-    def _look_up(self, now: Pass, request: Any, cache: L1Cache, keys: bytes) -> None:
+    def _keep(self, now: Pass, request: Request, cache: L1Cache, keys: bytes, view: Any) -> list[PutOutcome]:
+        """Store and keep what was computed."""
+        world = self.world
+        words = [_bytes(page) for page in now.pages]
+        outcomes: list[PutOutcome] = []
+        if now.own:
+            outcomes = self._store(request, keys, words, now)
+        if world.chance(world.plan.keep):
+            cache.insert(keys, 0, words, view=view, instances=request.instances(keys))
+        if world.chance(0.1):
+            world.clockwork.sleep(world.pass_ns())
+        return outcomes
+
+    def _store(self, request: Request, keys: bytes, words: list[bytes], now: Pass) -> list[PutOutcome]:
+        """Store what was computed; from the root on where L2 has lost what L1 still had."""
+        tags = self.world.tags_of(now.path)
+        outcomes = request.put(keys, words[now.first_own :], start=now.first_own, tags=tags)
+        first = outcomes[0]
+        if now.first_own and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
+            outcomes = request.put(keys, words, start=0, tags=tags)
+        return outcomes
+
+    def _look_up(self, now: Pass, request: Request, cache: L1Cache, keys: bytes) -> None:
         """Look up in L1, then in L2 for the rest; what comes is held against the truth at once."""
         world = self.world
         fences, invoked_ns = len(world.truth.fenced), self.sidecar.node.now_ns()
@@ -208,37 +178,46 @@ class Worker:
         cache.read(numbers, local)
         request.reused(keys[: len(numbers) * KEY_BYTES], cache.instances(numbers))
         cache.release(numbers)
-        wanted = len(now.path) - len(local)
         if world.chance(0.5):
-            remote = [bytearray(PAGE_BYTES) for _ in range(wanted)]
-            outcome = request.get(keys, remote, start=len(local))
-            pages = [*local, *remote[: outcome.pages if isinstance(outcome, Hit) else 0]]
-        else:
-            with request.lease(keys, start=len(local)) as lease:
-                pages = [*local, *(bytes(page) for page in lease)]
-                self._served(now, pages, fences, invoked_ns, from_l1=len(local))
-                if world.chance(0.5):
-                    world.clockwork.sleep(world.pass_ns())
-                    pages = [*local, *(bytes(page) for page in lease)]
-                    self._served(now, pages, fences, None, from_l1=len(local))
+            remote = self._get(request, keys, len(local))
+            self._served(now, [*local, *remote], fences, invoked_ns, from_l1=len(local))
             return
-        self._served(now, pages, fences, invoked_ns, from_l1=len(local))
+        with request.lease(keys, start=len(local)) as lease:
+            self._served(now, [*local, *lease], fences, invoked_ns, from_l1=len(local))
+            if world.chance(0.5):
+                world.clockwork.sleep(world.pass_ns())
+                self._served(now, [*local, *lease], fences, None, from_l1=len(local))
+
+    def _extend(self, now: Pass, request: Request, keys: bytes) -> None:
+        """Look up what L2 has behind the pages that this request has already."""
+        fences, invoked_ns = len(self.world.truth.fenced), self.sidecar.node.now_ns()
+        own = [_bytes(page) for page in now.pages]
+        pages = [*own, *self._get(request, keys, len(own))]
+        self._served(now, pages, fences, invoked_ns, from_l1=len(own), own=len(own))
+
+    @staticmethod
+    def _get(request: Request, keys: bytes, start: int) -> list[bytearray]:
+        pages = [bytearray(PAGE_BYTES) for _ in range(len(keys) // KEY_BYTES - start)]
+        outcome = request.get(keys, pages, start=start)
+        return pages[: outcome.pages if isinstance(outcome, Hit) else 0]
 
     def _served(
         self,
         now: Pass,
-        pages: Sequence[bytes | bytearray],
+        pages: Sequence[bytes | bytearray | memoryview],
         fences: int,
         invoked_ns: int | None,
         *,
         from_l1: int,
+        own: int = 0,
     ) -> None:
+        """Hold what a look-up returned, all but the first `own` pages, against the truth."""
         keys = chain(now.space, now.path)
         found = [
             self.world.truth.check_whole(_words(page), keys[: index + 1], now.space, self.name)
             for index, page in enumerate(pages)
         ]
-        self.world.served(self, found, fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
+        self.world.served(self, found[own:], fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
         now.pages = found
 
     def _fetch(self, now: Pass) -> None:
@@ -246,48 +225,44 @@ class Worker:
         if keeper is not None and self.attachment is not None and not self.attachment.is_hung_up:
             keeper.ask(now.space, chain(now.space, now.path)).wait(400 * MS)
 
-    def _compute(self, now: Pass, position: tuple[bytes, int], revision: int, *, until: int) -> None:
+    def _compute(self, now: Pass, position: tuple[bytes, int], request: Request, *, until: int) -> None:
         """A forward pass over the next pages; each rests on all that this request has before it."""
-        world = self.world
-        keys, wall_ns = chain(now.space, now.path), self.sidecar.node.wall_ns
-        begun, from_ms = len(world.truth.appends), world.true_wall_ms()
-        used = now.used
-        world.clockwork.sleep(world.pass_ns())
+        world, stamp = self.world, request.stamp
+        keys, used = chain(now.space, now.path), now.used
+        begun, from_ms, weights = len(world.truth.appends), world.true_wall_ms(), self.weights
+        if len(now.pages) < until:
+            world.clockwork.sleep(world.pass_ns())
         for index in range(len(now.pages), until):
             page = Instance(
                 number=len(world.truth.instances) + 1, namespace=now.space, chain=keys[: index + 1], begun=begun,
-                incarnation=position[0], revision=revision, producer=self.producer, tags=tuple(world.tags_of(now)),
-                from_ms=from_ms, until_ms=world.true_wall_ms(), weights=self.weights,
+                incarnation=position[0], revision=0 if stamp is None else stamp.revision, producer=self.producer,
+                tags=world.tags_of(now.path), from_ms=from_ms, until_ms=world.true_wall_ms(), weights=weights,
             )  # fmt: skip
             used = used.union((world.truth.computed(page, used),))
             now.pages.append(page)
-        assert wall_ns() > 0
+            now.own.append(index)
 
     # --- life ---
 
     def run(self) -> None:
-        """Serve requests for ever."""
+        """Serve requests until the world is quiet."""
         world = self.world
         while True:
             world.clockwork.sleep(world.think_ns())
             if world.is_quiet:
                 return
             if self.connect():
-                space, path = world.wish(self)
+                space, path = world.wish()
                 self.serve(space, path)
 
     def kill(self) -> None:
-        """End as by SIGKILL."""
-        self.world.note(self.name, "worker dies")
-        self.world.clockwork.kill(self.process)
+        super().kill()
         self.passes.clear()
-        if self.attachment is not None and not self.attachment.is_hung_up:
-            self.sidecar.client_died(self.attachment)
 
 
 def _bytes(page: Instance) -> bytes:
     return page.number.to_bytes(8, "little") * 2
 
 
-def _words(page: bytes | bytearray) -> tuple[int, int]:
+def _words(page: bytes | bytearray | memoryview) -> tuple[int, int]:
     return int.from_bytes(page[:8], "little"), int.from_bytes(page[8:16], "little")

@@ -9,21 +9,25 @@ from invalidation.records import LogEntry
 from kv_types.events import Selected
 from kv_types.ids import LifeId
 from kv_types.namespace import Namespace
+from kv_types.outcomes import RefuseReason
+from kv_types.validity import EngineMode
 from tests.sim import environment
-from tests.sim.arena import Entry, ModelArena
+from tests.sim.arena import VISIBLE, Entry, ModelArena, ancestors, subtree
+from tests.sim.client_process import ClientProcess
 from tests.sim.clockwork import MS, S, Clockwork
+from tests.sim.engine import Engine
 from tests.sim.faults import Faults
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.operator import Operator
 from tests.sim.plan import Plan
 from tests.sim.redis_server import RedisServer
-from tests.sim.scripts import LUA, incarnation_of, renewal_of
+from tests.sim.scripts import LUA, renewal_of, settle, tip_of
 from tests.sim.shelf import ShelfRecord
 from tests.sim.sidecar import Life, SimulatedSidecar
 from tests.sim.spaces import Path, namespace
 from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
-from tests.sim.worker import Pass, Worker
+from tests.sim.worker import Worker
 
 TRUE_EPOCH_MS = 1_700_000_000_000
 
@@ -43,6 +47,13 @@ class TrackedArena(ModelArena):
     def _publish(self, entry: Entry) -> None:
         super()._publish(entry)
         self.world.published(self, entry)
+
+    def _hide_subtree(self, top: Entry, reason: RefuseReason) -> int:
+        if reason is RefuseReason.INVALIDATED and self.world.plan.is_plain:
+            for entry in subtree(top):
+                if entry.state == VISIBLE:
+                    self.world.hidden(self, entry)
+        return super()._hide_subtree(top, reason)
 
 
 class World:
@@ -69,6 +80,9 @@ class World:
         self.sidecars = [SimulatedSidecar(self, number) for number in range(plan.sidecars)]
         self.spaces = [namespace(*names) for names in plan.spaces]
         self.workers: list[Worker] = []
+        self.engines: list[Engine] = []
+        self.weights = "1"
+        """The version of the weights that whoever starts now is given."""
         self.faults = Faults(self)
         self.operator = Operator(self)
 
@@ -143,7 +157,16 @@ class World:
             incarnation, revision = self._position(arena)
             self.truth.check_published(page, incarnation, revision, arena.who)
 
-    def position_of(self, worker: Worker) -> tuple[bytes, int]:
+    def hidden(self, arena: TrackedArena, entry: Entry) -> None:
+        """A page was hidden by an invalidation, where nothing else befalls the fleet."""
+        incarnation, _ = self._position(arena)
+        chain = [
+            (self.truth.instances[one.place[0]], one.lineage_unknown, one.from_ms, one.until_ms)
+            for one in ancestors(entry)
+        ]
+        self.truth.check_spared(chain, incarnation, skew_ms=self.plan.skew_ms, who=arena.who)
+
+    def position_of(self, worker: ClientProcess) -> tuple[bytes, int]:
         """What the header that a worker looks at says now."""
         attachment = worker.attachment
         return (bytes(16), 0) if attachment is None else self._position(self.arenas[attachment.life.id])
@@ -155,7 +178,7 @@ class World:
 
     def served(
         self,
-        worker: Worker,
+        worker: ClientProcess,
         pages: list[Instance],
         fences: int,
         invoked_ns: int | None,
@@ -189,6 +212,8 @@ class World:
         return self.between(self.plan.think_ns)
 
     def pass_ns(self) -> int:
+        if self.is_quiet:
+            return 2 * MS
         return self.between(self.plan.pass_ns)
 
     def _interruption_ns(self) -> int:
@@ -198,16 +223,14 @@ class World:
             return int(draw * 5 * MS)
         return int(self._chance() * (1.5 * self.plan.lease_ns if draw > 0.97 else 300 * MS))
 
-    def wish(self, worker: Worker) -> tuple[Namespace, Path]:
-        """What a worker is asked to compute next."""
+    def wish(self) -> tuple[Namespace, Path]:
+        """What somebody is asked to compute next."""
         return self.clockwork.random.choice(self.spaces), self.clockwork.random.choice(self.plan.paths)
 
-    def tags_of(self, now: Pass) -> tuple[bytes, ...]:
+    @staticmethod
+    def tags_of(path: Path) -> tuple[bytes, ...]:
         """Tags that a request gives its pages."""
-        return (b"odd",) if len(now.path) % 2 else ()
-
-    def has_shelf_for(self, worker: Worker, now: Pass) -> bool:
-        return self.plan.has_shelf
+        return (b"odd",) if len(path) % 2 else ()
 
     def true_wall_ms(self) -> int:
         """Unix time, as nobody here knows it exactly."""
@@ -219,14 +242,18 @@ class World:
         """Live through the plan, then see whether everything heals."""
         plan, clockwork = self.plan, self.clockwork
         try:
-            clockwork.run(300 * MS)  # replicas attach
+            clockwork.run(50 * MS)  # replicas attach
+            if plan.is_settled:
+                settle(self.servers[0], clockwork.random.randbytes(16), plan.replicas)
             for sidecar in self.sidecars:
-                clockwork.after(int(self._chance() * 300 * MS), sidecar.start)
+                clockwork.after(int(self._chance() * 100 * MS), sidecar.start)
                 for number in range(plan.workers):
                     self.add_worker(sidecar, number)
+                for number in range(plan.engines):
+                    self.add_engine(sidecar, number)
             self.operator.schedule(plan.wishes)
             self.faults.schedule(plan.faults)
-            clockwork.run(300 * MS + plan.duration_ns)
+            clockwork.run(clockwork.now_ns + plan.duration_ns)
             self._quiet()
         finally:
             clockwork.end()
@@ -236,22 +263,36 @@ class World:
         """Start a worker."""
         worker = Worker(self, sidecar, number)
         self.workers.append(worker)
-        self.clockwork.spawn(worker.process, worker.run, delay_ns=int(self._chance() * 100 * MS))
+        for _ in range(self.plan.threads):
+            self.clockwork.spawn(worker.process, worker.run, delay_ns=int(self._chance() * 100 * MS))
         return worker
+
+    def add_engine(self, sidecar: SimulatedSidecar, number: int) -> Engine:
+        """Start an engine."""
+        mode = EngineMode.KEEP if self.plan.engine_mode == "keep" else EngineMode.DROP
+        engine = Engine(self, sidecar, number, mode)
+        self.engines.append(engine)
+        self.clockwork.spawn(engine.process, engine.run, delay_ns=int(self._chance() * 200 * MS))
+        return engine
 
     def _quiet(self) -> None:
         """All faults end; then every prefix can be computed, stored and served again on every node (I9)."""
         self.note("world", "quiet")
         self.is_quiet = True
         self.faults.heal()
+        self.operator.end()
         clockwork = self.clockwork
+        clockwork.often(0.0, self._interruption_ns)
         limit_ns = clockwork.now_ns + 20 * self.plan.window_ns
-        clockwork.run(limit_ns, done=self._is_healed)
+        while not self._is_healed() and clockwork.now_ns < limit_ns:
+            clockwork.run(clockwork.now_ns + 50 * MS)
         if not self._is_healed():
             raise BrokenPromiseError("BrokeRecreate", f"the fleet did not heal: {self._ailing()}")
         finished: list[bool] = []
         clockwork.spawn(None, lambda: self._recreate(finished))
-        clockwork.run(clockwork.now_ns + 60 * S, done=lambda: bool(finished))
+        limit_ns = clockwork.now_ns + 60 * S
+        while not finished and clockwork.now_ns < limit_ns:
+            clockwork.run(clockwork.now_ns + 20 * MS)
         if not finished:
             raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
 
@@ -260,19 +301,20 @@ class World:
 
     def _ailing(self) -> list[str]:
         ailing = []
-        incarnation = incarnation_of(self.faults.primary())
+        tip = tip_of(self.faults.primary())
         for sidecar in self.sidecars:
             life = sidecar.life
             if life is None:
                 ailing.append(f"{sidecar.node} is dead")
                 continue
             position = life.shell.position
-            follows = position is not None and position.incarnation == incarnation
+            follows = position is not None and (position.incarnation, position.revision) == tip
             if not follows or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
                 ailing.append(f"{sidecar.node} is {life.shell.state().phase}")
         ailing += [
             f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes
         ]
+        ailing += [f"{one.name} is busy" for one in self.engines if one.process.alive and not one.is_done]
         ailing += [f"{life.sidecar.node} still fences" for life in self.operator.waiting if not life.ended]
         return ailing
 
@@ -281,7 +323,20 @@ class World:
         from tests.sim.recreation import recreate
 
         recreate(self)
+        for sidecar in self.sidecars:
+            if sidecar.life is not None:
+                self._check_accounts(sidecar.life)
         finished.append(True)
+
+    def _check_accounts(self, life: Life) -> None:
+        """I7: whatever was asked for is accounted for, over clients that live and that have died."""
+        asked = self.arenas[life.id].asked
+        counted = life.store.namespace_counts().values()
+        requested = sum(one.requested for one in counted)
+        if requested != asked or not all(one.is_balanced for one in counted):
+            raise BrokenPromiseError(
+                "BrokeAccount", f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for"
+            )
 
 
 def _said(entry: LogEntry) -> str:

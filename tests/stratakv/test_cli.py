@@ -233,7 +233,9 @@ def test_every_public_name_can_be_imported() -> None:
         _ = stratakv.nonsense
 
 
-@pytest.mark.parametrize("script", ["docs/generate_api.py", "docs/generate_configuration.py"])
+@pytest.mark.parametrize(
+    "script", ["docs/generate_api.py", "docs/generate_configuration.py", "docs/generate_mutations.py"]
+)
 def test_generated_pages_are_current(script: str) -> None:
     result = subprocess.run(
         [sys.executable, script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60

@@ -79,3 +79,15 @@ def _keys(value: Any) -> set[str]:
         return set()
     inner = (_keys(part) for name, part in value.items() if name not in ("sizes", "selectors"))
     return set(value) | set().union(*inner)
+
+
+def test_the_table_of_mutations_names_tests_that_are_there() -> None:
+    """Broken twins by their parameters' names, as pytest shows them."""
+    from docs.generate_mutations import BROKEN_TWINS, MUTATIONS
+
+    assert list(MUTATIONS) == list(range(1, 35))
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests" / "invalidation").glob("*.py"))
+    for test in BROKEN_TWINS.values():
+        name, _, parameter = test.partition("[")
+        assert f"def {name}(" in sources
+        assert parameter.rstrip("]") in sources

@@ -120,10 +120,7 @@ class LuaScripts:
         if status is not None:
             return Status(status)
         replies: list[Reply] = []
-        for at in range(1, len(value) + 1):
-            one = value[at]
-            if one is None:
-                break
+        for one in value.values():
             replies.append(one if one.__class__ is bytes else self._reply(one))
         return replies
 
