@@ -218,7 +218,9 @@ async def test_a_fence_waits_for_the_newest_of_its_records_whatever_their_order(
     begin_anew_after(fleet, 1)
 
     async def stand_still() -> None:
-        member.acknowledges = fleet.log.calls["append"] <= 2  # the one record that the new incarnation has by then
+        member.acknowledges = (
+            fleet.log.calls["append"] <= 2
+        )  # the one record that the new incarnation has by then
 
     fleet.at_pause = [stand_still] * 10_000
     result = await invalidate(fleet, MODEL, Selector(model="n"), timeout_s=3)
