@@ -60,7 +60,7 @@ class RedisLogSettings:
 
 
 class RedisLog(InvalidationLog):
-    """One fleet's log. Renewals, fences and waiting have a connection each, so that none waits for another.
+    """One fleet's log. Renewals, fences, waiting and the rest have a connection each, so that none waits for another.
 
     Raises InvalidArgumentError on a bad fleet name or number of replicas.
     """
@@ -77,7 +77,9 @@ class RedisLog(InvalidationLog):
         self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         self._replicas = settings.replicas
         self._candidates = Candidates(settings.addresses)
-        self._follow, self._administer, self._wait = (Line(self._candidates, clock) for _ in range(3))
+        self._follow, self._fences, self._administer, self._wait = (
+            Line(self._candidates, clock) for _ in range(4)
+        )
         self._counters: Counter[str] = Counter()
 
     @property
@@ -117,7 +119,7 @@ class RedisLog(InvalidationLog):
         def read(answer: Answer, confirmed: bool) -> FenceState:
             return replies.read_fence(answer, confirmed=confirmed)
 
-        return await self._call_confirmed(self._administer, "fence", [], read, deadline_ns=deadline_ns)
+        return await self._call_confirmed(self._fences, "fence", [], read, deadline_ns=deadline_ns)
 
     async def fork(self, incarnation: LogIncarnation, *, deadline_ns: int) -> None:
         """See InvalidationLog."""
@@ -211,7 +213,7 @@ class RedisLog(InvalidationLog):
 
     async def close(self) -> None:
         """See InvalidationLog."""
-        for line in (self._follow, self._administer, self._wait):
+        for line in (self._follow, self._fences, self._administer, self._wait):
             await line.close()
 
     async def _call(
