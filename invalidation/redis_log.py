@@ -41,7 +41,8 @@ _TICK_MS = 150
 """A server looks at what waits in it ten times a second, when nothing else wakes it."""
 
 _REFUSALS = {
-    "members": "the fleet has as many members as it may have, and none of them is gone",
+    "members": "the fleet has as many members as it may have, and none of them is gone: the next `stratakv invalidate` "
+    "gives up those that are silent, `stratakv members --forget ID` one that is known to be",
     "revisions": "the log has as many records as it can count; invalidate nothing more, and start a new incarnation",
 }
 
