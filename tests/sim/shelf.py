@@ -61,6 +61,8 @@ class ShelfKeeper:
         self._queue: deque[ShelfRecord] = deque()
         self._has_work = asyncio.Event()
         self._promoting: set[PageKey] = set()
+        self.dropped = 0
+        """Pages that were not written because too much waited."""
 
     @property
     def is_idle(self) -> bool:
@@ -72,6 +74,7 @@ class ShelfKeeper:
     def stored(self, entry: Entry, terms: Commit) -> None:
         """A client's page was committed: it goes to the shelf as well, unless too much waits already."""
         if len(self._queue) >= QUEUE_MAX:
+            self.dropped += 1
             return
         chain = self._life.arena.chain(entry.key, pages_max=1 << 16) or b""
         keys = tuple(PageKey(chain[at : at + KEY_BYTES]) for at in range(0, len(chain), KEY_BYTES))
