@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from kv_types.errors import SidecarUnreachableError
@@ -19,7 +18,7 @@ from kv_wire.admin_conversions import record_from_wire
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
 from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, sidecar_of
-from stratakv.presentation import plain, say
+from stratakv.presentation import Paper, plain, say
 from stratakv.selection import selector_plain
 from stratakv.times import show_time
 
@@ -38,7 +37,7 @@ def log(
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
     """Show what was invalidated: the kept records of the log, oldest first, with who asked for each and why."""
-    console = Console()
+    console = Paper()
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         try:
             for message in _records(sidecar, after, follow=follow):

@@ -20,7 +20,7 @@ from stratakv.selection import parse_name, show_name
 from stratakv.times import parse_time, show_time
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment
+from tests.support.daemon import ROOT, clean_environment, run_command
 from tests.support.polling import wait_until
 
 HOSTILE = "a\x1b[31mb [/red]"
@@ -130,6 +130,29 @@ def test_namespaces_lists_what_prefixes_are_applied_in(site: AdminSite, stratakv
 
 
 # --- inspect ---
+
+
+@pytest.mark.parametrize("columns", ["30", "80"])
+def test_on_a_narrow_terminal_ids_stay_whole(site: AdminSite, stratakv: Command, columns: str) -> None:
+    narrow = {"COLUMNS": columns}
+    shown = stratakv("namespaces", environment=narrow).stdout
+    for space in SPACES:
+        assert space.id.hex() in shown
+    member = site.members[0].id.hex()
+    assert member in stratakv("members", environment=narrow).stdout
+    site.members[0].acknowledges = False
+    failed = stratakv("invalidate", "--all", "--yes", "--timeout", "10ms", environment=narrow)
+    assert (failed.exit_code, member in failed.stdout) == (3, True)
+
+
+def test_what_is_no_terminal_gets_a_line_for_each_row(
+    site: AdminSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ended = run_command("namespaces", "--runtime-dir", str(site.runtime_dir))
+    for space in SPACES:
+        (line,) = [line for line in ended.stdout.splitlines() if space.id.hex() in line]
+        assert space.model in line
 
 
 def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> None:
