@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
@@ -33,7 +34,6 @@ from stratakv.selection import (
     parse_key,
     show_name,
 )
-from stratakv.times import show_time
 
 _VERB = "inspect"
 _CALL_S = 30.0

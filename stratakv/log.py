@@ -10,6 +10,7 @@ import grpc
 import typer
 from rich.text import Text
 
+from kv_types.clock import show_time
 from kv_types.errors import SidecarUnreachableError
 from kv_types.events import Selected
 from kv_types.ids import Stamp
@@ -20,7 +21,6 @@ from kv_wire.status import from_rpc_error
 from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, sidecar_of
 from stratakv.presentation import Paper, plain, say
 from stratakv.selection import selector_plain
-from stratakv.times import show_time
 
 _VERB = "log"
 _READ_S = 60.0

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey
 from kv_types.page_keys import page_keys, unpack_keys
 from kv_types.selectors import Selector
 from stratakv.selection import parse_name, show_name
-from stratakv.times import parse_time, show_time
+from stratakv.times import parse_time
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import ROOT, clean_environment, run_command
@@ -268,6 +269,18 @@ def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Comma
     assert result.exit_code == 2
     assert "at once" in result.stderr
     assert site.call(site.fleet.records) == ()
+
+
+def test_weights_that_are_announced_again_say_that_nothing_else_goes(
+    site: AdminSite, stratakv: Command
+) -> None:
+    site.weights["m"] = "2"
+    again = stratakv("weights", "set-version", "2", "--model", "m")
+    assert again.exit_code == 0
+    assert "already" in again.stdout
+    assert "--from" in again.stdout
+    first = stratakv("weights", "set-version", "1", "--model", "other")
+    assert "no other version was announced" in first.stdout
 
 
 # --- replicas ---
