@@ -152,7 +152,8 @@ class Settings(BaseSettings):
     """How long one call of the invalidation log may take."""
 
     redis_memory: Size = Field(default=limits.PRIVATE_REDIS_BYTES_DEFAULT, ge=limits.PRIVATE_REDIS_BYTES_MIN)
-    """Memory that a private server may use; not taken before it is needed."""
+    """Memory of a private server from which on it lets pages go; the log, which has bounds of its own, may go beyond it. Not
+    taken before it is needed."""
 
     freshness_lease: Duration = Field(default=limits.FRESHNESS_LEASE_S_DEFAULT, ge=0.1, le=60.0)
     """How long workers go on serving hits after the invalidation log last confirmed this sidecar, which asks it four times
