@@ -67,6 +67,8 @@ def record_plain(message: admin_pb2.LogRecord) -> dict[str, Any]:
 
 def _records(sidecar: Sidecar, after: int, *, follow: bool) -> Iterator[admin_pb2.LogRecord]:
     """Yield records; a call that followed for as long as one may, or whose sidecar went away, is made again."""
+    if follow:
+        sidecar.status()  # nobody is waited for who was never there
     position: Stamp | None = None
     while True:
         request = admin_pb2.ReadLogRequest(
@@ -81,7 +83,7 @@ def _records(sidecar: Sidecar, after: int, *, follow: bool) -> Iterator[admin_pb
                 position, _ = record_from_wire(message)
                 yield message
         except grpc.RpcError as error:
-            if not follow or position is None or not _is_away(error):
+            if not follow or not _is_away(error):
                 raise
             say(_VERB, f"{from_rpc_error(error)}; waiting for the sidecar")
             grpc.channel_ready_future(sidecar.channel).result()

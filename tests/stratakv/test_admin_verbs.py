@@ -356,12 +356,12 @@ def test_log_waits_for_a_sidecar_that_comes_back(site: AdminSite, stratakv: Comm
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stderr is not None
-    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
-    assert json.loads(process.stdout.readline())["revision"] == 1
-    site.call(site.restart_server)
-    assert "waiting for the sidecar" in process.stderr.readline()
-    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
-    assert json.loads(process.stdout.readline())["revision"] == 2
+    wait_until(lambda: site.calls.running == 1, timeout_s=30, what="a follower of an empty log")
+    for revision in (1, 2):
+        site.call(site.restart_server)
+        assert "waiting for the sidecar" in process.stderr.readline()
+        assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+        assert json.loads(process.stdout.readline())["revision"] == revision
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
     process.stdout.close()
