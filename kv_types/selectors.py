@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import cast
 
+from kv_types.clock import show_time
 from kv_types.computation import Weights, check_name
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, StrataError
 from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
@@ -211,6 +212,9 @@ class Selector:
                 value = value.hex()
             elif isinstance(value, bytes):
                 value = value.decode(errors="backslashreplace")
+            elif name in ("since_ms", "until_ms"):
+                shown.append(f"{name.removesuffix('_ms')}={show_time(value)}")
+                continue
             shown.append(
                 f"{name.replace('_', '-')}={value!r}"
                 if isinstance(value, str)

@@ -105,8 +105,10 @@ class Administration:
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        call_s: float = CALL_DEADLINE_S_DEFAULT,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        """`call_s` is what one call of the log may take."""
         self._following = following
         self._log = log
         self._store = store
@@ -115,7 +117,10 @@ class Administration:
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
-        self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause, appended=following.wake)
+        self._call_ns = int(call_s * _SECOND_NS)
+        self._fencing = Fencing(
+            log, timing=timing, clock=clock, pause=pause, call_s=call_s, appended=following.wake
+        )
 
     @property
     def member(self) -> bytes:
@@ -323,7 +328,7 @@ class Administration:
 
     async def _ask(self, verb: Callable[[int], Awaitable[_Answer]]) -> _Answer:
         try:
-            return await verb(self._clock.now_ns() + int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS))
+            return await verb(self._clock.now_ns() + self._call_ns)
         except LogUnavailableError as error:
             raise LogUnreachableError(
                 f"the invalidation log does not answer ({error}); see what `stratakv status` says of it"
