@@ -66,7 +66,8 @@ def _on_node(
                     f"of it; storing said {stored}, then {outcomes}",
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
-        if len(first.own) == len(path) and all(one == STORED for one in stored) and _is_shelved(world, worker):
+        is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
+        if is_new and _is_shelved(world, worker):
             shelved.add((space, path))
     done.set()
 
