@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks import local
 from benchmarks.fence_rounds import run_rounds
 from benchmarks.fleet import BenchFleet, bench_fleet
 from benchmarks.storm import run_storm
@@ -64,7 +63,7 @@ async def _run(
         await log.close()
 
 
-def table(figures: dict[str, float]) -> Table:
+def table(figures: Mapping[str, float]) -> Table:
     """The figures that have a budget or a meaning of their own, for people."""
     drawn = Table(title=f"{NODES} sidecars, {NODES * WORKERS_PER_NODE} workers, one Redis, on this machine")
     for heading in ("what", "p50", "measured", "budget", ""):
@@ -112,6 +111,5 @@ def invalidate(
     for key in sorted(figures):
         out.print(f"{key} {figures[key]:.4g}", highlight=False)
     if json_path is not None:
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        json_path.write_text(json.dumps({**figures, "machine": machine}, indent=2) + "\n")
+        json_path.write_text(json.dumps({**figures, "machine": local.machine()}, indent=2) + "\n")
         out.print(f"written: {json_path}")

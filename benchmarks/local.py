@@ -235,7 +235,7 @@ def measure_size(client: Client, results: Results, progress: Progress, *, label:
 
 def run(*, rounds: int, console: Console) -> Results:
     """Measure everything on sidecars of its own, one a page size; a few minutes."""
-    results = Results(machine=_machine())
+    results = Results(machine=machine())
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for label in SIZES:
@@ -252,7 +252,8 @@ def run(*, rounds: int, console: Console) -> Results:
     return results
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Say where a measurement ran."""
     model = next(
         (
             line.split(":")[1].strip()

@@ -219,7 +219,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, figures by key.")] = False,
 ) -> None:
     """Measure a fleet without a replica, and with one that confirms each renewal."""
-    _allow_files(members * FILES_PER_MEMBER + 256)
+    allow_files(members * FILES_PER_MEMBER + 256)
     results = [asyncio.run(measure(members=members, rounds=rounds, replicas=replicas)) for replicas in (0, 1)]
     if as_json:
         json.dump({"without_replica": results[0], "with_replica": results[1]}, sys.stdout)
@@ -228,7 +228,8 @@ def main(
         Console().print(table(results))
 
 
-def _allow_files(count: int) -> None:
+def allow_files(count: int) -> None:
+    """Let this process open so many files, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))

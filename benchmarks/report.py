@@ -1,14 +1,16 @@
-"""Regenerates docs/benchmarks.md and its plots from one run of `stratakv bench local` (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: one part from `stratakv bench local`, one from fleets (`make bench`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from benchmarks import local
+from benchmarks import fleet_report, invalidate, local
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -27,22 +29,51 @@ BUDGETS: tuple[tuple[str, str, str, float], ...] = (
 RATIO_TICKS = (0.5, 1, 2, 5, 10, 20, 50)
 
 
-def document(results: local.Results) -> str:
+HEAD = """# Benchmarks
+
+Written by `make bench`; edit `benchmarks/`, not this page. Every figure is from one run of the command that its part names.
+Ratios travel to other machines, microseconds do not.
+"""
+
+
+class Part(StrEnum):
+    """Parts of the page; each can be measured anew by itself."""
+
+    NODE = "node"
+    FLEET = "fleet"
+
+
+def document(parts: Mapping[Part, str]) -> str:
     """The whole page as Markdown."""
-    machine = results.machine
+    return "\n".join([HEAD, *(f"{_mark(part)}\n{parts[part].strip()}\n" for part in Part)])
+
+
+def parts_of(page: str) -> dict[Part, str]:
+    """The parts of a page that `document` wrote; none of one that it did not write."""
+    parts = {}
+    for part in Part:
+        _, mark, rest = page.partition(_mark(part))
+        if mark:
+            parts[part] = rest.partition("<!-- part ")[0].strip()
+    return parts
+
+
+def _mark(part: Part) -> str:
+    return f"<!-- part {part} -->"
+
+
+def node_part(results: local.Results) -> str:
+    """The part on one node as Markdown."""
     lines = [
-        "# Benchmarks",
+        "## One node",
         "",
-        "Written by `make bench`; edit `benchmarks/`, not this page. Every figure is from one run on one machine,",
-        "interleaved with plain copies; ratios travel to other machines, microseconds do not. *Cold*: source and",
-        "destination were not touched for 256 MiB of other copies. *Warm destination*: it was just written. A ratio is",
+        "`stratakv bench local`, interleaved with plain copies. *Cold*: source and destination were not touched for 256 MiB",
+        "of other copies. *Warm destination*: it was just written. A ratio is",
         "the median over rounds of ours ÷ the better of `np.copyto` and `memcpy` in the same round. The plain copies",
         "beside a get read the same pages in shared memory, through leases; those beside a put write to a shared mapping of",
         "their own. They copy page by page. Where memory lies decides much of a copy's time: runs differ by a tenth and more.",
         "",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}.",
-        "",
-        "## Budgets",
+        machine_line(results.machine),
         "",
         "| what | measured | budget | |",
         "|---|---:|---:|---|",
@@ -60,13 +91,18 @@ def document(results: local.Results) -> str:
         "",
         "![Time of get and put against a plain copy](benchmarks-copies.png)",
         "",
-        "## Get and put by size and batch",
+        "### Get and put by size and batch",
         "",
         "| verb | pages | destination | p50 µs | p99 µs | copy p50 µs | × copy |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     lines += [_row(row) for row in results.rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Where a part was measured."""
+    return f"Machine: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}."
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -108,14 +144,29 @@ def plot(results: local.Results, path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(rounds: int = 120) -> None:
+def main(
+    rounds: int = 120,
+    only: Annotated[Part | None, typer.Option(help="Measure this part anew and keep the others.")] = None,
+) -> None:
     """Measure, then write docs/benchmarks.md and docs/benchmarks-copies.png."""
     console = Console(stderr=True)
-    results = local.run(rounds=rounds, console=console)
-    plot(results, DOCS / "benchmarks-copies.png")
-    (DOCS / "benchmarks.md").write_text(document(results))
-    console.print(local.table(results))
-    console.print(f"written: {DOCS / 'benchmarks.md'}")
+    page = DOCS / "benchmarks.md"
+    parts = parts_of(page.read_text())
+    wanted = list(Part) if only is None else [only]
+    missing = set(Part) - set(parts) - set(wanted)
+    if missing:
+        raise typer.BadParameter(f"{page} has no part {', '.join(sorted(missing))} to keep: measure all")
+    if Part.NODE in wanted:
+        results = local.run(rounds=rounds, console=console)
+        plot(results, DOCS / "benchmarks-copies.png")
+        console.print(local.table(results))
+        parts[Part.NODE] = node_part(results)
+    if Part.FLEET in wanted:
+        fleet = fleet_report.measure(console)
+        console.print(invalidate.table(fleet.fleet))
+        parts[Part.FLEET] = "\n".join([*fleet_report.lines(fleet), "", machine_line(local.machine())])
+    page.write_text(document(parts))
+    console.print(f"written: {page}")
 
 
 if __name__ == "__main__":

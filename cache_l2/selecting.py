@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, TypedDict
 
 from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
 from kv_types.errors import LimitExceededError
-from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK
+from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, SELECTORS_MATCHED_MAX
 from kv_types.selectors import Selector
 
 _NO_END = (1 << 64) - 1
@@ -83,6 +83,7 @@ class Selecting:
         self._provenances = provenances
         self._skew_ms = skew_ms
         self._censuses = 0
+        self._matched = 0
 
     def hiding(self, selectors: Sequence[Selector]) -> Iterator[int]:
         """Hide what any of the selectors selects, in steps of bounded work; yields the pages hidden in each.
@@ -91,6 +92,10 @@ class Selecting:
         """
         left, hidden = HIDING_STEP_WORK_MAX, 0
         for terms in self.terms(selectors):
+            if terms is None:
+                yield hidden
+                left, hidden = HIDING_STEP_WORK_MAX, 0
+                continue
             cursor = 0
             while cursor >= 0:
                 cursor, pages = self._arena.hide_step(
@@ -112,6 +117,9 @@ class Selecting:
         self._censuses += 1
         census = self._censuses
         for terms in self.terms(selectors):
+            if terms is None:
+                yield 0, 0
+                continue
             cursor = 0
             while cursor >= 0:
                 if census != self._censuses:  # the arena remembers the pages that one census has met
@@ -121,8 +129,8 @@ class Selecting:
                 )
                 yield pages, payload_bytes
 
-    def terms(self, selectors: Sequence[Selector]) -> Iterator[StepTerms]:
-        """Yield the arguments of what is to be walked, each walk once.
+    def terms(self, selectors: Sequence[Selector]) -> Iterator[StepTerms | None]:
+        """Yield the arguments of what is to be walked, each walk once; None now and then: let others run.
 
         Selectors that the namespace alone decides share one walk. What can select nothing here is left out: what is
         registered or put later is judged by a log that has these records already.
@@ -132,24 +140,27 @@ class Selecting:
             yield _terms()
             return
         wide = [one for one in unique if one.key is None and not one.names_origin]
-        if wide and (namespaces := self._bitmap(wide)) is not None:
+        if wide and (namespaces := (yield from self._bitmap(wide))) is not None:
             yield _terms(namespaces=namespaces)
         for selector in unique:
             if selector.key is not None and not selector.names_origin:
                 if self._selects_entry(selector):
                     yield _terms(key=selector.key)
             elif selector.names_origin:
-                namespaces = self._bitmap([selector]) if selector.names_namespace else None
+                namespaces = (yield from self._bitmap([selector])) if selector.names_namespace else None
                 if namespaces is not None or not selector.names_namespace:
                     yield self._origin_terms(selector, namespaces)
 
-    def _bitmap(self, selectors: Sequence[Selector]) -> bytes | None:
-        """Numbers of the namespaces that any of these may select; None where there are none."""
-        numbers = [
-            record.number
-            for record in self._namespaces
-            if any(selector.matches_namespace(record.namespace) for selector in selectors)
-        ]
+    def _bitmap(self, selectors: Sequence[Selector]) -> Generator[None, None, bytes | None]:
+        """Numbers of the namespaces that any of these may select; None where there are none. Yields to let others run."""
+        numbers = []
+        for record in list(self._namespaces):
+            if any(selector.matches_namespace(record.namespace) for selector in selectors):
+                numbers.append(record.number)
+            self._matched += len(selectors)
+            if self._matched >= SELECTORS_MATCHED_MAX:
+                self._matched = 0
+                yield None
         return _bits(numbers) if numbers else None
 
     def _selects_entry(self, selector: Selector) -> bool:

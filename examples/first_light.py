@@ -1,4 +1,4 @@
-"""First light: four worker processes answer questions on one text, and only the first computes its KV.
+"""First light: four worker processes answer questions on one text, and only the first computes its KV. Then what is stale goes.
 
 Runs everything it needs (model, sidecar, workers), shows what happened, and cleans up. `make demo` runs this.
 """
@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import demo_model
+import demo_purge
 import demo_show
 import grpc
 from demo_processes import REPOSITORY, Children, DemoError
@@ -40,6 +42,8 @@ BATCH_QUESTIONS = (
     "What did Alice see on the sides of the well while she was falling down, and what did she take?",
 )
 NEXT_QUESTION = "And what did Alice do then?"
+KEPT_PAGES = 1
+"""Of the prompt that is invalidated: pages before the text, which stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +121,40 @@ class Demo:
 
     def run(self, job: Job, model: Path) -> dict[str, Any]:
         """Run one worker process to its end."""
+        title = f"worker {job.number}, {job.name}"
+        result = self._listen(job, model, script="demo_worker.py", title=title)
+        reused, tokens = demo_show.reused(result), demo_show.tokens(result)
+        self.console.print(
+            f"{title}: first token after {result['warm_s']:.2f} s, {reused:,} of {tokens:,} tokens reused"
+        )
+        return result
+
+    def invalidate(self, job: Job, model: Path) -> dict[str, Any]:
+        """Run the worker whose pages are invalidated under it."""
+        title = f"worker {job.number}, {job.name}"
+        kept = {"kept_tokens": KEPT_PAGES * PAGE_TOKENS}
+        return self._listen(job, model, script="demo_invalidation.py", title=title, more=kept)
+
+    def _listen(
+        self, job: Job, model: Path, *, script: str, title: str, more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         task = {
             "number": job.number,
             "name": job.name,
             "model": str(model),
             "endpoint": str(self.runtime),
             "prompts": job.prompts,
-            "new_tokens": NEW_TOKENS,
+            "new_tokens": NEW_TOKENS if more is None else 1,
             "page_tokens": PAGE_TOKENS,
             "compare": job.compare,
+            **(more or {}),
         }
         file = self.scratch / f"task-{job.number}.json"
         file.write_text(json.dumps(task), encoding="utf-8")
-        script, title = str(HERE / "demo_worker.py"), f"worker {job.number}, {job.name}"
         done = self.children.listen(
-            f"worker-{job.number}", [script, str(file)], title=title, deadline_s=WORKER_S
+            f"worker-{job.number}", [str(HERE / script), str(file)], title=title, deadline_s=WORKER_S
         )
         result: dict[str, Any] = done["result"]
-        reused, tokens = demo_show.reused(result), demo_show.tokens(result)
-        self.console.print(
-            f"{title}: first token after {result['warm_s']:.2f} s, {reused:,} of {tokens:,} tokens reused"
-        )
         return result
 
     def status(self) -> dict[str, Any]:
@@ -196,16 +213,18 @@ def _play(demo: Demo, output: Path) -> int:
     jobs.append(Job(4, "next turn", (NEXT_QUESTION,), [prompts.go_on(said, NEXT_QUESTION)]))
     results.append(demo.run(jobs[-1], model))
     counters = demo.status()
+    purged = demo.invalidate(Job(5, "invalidation", (OTHER_QUESTION,), jobs[1].prompts), model)
 
     console.print()
     demo_show.show_answers(console, results, [job.questions for job in jobs])
     console.print(demo_show.table(results))
     _show_counters(console, counters)
+    demo_purge.show(console, purged)
     picture = output / "first_light.png"
     with console.status("drawing …"):
         demo_show.plot(results, picture)
     console.print(f"Plot: {_short(picture)}    ({time.monotonic() - began:.0f} s in all)")
-    broken = demo_show.broken_promises(results)
+    broken = demo_show.broken_promises(results) + demo_purge.broken_promises(purged)
     for text in broken:
         console.print(f"[red]broken promise: {text}[/red]", highlight=False)
     if not broken:

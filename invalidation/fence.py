@@ -99,11 +99,13 @@ class FenceEvaluation:
         }
 
     def _is_gone(self, member: bytes, now: MemberState, now_ns: int) -> bool:
+        silent_ns = now_ns - self._seen[member].first_ns
+        if not now.gone and silent_ns < self._timing.window_ns():  # no note says less: it need not be read
+            return False
         note = MemberNote.decode(now.note)
         if note is None or note.engines_keep:
             return False
-        window_ns = self._timing.window_ns(lease_ns=note.lease_ns)
-        return now.gone or now_ns - self._seen[member].first_ns >= window_ns
+        return now.gone or silent_ns >= self._timing.window_ns(lease_ns=note.lease_ns)
 
 
 def _without(

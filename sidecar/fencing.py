@@ -168,13 +168,28 @@ class Fencing:
     async def _append_all(
         self, appends: Sequence[Append], turn: _Turn
     ) -> tuple[tuple[Stamp, ...], _Stop | None]:
+        """Append all of them, so that the last one stands behind all others: whoever waits for it waits for all."""
         stamps: list[Stamp] = []
         for append in appends:
-            stamp = await self._append_one(append, turn)
+            stamp = await self._append_behind(append, stamps[-1] if stamps else None, turn)
             if isinstance(stamp, _Stop):
                 return tuple(one for one in stamps if one.incarnation == stamps[-1].incarnation), stamp
             stamps.append(stamp)
         return tuple(stamps), None
+
+    async def _append_behind(self, append: Append, before: Stamp | None, turn: _Turn) -> Stamp | _Stop:
+        """Append one entry; once more where it stands before the one that it was to follow.
+
+        That happens when the log began anew between the two, or has forgotten the older one's request id. The id of one
+        more follows from its own, so that a repeated call finds it; a new one stands behind all others, which ends this.
+        """
+        while True:
+            stamp = await self._append_one(append, turn)
+            if isinstance(stamp, _Stop) or before is None or stamp.incarnation != before.incarnation:
+                return stamp
+            if stamp.revision > before.revision:
+                return stamp
+            append = Append(append.entry, derived_id(append.request_id, "again"))
 
     async def _append_one(self, append: Append, turn: _Turn) -> Stamp | _Stop:
         """Append one entry; a call that failed may have done it, and the same id makes trying again harmless (R7)."""

@@ -121,9 +121,8 @@ class LogShell:
         self._ending = True
         if self._call is not None:
             await asyncio.wait([self._call], timeout=self._timing.call_ns / _SECOND_NS)
-        self._inbox.put_nowait(
-            machine.TimeCame(self._clock.now_ns())
-        )  # ends the loop, which may wait for an event
+        # ends the loop, which may be waiting for an event
+        self._inbox.put_nowait(machine.TimeCame(self._clock.now_ns()))
         if not self._number:
             return
         if self._store.engines_may_serve():
@@ -133,9 +132,8 @@ class LogShell:
         drained = not others and self._applier.drained.is_complete
         try:
             if not drained and self._member().note != self._told_note:
-                await self._renew(
-                    self._number + 1
-                )  # what is remembered of it must say which engines it leaves behind
+                # what is remembered of this member must say which engines it leaves behind
+                await self._renew(self._number + 1)
             await self._log.leave(
                 self.member, number=self._number, drained=drained, deadline_ns=self._deadline_ns()
             )

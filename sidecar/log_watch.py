@@ -49,12 +49,15 @@ class LogWatch:
         self._entered_ns = 0
 
     async def run(self) -> None:
-        """Run all of them until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._be_woken(), name="log wake-ups")
-            tasks.create_task(self._watch_clients(), name="clients")
-            tasks.create_task(self._keep_directory(), name="log directory")
-            tasks.create_task(self._keep_figures(), name="log figures")
+        """Run all of them until cancelled. Raises whatever is no failure of the log."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._be_woken(), name="log wake-ups")
+                tasks.create_task(self._watch_clients(), name="clients")
+                tasks.create_task(self._keep_directory(), name="log directory")
+                tasks.create_task(self._keep_figures(), name="log figures")
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def _be_woken(self) -> None:
         """Wait for the log to grow while nothing else would see it; then let some milliseconds' records come together."""

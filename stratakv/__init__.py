@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stratakv.version import __version__
 
 if TYPE_CHECKING:
-    from inference_worker.client import Client, RegisteredNamespace, Request
+    from inference_worker.client import Announced, Client, RegisteredNamespace, Request
     from inference_worker.settings import ClientSettings
     from kv_types.errors import StrataError
     from kv_types.ids import NamespaceId, PageKey, Stamp
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from kv_types.outcomes import Hit, Known, Miss, MissReason, Pending, Refused, RefuseReason, Stored, Tier
     from kv_types.page_keys import KeyChain, page_keys
     from kv_types.page_layout import PageLayout
+    from kv_types.validity import EngineMode, Instances
 
 _HOMES = {
-    "inference_worker.client": ("Client", "RegisteredNamespace", "Request"),
+    "inference_worker.client": ("Announced", "Client", "RegisteredNamespace", "Request"),
     "inference_worker.settings": ("ClientSettings",),
     "kv_types.errors": ("StrataError",),
     "kv_types.ids": ("NamespaceId", "PageKey", "Stamp"),
@@ -42,16 +43,20 @@ _HOMES = {
     ),
     "kv_types.page_keys": ("KeyChain", "page_keys"),
     "kv_types.page_layout": ("PageLayout",),
+    "kv_types.validity": ("EngineMode", "Instances"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adapter",
+    "Announced",
     "AttentionKind",
     "Client",
     "ClientSettings",
+    "EngineMode",
     "Geometry",
     "Hit",
+    "Instances",
     "KeyChain",
     "Known",
     "KvDtype",

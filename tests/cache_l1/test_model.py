@@ -163,4 +163,4 @@ class Twin(RuleBasedStateMachine):
 
 
 TestTwin = Twin.TestCase
-TestTwin.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTwin.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -19,7 +19,7 @@ from kv_types.namespace import Weights
 from kv_types.outcomes import MissReason
 from tests.connectors.models import PAGE_TOKENS, shared_model, tiny_model, tokens
 from tests.connectors.test_transformers_prefill import assert_right, cache_bytes
-from tests.support.daemon import ROOT
+from tests.support.daemon import ROOT, run_command
 from tests.support.polling import wait_until
 from tests.support.sidecar_process import SidecarProcess
 
@@ -198,6 +198,37 @@ def test_a_worker_outlives_more_versions_than_a_client_has_namespaces(workers: W
     assert (counts["requested_pages"], counts["l2_pages"], missed) == (2 * versions + 2, 2, 2 * versions)
     labels = workers.clients[0].namespace_counts()
     assert set(labels) == {"forgotten", worker.namespace.id.hex() if worker.namespace else ""}
+
+
+def test_c15_workers_follow_the_weights_that_an_operator_announces(
+    sidecar: SidecarProcess, workers: Workers
+) -> None:
+    """The whole way: the command, the log, the ring, the next call of each worker."""
+    model = shared_model("qwen3")
+    row = tokens(41, seed=21)[None]
+    follows: dict[str, Any] = {"model_name": "policy", "follow_weights": True}
+    first, second = (workers.add(model, weights=Weights(version="1"), **follows) for _ in range(2))
+    assert first.prefill(row).report.pages_stored == 5
+    assert second.prefill(row).report.rows[0].pages_l2 == 5
+
+    done = run_command(
+        "weights", "set-version", "2", "--model", "policy", "--from", "1", "--runtime-dir", str(sidecar.runtime),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = first.prefill(row).report
+    assert (after.off, after.reused, after.pages_stored) == ("", 0, 5)
+    shared = second.prefill(row).report
+    assert (shared.rows[0].pages_l1, shared.rows[0].pages_l2) == (0, 5), "of the new version, and from L2"
+    for worker in (first, second):
+        assert worker.namespace is not None
+        assert worker.namespace.weights.version == "2"
+
+    late = workers.add(model, weights=Weights(version="1"), **follows)
+    assert "version 2 of the weights is announced" in late.prefill(row).report.off
+    late.set_weights_version("2")
+    assert late.prefill(row).report.rows[0].pages_l2 == 5
+    old = workers.add(model, weights=Weights(version="1"), model_name="policy").prefill(row).report
+    assert (old.rows[0].pages_l2, old.rows[0].ended_by) == (0, MissReason.ABSENT), "the old version is gone"
 
 
 _OTHER_PROCESS = """

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fleet.fleet import Fleet, fleet_of
+
+# Before the first import of torch: threads that spin while they wait for each other would starve the fleet.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="module")

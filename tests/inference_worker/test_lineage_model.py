@@ -242,7 +242,7 @@ class Lineages(RuleBasedStateMachine):
 
 
 TestLineages = Lineages.TestCase
-TestLineages.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestLineages.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
 def test_a_model_that_can_fail() -> None:

@@ -184,6 +184,50 @@ async def test_records_are_appended_again_to_a_log_that_begins_anew() -> None:
     assert [record.event for record in await fleet.records()] == [Selected(MODEL), Selected(EVERYTHING)]
 
 
+def begin_anew_after(fleet: ScriptedFleet, appends: int) -> None:
+    """Have the log begin anew, and settle at once, after so many appends; members that stand still stay behind."""
+    real = fleet.local.append
+
+    async def append(*arguments: Any, **named: Any) -> Any:
+        appended = await real(*arguments, **named)
+        if fleet.log.calls["append"] == appends:
+            await fleet.begin_anew()
+            await fleet.settled()
+        return appended
+
+    fleet.local.append = append  # type: ignore[method-assign]
+
+
+async def test_a_log_that_begins_anew_between_two_records_gets_both_in_order() -> None:
+    """Workers that hear of new weights after the old ones were invalidated would make pages of the old ones meanwhile."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    begin_anew_after(fleet, 1)
+    result = await announce(fleet, "m", "2", old="1", request_id=bytes(16))
+    assert result.unconfirmed is None
+    events = [record.event for record in await fleet.records()]
+    assert events[-2:] == [WeightsAnnounced("m", "2"), Selected(Selector(model="m", weights_version="1"))]
+    assert [stamp.revision for stamp in result.stamps] == [len(events) - 1, len(events)]
+    again = await announce(fleet, "m", "2", old="1", request_id=bytes(16))
+    assert (again.stamps, len(await fleet.records())) == (result.stamps, len(events))
+
+
+async def test_a_fence_waits_for_the_newest_of_its_records_whatever_their_order() -> None:
+    """The second record lands in the new incarnation first, and the first one behind it: both must be acknowledged."""
+    member = ScriptedMember()
+    fleet = await ScriptedFleet(member).settled()
+    begin_anew_after(fleet, 1)
+
+    async def stand_still() -> None:
+        member.acknowledges = (
+            fleet.log.calls["append"] <= 2
+        )  # the one record that the new incarnation has by then
+
+    fleet.at_pause = [stand_still] * 10_000
+    result = await invalidate(fleet, MODEL, Selector(model="n"), timeout_s=3)
+    assert result.unconfirmed is Unconfirmed.MEMBERS
+    assert set(result.missing) == {member.id}
+
+
 async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> None:
     fleet = await ScriptedFleet(ScriptedMember()).settled()
     fleet.members[0].acknowledges = False

@@ -27,7 +27,8 @@ from tests.support.fleet import ScriptedFleet, ScriptedMember
 from tests.support.node import FakeStore
 
 MS_NS = 1_000_000
-TIMING = Timing(lease_ns=100 * MS_NS, pause_ns=50 * MS_NS, drift=0.001)
+TIMING = Timing(lease_ns=600 * MS_NS, pause_ns=200 * MS_NS, drift=0.001)
+"""Long against what a loaded machine may hold this process up."""
 RENEW_S = 0.01
 Answer = TypeVar("Answer")
 

@@ -30,7 +30,8 @@ def dial(site: AttachSite) -> socket.socket:
 
 def hello(**changes: object) -> Hello:
     fields: dict[str, object] = {
-        "version_min": wire.PROTOCOL_VERSION_MIN, "version_max": wire.PROTOCOL_VERSION, "layout_version": LAYOUT_VERSION, "role": Role.WRITER,
+        "version_min": wire.PROTOCOL_VERSION_MIN, "version_max": wire.PROTOCOL_VERSION,
+        "layout_version": LAYOUT_VERSION, "role": Role.WRITER,
         "time_namespace": time_namespace(), "boot_now_ns": BoottimeClock().now_ns(), "name": "raw",
     }  # fmt: skip
     return Hello(**{**fields, **changes})  # type: ignore[arg-type]
