@@ -58,7 +58,8 @@ def _on_node(
             again, outcomes = worker.serve(space, path)
             if first.pages and not again.own:
                 break
-            passing = not first.pages or any(isinstance(one, Refused) and one.reason in _PASSING for one in outcomes)
+            refused = [one.reason for one in (*stored, *outcomes) if isinstance(one, Refused)]
+            passing = not first.pages or any(reason in _PASSING for reason in refused)
             if not passing or attempt == ATTEMPTS - 1:
                 raise BrokenPromiseError(
                     "BrokeRecreate",
@@ -95,4 +96,9 @@ def _is_shelved(world: World, worker: Worker) -> bool:
     return keeper is not None and not keeper.dropped
 
 
-_PASSING = (RefuseReason.BUSY, RefuseReason.DEADLINE, RefuseReason.STAMP_FOREIGN)
+_PASSING = (
+    RefuseReason.BUSY,
+    RefuseReason.DEADLINE,
+    RefuseReason.STAMP_FOREIGN,
+    RefuseReason.UNREACHABLE,
+)
