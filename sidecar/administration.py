@@ -36,8 +36,10 @@ from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
 from sidecar.logs import logger
+from sidecar.looks import LOOK_NS, Looks
 
 _SECOND_NS = 1_000_000_000
+_CALL_NS = int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS)
 _DECODED_A_TURN = 64
 _log = logger("administration")
 _Answer = TypeVar("_Answer")
@@ -115,7 +117,10 @@ class Administration:
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
-        self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause, appended=following.wake)
+        self._looks = Looks(log, clock)
+        self._fencing = Fencing(
+            log, looks=self._looks, timing=timing, clock=clock, pause=pause, appended=following.wake
+        )
 
     @property
     def member(self) -> bytes:
@@ -314,16 +319,18 @@ class Administration:
         return False
 
     async def _state(self) -> FenceState:
-        return await self._ask(lambda deadline_ns: self._log.fence(deadline_ns=deadline_ns))
+        return await self._ask(
+            lambda deadline_ns: self._looks.look(deadline_ns=deadline_ns), within_ns=LOOK_NS
+        )
 
     async def _leave(self, member: bytes, number: int) -> bool:
         return await self._ask(
             lambda deadline_ns: self._log.leave(member, number=number, drained=True, deadline_ns=deadline_ns)
         )
 
-    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]]) -> _Answer:
+    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]], *, within_ns: int = _CALL_NS) -> _Answer:
         try:
-            return await verb(self._clock.now_ns() + int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS))
+            return await verb(self._clock.now_ns() + within_ns)
         except LogUnavailableError as error:
             raise LogUnreachableError(
                 f"the invalidation log does not answer ({error}); see what `stratakv status` says of it"
