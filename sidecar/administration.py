@@ -36,6 +36,7 @@ from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
 from sidecar.logs import logger
+from sidecar.looks import Looks
 
 _SECOND_NS = 1_000_000_000
 _DECODED_A_TURN = 64
@@ -118,8 +119,15 @@ class Administration:
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
         self._call_ns = int(call_s * _SECOND_NS)
+        self._looks = Looks(log, clock, call_ns=self._call_ns)
         self._fencing = Fencing(
-            log, timing=timing, clock=clock, pause=pause, call_s=call_s, appended=following.wake
+            log,
+            looks=self._looks,
+            timing=timing,
+            clock=clock,
+            pause=pause,
+            call_s=call_s,
+            appended=following.wake,
         )
 
     @property
@@ -319,16 +327,18 @@ class Administration:
         return False
 
     async def _state(self) -> FenceState:
-        return await self._ask(lambda deadline_ns: self._log.fence(deadline_ns=deadline_ns))
+        return await self._ask(
+            lambda deadline_ns: self._looks.look(deadline_ns=deadline_ns), within_ns=self._looks.look_ns
+        )
 
     async def _leave(self, member: bytes, number: int) -> bool:
         return await self._ask(
             lambda deadline_ns: self._log.leave(member, number=number, drained=True, deadline_ns=deadline_ns)
         )
 
-    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]]) -> _Answer:
+    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]], *, within_ns: int = 0) -> _Answer:
         try:
-            return await verb(self._clock.now_ns() + self._call_ns)
+            return await verb(self._clock.now_ns() + (within_ns or self._call_ns))
         except LogUnavailableError as error:
             raise LogUnreachableError(
                 f"the invalidation log does not answer ({error}); see what `stratakv status` says of it"

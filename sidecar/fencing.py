@@ -22,6 +22,7 @@ from kv_types.limits import (
     MEMBERS_LISTED_MAX,
 )
 from sidecar.logs import logger
+from sidecar.looks import Looks
 
 REQUEST_ID_BYTES = 16
 
@@ -92,6 +93,7 @@ class Fencing:
         self,
         log: InvalidationLog,
         *,
+        looks: Looks,
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
@@ -102,6 +104,7 @@ class Fencing:
         the log here need not wait to hear of it.
         """
         self._log = log
+        self._looks = looks
         self._timing = timing
         self._clock = clock
         self._pause = pause
@@ -162,7 +165,7 @@ class Fencing:
             raise LogUnreachableError("the sidecar is shutting down; nothing was appended")
         while True:
             try:
-                await self._log.fence(deadline_ns=turn.verb_deadline_ns())
+                await self._looks.look(deadline_ns=self._clock.now_ns() + self._looks.look_ns)
             except LogUnavailableError as error:
                 if turn.is_over() or self._ending:
                     raise LogUnreachableError(
@@ -224,9 +227,9 @@ class Fencing:
         turn.restart()
         while True:
             try:
-                state = await self._log.fence(deadline_ns=turn.verb_deadline_ns())
+                state = await self._looks.look(deadline_ns=turn.look_deadline_ns())
             except LogUnavailableError as error:
-                stop = _Stop(Unconfirmed.LOG, f"the log does not answer ({error}); the records stand")
+                stop = self._unanswered(error)
             else:
                 now_ns = self._clock.now_ns()
                 verdict = evaluation.observe(state, now_ns=now_ns)
@@ -240,6 +243,12 @@ class Fencing:
             if turn.is_over():
                 return stop
             await turn.pause()
+
+    def _unanswered(self, error: LogUnavailableError) -> _Stop:
+        """What to say when no look came back: looks that wait for replicas take the time of those behind them."""
+        if self._looks.unconfirmed:
+            return _Stop(Unconfirmed.REPLICATION, self._looks.unconfirmed)
+        return _Stop(Unconfirmed.LOG, f"the log does not answer ({error}); the records stand")
 
     async def _give_up(self, gone: Mapping[bytes, MemberState], turn: _Turn) -> None:
         """List silent members as gone, so that no later fence waits for them; drained still asks for them."""
@@ -282,6 +291,11 @@ class _Turn:
         now_ns = self._clock.now_ns()
         last_ns = max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS))
         return min(last_ns, now_ns + self._call_ns)
+
+    def look_deadline_ns(self) -> int:
+        """Deadline of one look, which may have to wait for the one under way."""
+        now_ns = self._clock.now_ns()
+        return min(max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS)), now_ns + 2 * self._call_ns)
 
     def is_over(self) -> bool:
         return self._clock.now_ns() >= self._until_ns
