@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -151,12 +152,14 @@ class Administration:
         timeout_s: float,
         request_id: bytes,
     ) -> FenceResult:
-        """Append one record a selector, in order, and wait for the last; with the same `request_id` nothing comes twice."""
+        """Append one record a selector, in order, and wait for all; with the same `request_id` no selector comes twice."""
         _check_selectors(selectors)
-        appends = [
-            self._append(Selected(selector), reason, author, derived_id(request_id, f"selector {index}"))
-            for index, selector in enumerate(selectors)
-        ]
+        appends, seen = [], Counter[bytes]()
+        for selector in selectors:
+            said = selector.encode()
+            part = derived_id(request_id, b"selector", said, str(seen[said]).encode())
+            seen[said] += 1
+            appends.append(self._append(Selected(selector), reason, author, part))
         _log.info(
             "invalidating", records=len(selectors), first=selectors[0].describe(), reason=reason, author=author,
             request=request_id.hex(),
@@ -177,14 +180,16 @@ class Administration:
     ) -> FenceResult:
         """Tell workers that `model` has weights `version` from now on, then invalidate the version that it replaces."""
         announced = WeightsAnnounced(model, version)
-        appends = [self._append(announced, reason, author, derived_id(request_id, "weights"))]
+        said = announced.encode()
+        appends = [self._append(announced, reason, author, derived_id(request_id, b"weights", said))]
         if invalidate_version is not None:
             if invalidate_version == version:
                 raise InvalidArgumentError(
                     f"version {version!r} can't be announced and invalidated at once: name the one that it replaces"
                 )
             old = Selected(Selector(model=model, weights_version=invalidate_version))
-            appends.append(self._append(old, reason, author, derived_id(request_id, "replaced weights")))
+            replaced = derived_id(request_id, b"replaced weights", said, old.selector.encode())
+            appends.append(self._append(old, reason, author, replaced))
         _log.info(
             "announcing weights", model=model, version=version, invalidates=invalidate_version, reason=reason,
             author=author, request=request_id.hex(),

@@ -72,9 +72,13 @@ class Append:
     request_id: bytes
 
 
-def derived_id(request_id: bytes, what: str) -> bytes:
-    """Request id of one part of a request: the same again gives the same."""
-    return blake2b(request_id + what.encode(), digest_size=REQUEST_ID_BYTES).digest()
+def derived_id(request_id: bytes, *what: bytes) -> bytes:
+    """Request id of one part of a request: the same id is that of the same part again, and never of another part.
+
+    So a list of selectors that has grown when it is repeated loses none, and an id that is used twice hides nothing.
+    """
+    named = b"".join(len(part).to_bytes(4, "little") + part for part in what)
+    return blake2b(request_id + named, digest_size=REQUEST_ID_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class Fencing:
                 if wait is None:
                     stop = _Stop(Unconfirmed.NOT_ASKED, "the records were appended; nobody asked to wait")
                 else:
-                    ended = await self._wait(stamps[-1], wait, turn)
+                    ended = await self._wait(max(stamps, key=_revision), wait, turn)
                     if not isinstance(ended, NewIncarnation):
                         return self._result(stamps, ended, begun_ns)
             if stop is not None:
@@ -309,6 +313,10 @@ class _Turn:
         left_s = max(0.0, (self._until_ns - self._clock.now_ns()) / _SECOND_NS)
         await self._wait(min(self._pause_s, left_s))
         self._pause_s = min(self._pause_s * _PAUSE_GROWTH, FENCE_POLL_S_MAX)
+
+
+def _revision(stamp: Stamp) -> int:
+    return stamp.revision
 
 
 def _stop_of(state: FenceState, verdict: Pending) -> _Stop:

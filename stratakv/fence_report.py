@@ -118,6 +118,8 @@ class FenceReport:
 def _revisions(stamps: Sequence[Any]) -> str:
     if not stamps:
         return "no record is known to stand"
-    first, last = stamps[0].revision, stamps[-1].revision
-    shown = f"record {first}" if len(stamps) == 1 else f"records {first} to {last}"
+    revisions = sorted({stamp.revision for stamp in stamps})
+    first, last = revisions[0], revisions[-1]
+    spread = "" if last - first == len(revisions) - 1 else f", {len(revisions)} of them"
+    shown = f"record {first}" if first == last else f"records {first} to {last}{spread}"
     return f"{shown} of log {stamps[-1].incarnation.hex()}"

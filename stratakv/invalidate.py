@@ -11,6 +11,7 @@ from kv_types.errors import ConfigError, LogUnreachableError
 from kv_types.ids import NamespaceId
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Tier
+from kv_types.selectors import Selector
 from kv_wire.admin_conversions import selector_to_wire
 from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
@@ -52,6 +53,7 @@ from stratakv.selection import (
     selector_of,
     selector_plain,
 )
+from stratakv.times import exact_time
 from stratakv.waiting import (
     TIMEOUT_DEFAULT,
     NoWaitOption,
@@ -133,7 +135,7 @@ def _append(sidecar: Sidecar, selection: Selection, waiting: Waiting, *, reason:
     answer, broken = call_and_wait(sidecar.admin.invalidate, request, waiting)
     return FenceReport(
         verb=_VERB, wait=waiting.name, what=f"invalidated {selection.describe()}", request_id=waiting.request_id,
-        answer=answer, broken=broken, extra=_selected(selection),
+        answer=answer, broken=broken, again=_times(selection.selectors[0]), extra=_selected(selection),
         before=lambda: _show_namespaces(selection),
     )  # fmt: skip
 
@@ -188,6 +190,12 @@ def _show_count(selection: Selection, tiers: Sequence[admin_pb2.TierCount], *, a
 
 def _counted(tier: admin_pb2.TierCount) -> str:
     return f"{Tier(tier.tier).name} {tier.pages:,} pages, {format_size(tier.bytes)}"
+
+
+def _times(selector: Selector) -> list[str]:
+    """Options that name the same times whenever the command is repeated."""
+    times = (("--since", selector.since_ms), ("--until", selector.until_ms))
+    return [word for option, ms in times if ms is not None for word in (option, exact_time(ms))]
 
 
 def _selected(selection: Selection) -> dict[str, Any]:

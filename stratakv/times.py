@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from kv_types.errors import ConfigError
 from sidecar.units import parse_duration
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?P<span>\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))(?:\s+ago)?")
 
 
@@ -31,8 +32,13 @@ def parse_time(text: str, *, option: str, now: datetime) -> int:
         ) from error
 
 
+def exact_time(unix_ms: int) -> str:
+    """Write a time as `parse_time` reads it back to the ms."""
+    return (_EPOCH + timedelta(milliseconds=unix_ms)).isoformat(timespec="milliseconds")
+
+
 def _unix_ms(when: datetime) -> int:
-    number = int(when.timestamp() * 1000)
+    number = (when - _EPOCH) // timedelta(milliseconds=1)
     if number < 0:
         raise ValueError("before 1970")
     return number

@@ -1,4 +1,4 @@
-"""Answers that nobody can read: a closed pipe or a full disk changes neither what was done nor the exit code that says so."""
+"""Standard streams at their worst: closed, full, of few letters, or fed with bytes that are no text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from tests.stratakv.conftest import Command
 from tests.stratakv.test_invalidate import selectors
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment
+from tests.support.daemon import ROOT, clean_environment, run_command
 
 
 @pytest.mark.parametrize("sink", ["pipe", "full"])
@@ -36,6 +37,38 @@ def test_an_answer_that_nobody_can_read_changes_no_exit_code(
 def test_what_was_done_is_exit_0_whoever_reads_it(site: AdminSite, words: tuple[str, ...]) -> None:
     ended = unheard(site, words, sink="full")
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["invalidate", "log", "weights"])
+def test_names_that_a_terminal_has_no_letters_for_are_escaped(site: AdminSite, verb: str) -> None:
+    words = {
+        "invalidate": ("invalidate", "--model", "m\u6a21", "--yes"),
+        "log": ("log",),
+        "weights": ("weights", "set-version", "\u6a21", "--model", "m"),
+    }[verb]
+    run_command("invalidate", "--model", "m\u6a21", "--yes", "--runtime-dir", str(site.runtime_dir))
+    ended = run_command(
+        *words, "--runtime-dir", str(site.runtime_dir), environment={"PYTHONIOENCODING": "ascii"}
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "\\u6a21" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("invalidate", "--all", "--yes", "--reason", "\udcff"),
+        ("invalidate", "--model", "\udcff", "--yes"),
+        ("weights", "set-version", "1", "--model", "\udcff"),
+        ("weights", "set-version", "\udcff", "--model", "m"),
+        ("weights", "set-version", "1", "--model", "m", "--from", "\udcff"),
+    ],
+)
+def test_what_is_no_text_is_a_usage_error(site: AdminSite, stratakv: Command, words: tuple[str, ...]) -> None:
+    ended = stratakv(*words)
+    assert ended.exit_code == 2, ended.exception
+    assert "text" in ended.stderr
+    assert selectors(site) == []
 
 
 def unheard(site: AdminSite, words: tuple[str, ...], *, sink: str) -> subprocess.CompletedProcess[str]:
