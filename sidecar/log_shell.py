@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cache_l2.store import ArenaStore
+from cache_l2.store import ArenaStore, ClientRow
 from invalidation import follower as machine
 from invalidation.follower import Follower, Phase
 from invalidation.log import InvalidationLog, LogUnavailableError, Member, Renewal, RenewalStatus
@@ -128,8 +128,7 @@ class LogShell:
         if self._store.engines_may_serve():
             return  # a goodbye ends nobody's claim: fences wait for them as for those of any silent member
         self._note_clients()
-        others = any(client.row != self._store.own_row for client in self._store.clients())
-        drained = not others and self._applier.drained.is_complete
+        drained = self._applier.drained.is_complete and not any(map(self._is_in_use, self._store.clients()))
         try:
             if not drained and self._member().note != self._told_note:
                 # what is remembered of this member must say which engines it leaves behind
@@ -139,6 +138,10 @@ class LogShell:
             )
         except LogUnavailableError as error:
             self._reports.goodbye_failed(error)
+
+    def _is_in_use(self, client: ClientRow) -> bool:
+        """Whether somebody may still use pages by this row: whoever attached, or calls that do not end."""
+        return client.row != self._store.own_row or client.leases > 0 or client.oldest_view > 0
 
     def wake(self) -> None:
         """The log may have grown: look now."""
