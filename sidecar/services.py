@@ -60,7 +60,11 @@ class Services:
             store, service, self.following.picture, version=version, clock=clock, addresses=self._addresses
         )
         self._attach = AttachServer(
-            store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
+            store,
+            directory.attach_path,
+            clock=clock,
+            observe=self.metrics.observe_attach,
+            engine_came=self.following.shell.look_at_clients,
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
