@@ -36,10 +36,9 @@ from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
 from sidecar.logs import logger
-from sidecar.looks import LOOK_NS, Looks
+from sidecar.looks import Looks
 
 _SECOND_NS = 1_000_000_000
-_CALL_NS = int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS)
 _DECODED_A_TURN = 64
 _log = logger("administration")
 _Answer = TypeVar("_Answer")
@@ -107,8 +106,10 @@ class Administration:
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        call_s: float = CALL_DEADLINE_S_DEFAULT,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        """`call_s` is what one call of the log may take."""
         self._following = following
         self._log = log
         self._store = store
@@ -117,9 +118,16 @@ class Administration:
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
-        self._looks = Looks(log, clock)
+        self._call_ns = int(call_s * _SECOND_NS)
+        self._looks = Looks(log, clock, call_ns=self._call_ns)
         self._fencing = Fencing(
-            log, looks=self._looks, timing=timing, clock=clock, pause=pause, appended=following.wake
+            log,
+            looks=self._looks,
+            timing=timing,
+            clock=clock,
+            pause=pause,
+            call_s=call_s,
+            appended=following.wake,
         )
 
     @property
@@ -320,7 +328,7 @@ class Administration:
 
     async def _state(self) -> FenceState:
         return await self._ask(
-            lambda deadline_ns: self._looks.look(deadline_ns=deadline_ns), within_ns=LOOK_NS
+            lambda deadline_ns: self._looks.look(deadline_ns=deadline_ns), within_ns=self._looks.look_ns
         )
 
     async def _leave(self, member: bytes, number: int) -> bool:
@@ -328,9 +336,9 @@ class Administration:
             lambda deadline_ns: self._log.leave(member, number=number, drained=True, deadline_ns=deadline_ns)
         )
 
-    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]], *, within_ns: int = _CALL_NS) -> _Answer:
+    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]], *, within_ns: int = 0) -> _Answer:
         try:
-            return await verb(self._clock.now_ns() + within_ns)
+            return await verb(self._clock.now_ns() + (within_ns or self._call_ns))
         except LogUnavailableError as error:
             raise LogUnreachableError(
                 f"the invalidation log does not answer ({error}); see what `stratakv status` says of it"

@@ -22,7 +22,7 @@ from kv_types.limits import (
     MEMBERS_LISTED_MAX,
 )
 from sidecar.logs import logger
-from sidecar.looks import LOOK_NS, Looks
+from sidecar.looks import Looks
 
 REQUEST_ID_BYTES = 16
 
@@ -97,14 +97,18 @@ class Fencing:
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        call_s: float = CALL_DEADLINE_S_DEFAULT,
         appended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`appended` is called after each round of appends: whoever follows the log here need not wait to hear of it."""
+        """`call_s` is what one call of the log may take. `appended` is called after each round of appends: whoever follows
+        the log here need not wait to hear of it.
+        """
         self._log = log
         self._looks = looks
         self._timing = timing
         self._clock = clock
         self._pause = pause
+        self._call_s = call_s
         self._appended = appended
         self._ending = False
 
@@ -124,7 +128,7 @@ class Fencing:
         LogUnreachableError when the log did not answer before anything was appended.
         """
         begun_ns = self._clock.now_ns()
-        turn = _Turn(self._clock, self._pause, until_ns=begun_ns + int(timeout_s * _SECOND_NS))
+        turn = self._turn(begun_ns, timeout_s)
         await self._probe(turn)
         for _ in range(FENCE_INCARNATIONS_MAX):
             stamps, stop = await self._append_all(appends, turn)
@@ -145,11 +149,15 @@ class Fencing:
     async def wait(self, stamp: Stamp, *, wait: Wait, timeout_s: float) -> FenceResult:
         """Wait for what was appended before, up to `stamp`."""
         begun_ns = self._clock.now_ns()
-        turn = _Turn(self._clock, self._pause, until_ns=begun_ns + int(timeout_s * _SECOND_NS))
+        turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
             return self._result((), _incarnation_stop(), begun_ns)
         return self._result((stamp,), ended, begun_ns)
+
+    def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
+        until_ns = begun_ns + int(timeout_s * _SECOND_NS)
+        return _Turn(self._clock, self._pause, until_ns=until_ns, call_s=self._call_s)
 
     async def _probe(self, turn: _Turn) -> None:
         """Ask the log for a sign of life: a failure here is sure to have appended nothing."""
@@ -157,7 +165,7 @@ class Fencing:
             raise LogUnreachableError("the sidecar is shutting down; nothing was appended")
         while True:
             try:
-                await self._looks.look(deadline_ns=self._clock.now_ns() + LOOK_NS)
+                await self._looks.look(deadline_ns=self._clock.now_ns() + self._looks.look_ns)
             except LogUnavailableError as error:
                 if turn.is_over() or self._ending:
                     raise LogUnreachableError(
@@ -271,22 +279,23 @@ class Fencing:
 class _Turn:
     """The time that one call has, and its growing pauses."""
 
-    def __init__(self, clock: Clock, pause: Pause, *, until_ns: int) -> None:
+    def __init__(self, clock: Clock, pause: Pause, *, until_ns: int, call_s: float) -> None:
         self._clock = clock
         self._wait = pause
         self._until_ns = until_ns
+        self._call_ns = int(call_s * _SECOND_NS)
         self._pause_s = _FIRST_PAUSE_S
 
     def verb_deadline_ns(self) -> int:
         """Deadline of one verb of the log; there is time for a last look even when the call's is up."""
         now_ns = self._clock.now_ns()
         last_ns = max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS))
-        return min(last_ns, now_ns + int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS))
+        return min(last_ns, now_ns + self._call_ns)
 
     def look_deadline_ns(self) -> int:
         """Deadline of one look, which may have to wait for the one under way."""
         now_ns = self._clock.now_ns()
-        return min(max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS)), now_ns + LOOK_NS)
+        return min(max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS)), now_ns + 2 * self._call_ns)
 
     def is_over(self) -> bool:
         return self._clock.now_ns() >= self._until_ns

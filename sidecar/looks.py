@@ -10,12 +10,8 @@ from kv_types.clock import Clock
 from kv_types.limits import CALL_DEADLINE_S_DEFAULT
 
 _SECOND_NS = 1_000_000_000
-_CALL_NS = int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS)
 _HANG_FACTOR = 2
 """A log that does not keep a call's deadline is given up after so many times it."""
-
-LOOK_NS = 2 * _CALL_NS
-"""How long an answer takes at most from a log that gives any: the rest of the look under way, then one's own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,13 +33,20 @@ class Looks:
 
     log: InvalidationLog
     clock: Clock
+    call_ns: int = int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS)
+    """What one call of the log may take."""
     unconfirmed: str = ""
     """Why the last answer proves nothing, empty where it does: for people, who want to know what keeps them waiting."""
     _next: _Round | None = field(default=None, init=False)
     _sending: asyncio.Task[None] | None = field(default=None, init=False)
 
+    @property
+    def look_ns(self) -> int:
+        """How long an answer takes at most from a log that gives any: the rest of the look under way, then one's own."""
+        return 2 * self.call_ns
+
     async def look(self, *, deadline_ns: int) -> FenceState:
-        """Return an answer to a call that is sent after this one; LOOK_NS are enough time for it.
+        """Return an answer to a call that is sent after this one; `look_ns` are enough time for it.
 
         Raises LogUnavailableError when the call failed or the deadline passes first. Cancelling ends nobody else's look.
         """
@@ -76,9 +79,9 @@ class Looks:
 
     async def _answer(self, mine: _Round) -> None:
         now_ns = self.clock.now_ns()
-        deadline_ns = min(mine.deadline_ns, now_ns + _CALL_NS)
+        deadline_ns = min(mine.deadline_ns, now_ns + self.call_ns)
         try:
-            async with asyncio.timeout(_HANG_FACTOR * _CALL_NS / _SECOND_NS):
+            async with asyncio.timeout(_HANG_FACTOR * self.call_ns / _SECOND_NS):
                 state = await self.log.fence(deadline_ns=deadline_ns)
         except TimeoutError:
             self._fail(mine, LogUnavailableError("timeout", "it did not keep the deadline of its call"))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from kv_types.errors import ConfigError, LogUnreachableError
 from kv_types.ids import NamespaceId
@@ -29,7 +28,7 @@ from stratakv.admin import (
 )
 from stratakv.fence_report import FenceReport
 from stratakv.prefixes import Prefix, prefix_of
-from stratakv.presentation import plain, print_json, say, table_of
+from stratakv.presentation import Paper, plain, print_json, say, table_of
 from stratakv.selection import (
     AdapterOption,
     Fields,
@@ -123,8 +122,6 @@ def invalidate(
         if not yes and not selection.is_narrow:
             _confirm(sidecar, selection)
         report = _append(sidecar, selection, waiting, reason=reason)
-    if not as_json:
-        _show_namespaces(selection)
     report.end(as_json=as_json)
 
 
@@ -137,6 +134,7 @@ def _append(sidecar: Sidecar, selection: Selection, waiting: Waiting, *, reason:
     return FenceReport(
         verb=_VERB, wait=waiting.name, what=f"invalidated {selection.describe()}", request_id=waiting.request_id,
         answer=answer, broken=broken, extra=_selected(selection),
+        before=lambda: _show_namespaces(selection),
     )  # fmt: skip
 
 
@@ -213,6 +211,6 @@ def _show_namespaces(selection: Selection) -> None:
             namespace.id.hex(), plain(namespace.model), plain(namespace.tenant), f"{namespace.page_tokens} tokens",
             selector.key.hex(),
         )  # fmt: skip
-    Console(stderr=True).print(table)
+    Paper(stderr=True).show(table)
     if len(selection.namespaces) > _SHOWN_MAX_ROWS:
         typer.echo(f"… and {len(selection.namespaces) - _SHOWN_MAX_ROWS} more; --json lists all", err=True)

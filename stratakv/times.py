@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from kv_types.errors import ConfigError
 from sidecar.units import parse_duration
@@ -29,14 +29,6 @@ def parse_time(text: str, *, option: str, now: datetime) -> int:
             f"{option}: {text!r} is no time since 1970; write ISO 8601 (2026-08-01T12:00:00Z; without a zone it is "
             'local time), or how long ago ("10m", "2h ago")'
         ) from error
-
-
-def show_time(unix_ms: int) -> str:
-    """Write a Unix time in ms as ISO 8601 in UTC, to the second; the number itself where no calendar reaches."""
-    try:
-        return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{unix_ms} ms"
 
 
 def _unix_ms(when: datetime) -> int:

@@ -326,6 +326,43 @@ def _engines(plan: Plan, draw: random.Random) -> None:
     _spread(plan, draw, draw.randint(2, 6))
 
 
+def _wall_steps(plan: Plan, draw: random.Random) -> None:
+    """Wall clocks of servers that step while somebody fences."""
+    plan.is_settled, plan.engines = True, 0
+    plan.sidecars = max(plan.sidecars, 2)
+    _draw_clocks(plan, draw)
+    _spread(plan, draw, 2)
+    plan.faults = [
+        Fault(wish.at_ns + draw.randint(-20, 20) * MS, "wall_step", 1 * MS, draw.random(), draw.uniform(0.6, 1))
+        for wish in plan.wishes
+    ]
+    plan.faults.append(
+        Fault(plan.wishes[0].at_ns - 50 * MS, "partition_replies", 900 * MS, draw.random() * 0.999, 0.1)
+    )
+
+
+def _deaths(plan: Plan, draw: random.Random) -> None:
+    """Workers that are killed in the middle of what they do."""
+    plan.give_way_every = draw.choice((10.0, 20.0))
+    plan.faults = [
+        Fault(int(draw.uniform(0.2, 0.9) * plan.duration_ns), "kill_worker", draw.randint(1, 300) * MS, draw.random(), draw.random())
+        for _ in range(4)
+    ]
+
+
+def _goodbyes(plan: Plan, draw: random.Random) -> None:
+    """Sidecars that leave in good order, with clients that go on, and records right after."""
+    plan.is_settled, plan.switches_weights = True, False
+    plan.engines, plan.engine_mode = draw.choice((0, 1, 2)), "drop"
+    plan.think_ns, plan.pass_ns = (5 * MS, 100 * MS), draw.choice(((1 * MS, 20 * MS), (5 * MS, 300 * MS)))
+    at_ns = int(draw.uniform(0.3, 0.7) * plan.duration_ns)
+    plan.faults = [Fault(at_ns, "goodbye", draw.randint(500, 1500) * MS, draw.random(), draw.random())]
+    plan.wishes = [
+        Wish(at_ns + draw.randint(0, 700) * MS, draw.choice(("all", "model", "key")), "hidden", draw.random())
+        for _ in range(draw.randint(1, 4))
+    ]
+
+
 def _spread(plan: Plan, draw: random.Random, count: int) -> None:
     plan.wishes = [
         Wish(int(draw.uniform(0.1, 0.95) * plan.duration_ns), draw.choice(("all", "model", "key", "key", "tenant")), "hidden", draw.random())
@@ -335,5 +372,5 @@ def _spread(plan: Plan, draw: random.Random, count: int) -> None:
 
 PROFILE = 1_000_000
 PROFILES: tuple[Callable[[Plan, random.Random], None], ...] = (
-    _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines,
+    _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines, _wall_steps, _deaths, _goodbyes,
 )  # fmt: skip

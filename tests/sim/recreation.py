@@ -58,7 +58,8 @@ def _on_node(
             again, outcomes = worker.serve(space, path)
             if first.pages and not again.own:
                 break
-            passing = not first.pages or any(isinstance(one, Refused) and one.reason in _PASSING for one in outcomes)
+            refused = [one.reason for one in (*stored, *outcomes) if isinstance(one, Refused)]
+            passing = not first.pages or any(reason in _PASSING for reason in refused)
             if not passing or attempt == ATTEMPTS - 1:
                 raise BrokenPromiseError(
                     "BrokeRecreate",
@@ -66,7 +67,8 @@ def _on_node(
                     f"of it; storing said {stored}, then {outcomes}",
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
-        if len(first.own) == len(path) and all(one == STORED for one in stored) and _is_shelved(world, worker):
+        is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
+        if is_new and _is_shelved(world, worker):
             shelved.add((space, path))
     done.set()
 
@@ -94,4 +96,9 @@ def _is_shelved(world: World, worker: Worker) -> bool:
     return keeper is not None and not keeper.dropped
 
 
-_PASSING = (RefuseReason.BUSY, RefuseReason.DEADLINE, RefuseReason.STAMP_FOREIGN)
+_PASSING = (
+    RefuseReason.BUSY,
+    RefuseReason.DEADLINE,
+    RefuseReason.STAMP_FOREIGN,
+    RefuseReason.UNREACHABLE,
+)
