@@ -96,7 +96,9 @@ class Engine(ClientProcess):
             return None  # what was claimed of the life before still runs
         if self._follower is None:
             self._follower = ViewFollower(self.client.validity)
-        claimed_ns, _ = self.client.validity.claim_freshness(None if self.engine is EngineMode.DROP else FOR_EVER)
+        claimed_ns, _ = self.client.validity.claim_freshness(
+            None if self.engine is EngineMode.DROP else FOR_EVER
+        )
         verdict = self._follower.follow()
         if verdict.observed is None:
             return None
