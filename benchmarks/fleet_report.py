@@ -41,8 +41,14 @@ def measure(console: Console) -> FleetResults:
 
 def lines(results: FleetResults) -> list[str]:
     """The part as lines of Markdown."""
-    load = f"Load average when it began: {results.load_average:.1f}."
-    return [*_fleet(results.fleet), "", *_redis(results.loads), "", load]
+    return [*_fleet(results.fleet), "", *_redis(results.loads), "", _circumstances(results.load_average)]
+
+
+def _circumstances(load_average: float) -> str:
+    told = f"Load average when it began: {load_average:.1f}."
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        told += " Run with real-time priority (`chrt -r 5`), so that it had the processors to itself."
+    return told
 
 
 def _fleet(figures: Mapping[str, float]) -> list[str]:

@@ -87,6 +87,7 @@ class ArenaStore:
         self._accounts = Accounts(self._arena)
         self._rows: set[int] = set()
         self._engines: dict[int, EngineMode] = {}
+        self._keep_opened = 0
         self._draining = False
         self._closed = False
         self._own_row = self.open_client(os.getpid())
@@ -180,6 +181,9 @@ class ArenaStore:
 
         `engine` says whether acknowledgements wait for this client (rule R18).
         """
+        if engine is EngineMode.KEEP:
+            self.take_back_keep()  # before anybody hears of the row
+            self._keep_opened += 1
         try:
             row = self._arena.open_row(pid, engine=int(engine))
         except RuntimeError as error:
@@ -211,7 +215,8 @@ class ArenaStore:
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
-        self._engines.pop(row, None)
+        if self._engines.pop(row, None) is EngineMode.KEEP and not self.engines(EngineMode.KEEP):
+            self.take_back_keep()  # the next renewal says that there are none: whoever attaches waits for a later one
 
     def client_leases(self, row: int) -> int:
         """Leases that a row still holds."""
@@ -339,6 +344,25 @@ class ArenaStore:
     def publish_freshness(self, freshness_ns: int) -> None:
         """Vouch for the published view until a time of CLOCK_BOOTTIME."""
         self._arena.publish_freshness(freshness_ns)
+
+    @property
+    def keep_opened(self) -> int:
+        """How often a client has attached whose engine keeps its pages: the same number, the same clients or fewer."""
+        return self._keep_opened
+
+    def grant_keep(self, opened: int) -> bool:
+        """Let engines that keep their pages serve without limit: the log knows of those below the first `opened` clients.
+
+        Refused, and False, when one has attached since, none is left, or the header is closed (rule R18).
+        """
+        granted = opened == self._keep_opened and not self._draining and self.engines(EngineMode.KEEP) > 0
+        if granted:
+            self._arena.grant_keep(True)
+        return granted
+
+    def take_back_keep(self) -> None:
+        """From now on engines claim what others do, until it is granted anew."""
+        self._arena.grant_keep(False)
 
     def acknowledged_view(self) -> int:
         """Newest view that every engine below this node's clients has applied (rule R18)."""

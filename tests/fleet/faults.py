@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+from redis.exceptions import OutOfMemoryError
+
 from tests.fleet.fleet import Fleet
 from tests.support.processes import wait_until_stopped
 
@@ -47,6 +49,20 @@ def replica_stopped(fleet: Fleet) -> Iterator[None]:
     fleet.replica.freeze()
     yield
     fleet.replica.thaw()
+
+
+@contextlib.contextmanager
+def redis_full(fleet: Fleet) -> Iterator[None]:
+    """Something else has filled the server's memory, to the last byte that it may take."""
+    client = fleet.primary.client
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + (1 << 20))
+    with contextlib.suppress(OutOfMemoryError):
+        for number in range(1000):
+            client.set(f"filler:{number}", bytes(64 * 1024))
+    yield
+    client.config_set("maxmemory", 0)
+    client.delete(*(f"filler:{number}" for number in range(1000)))
 
 
 @contextlib.contextmanager
@@ -90,6 +106,6 @@ def worker_stopped(fleet: Fleet) -> Iterator[None]:
 
 
 FAULTS_OF_LOG: tuple[Fault, ...] = (
-    redis_killed, redis_stopped, redis_flushed, old_dump_loaded, replica_stopped, roles_swapped,
+    redis_killed, redis_stopped, redis_flushed, old_dump_loaded, redis_full, replica_stopped, roles_swapped,
 )  # fmt: skip
 FAULTS_OF_NODES: tuple[Fault, ...] = (sidecar_killed, sidecar_stopped, worker_killed, worker_stopped)

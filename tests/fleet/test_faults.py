@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from kv_types.clock import BoottimeClock
+from kv_types.limits import LOG_RECORDS_KEPT_MAX
+from kv_types.selectors import Selector
 from tests.fleet.checker import availability
-from tests.fleet.faults import FAULTS_OF_LOG, FAULTS_OF_NODES
+from tests.fleet.faults import FAULTS_OF_LOG, FAULTS_OF_NODES, redis_full
 from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet
 from tests.fleet.purges import Purge
 from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command
+from tests.support.logs import Logs, append, entry, within
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
 
@@ -104,6 +109,45 @@ def test_redis_restarts_from_an_old_dump(fleet: Fleet) -> None:
         )
         fleet.primary.restart()
         heal(fleet, "an old dump came back")
+
+
+def test_a_full_redis_costs_nobody_anything(fleet: Fleet) -> None:
+    with redis_full(fleet):
+        with pytest.raises(OutOfMemoryError):
+            fleet.primary.client.set("one more", bytes(64 * 1024))
+        with fleet.calmly(), purging(fleet) as purges:
+            since_ns = _CLOCK.now_ns()
+            wait_until(lambda: purges.count >= 8, timeout_s=20.0, what="8 invalidations")
+        assert confirmed_since(fleet, since_ns) == purges.count
+
+
+def test_a_sidecar_misses_more_than_the_log_keeps(fleet: Fleet) -> None:
+    """What it missed has become floors and tombstones by then: it hides what these name before anybody gets a page."""
+    stopped = fleet.sidecars[0]
+    fleet.purge(Purge(tenant=1), via=0)
+    stopped.pause()
+    fleet.purge(Purge(tenant=0), via=1)
+    flood(fleet, LOG_RECORDS_KEPT_MAX)
+    done = fleet.purge(Purge(tenant=1, chain=1), via=1)
+    assert done.is_confirmed, done
+    stopped.signal(signal.SIGCONT)
+    heal(fleet, "a sidecar fell behind the log")
+
+
+def flood(fleet: Fleet, records: int) -> None:
+    """Append so many records that name nothing there is; none of those before is kept then."""
+
+    async def append_all() -> None:
+        logs = Logs()
+        log = logs.open(fleet.primary, fleet="default")
+        last = (await append(log, entry(Selector(model="nobody's")))).stamp.revision
+        for number in range(records):
+            await append(log, entry(Selector(model="nobody's", tag=str(number).encode())))
+        _, kept = await log.read(0, count=1, deadline_ns=within())
+        assert kept[0].revision > last
+        await logs.close()
+
+    asyncio.run(append_all())
 
 
 def test_the_replica_is_lost_and_k_is_lowered(fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.logs import Logs
-from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_servers
+from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds, redis_servers
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def servers() -> Iterator[RedisServers]:
         yield made
 
 
-@pytest.fixture(scope="module", params=redis_binaries())
+@pytest.fixture(scope="module", params=redis_kinds())
 def each_redis(request: pytest.FixtureRequest, servers: RedisServers) -> RedisServer:
     """A server of each version, for tests that do not break it."""
     return servers.start(binary=redis_binaries()[request.param])

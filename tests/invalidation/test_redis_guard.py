@@ -13,12 +13,12 @@ from invalidation.redis_log import RedisLog
 from invalidation.redis_script import KEY_NAMES, script_keys
 from kv_types.ids import Stamp
 from tests.support.logs import Follower, Logs, append, entry, within
-from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries
+from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture(params=redis_binaries())
+@pytest.fixture(params=redis_kinds())
 def binary(request: pytest.FixtureRequest) -> Path:
     return redis_binaries()[request.param]
 

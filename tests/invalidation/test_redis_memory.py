@@ -12,14 +12,14 @@ from redis.exceptions import OutOfMemoryError
 from invalidation.log import LogUnavailableError, RenewalStatus
 from invalidation.redis_script import KEY_NAMES
 from tests.support.logs import Follower, Logs, append, within
-from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries
+from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 
 pytestmark = pytest.mark.asyncio
 PAGE = b"p" * 65_536
 MEMORY = 8 * 1024 * 1024
 
 
-@pytest.fixture(params=redis_binaries())
+@pytest.fixture(params=redis_kinds())
 def small(request: pytest.FixtureRequest, servers: RedisServers) -> Iterator[RedisServer]:
     server = servers.start(binary=redis_binaries()[request.param], maxmemory=str(MEMORY))
     yield server

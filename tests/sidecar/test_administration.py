@@ -260,6 +260,31 @@ async def test_a_repeated_request_appends_nothing_anew() -> None:
     assert len(await fleet.records()) == 3, "an announcement is another request, whatever its id"
 
 
+async def test_what_was_not_asked_for_before_is_appended_whatever_the_request_id() -> None:
+    """A prefix is applied in one namespace more when it is repeated; somebody uses an id again for something else."""
+    fleet = await ScriptedFleet(ScriptedMember(), behind := ScriptedMember()).settled()
+    request_id = os.urandom(16)
+    first = await invalidate(fleet, MODEL, EVERYTHING, request_id=request_id)
+    behind.acknowledges = False
+    other = Selector(model="other")
+    second = await invalidate(fleet, MODEL, other, EVERYTHING, request_id=request_id, timeout_s=1.0)
+    assert (second.stamps[0], second.stamps[2]) == first.stamps
+    assert [record.event for record in await fleet.records()][2:] == [Selected(other)]
+    assert second.unconfirmed is Unconfirmed.MEMBERS, "the newest record is waited for, wherever it stands"
+    assert set(second.missing) == {behind.id}
+
+
+async def test_other_weights_are_another_announcement_whatever_the_request_id() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    request_id = os.urandom(16)
+    await announce(fleet, "m", "2", old="1", request_id=request_id)
+    await announce(fleet, "m", "2", old="1", request_id=request_id)
+    await announce(fleet, "m", "3", old="1", request_id=request_id)
+    old = Selected(Selector(model="m", weights_version="1"))
+    events = [record.event for record in await fleet.records()]
+    assert events == [WeightsAnnounced("m", "2"), old, WeightsAnnounced("m", "3"), old]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_an_append_whose_answer_is_lost_is_tried_again_and_stands_once(when: str) -> None:
     fleet = await ScriptedFleet(ScriptedMember()).settled()

