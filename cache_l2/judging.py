@@ -95,6 +95,9 @@ class BatchJudging:
 
     def _ask(self, page: PendingPage, *, lineage_known: bool) -> RefuseReason:
         terms = self._terms
+        registered = self._namespaces.find(page.namespace)
+        if registered is None:  # nothing of it is in the arena any more
+            return RefuseReason.EXPIRED
         origin = Origin(
             producer=terms.producer,
             tags=terms.tags,
@@ -103,8 +106,7 @@ class BatchJudging:
             revision=terms.stamp.revision,
             lineage_known=lineage_known,
         )
-        namespace = self._namespaces.of_id(page.namespace).namespace
-        return self._judge.judge(namespace, terms.stamp, origin, lambda: self._chain(page))
+        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))
 
     def _chain(self, page: PendingPage) -> Sequence[PageKey] | None:
         """Keys that decide about a page: its own alone when its parent passed in this batch, by the same terms."""

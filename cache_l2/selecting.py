@@ -91,8 +91,9 @@ class Selecting:
         """
         left, hidden = HIDING_STEP_WORK_MAX, 0
         for terms in self.terms(selectors):
-            cursor = 0
+            began, cursor = self._namespaces.registrations, 0
             while cursor >= 0:
+                self._leave_out_newer(terms, began)
                 cursor, pages = self._arena.hide_step(
                     **terms, cursor=cursor, work_max=max(left, HIDING_WALK_WORK)
                 )
@@ -112,8 +113,9 @@ class Selecting:
         self._censuses += 1
         census = self._censuses
         for terms in self.terms(selectors):
-            cursor = 0
+            began, cursor = self._namespaces.registrations, 0
             while cursor >= 0:
+                self._leave_out_newer(terms, began)
                 if census != self._censuses:  # the arena remembers the pages that one census has met
                     raise LimitExceededError("another count of pages began and ended this one: ask again")
                 cursor, pages, payload_bytes = self._arena.count_step(
@@ -151,6 +153,16 @@ class Selecting:
             if any(selector.matches_namespace(record.namespace) for selector in selectors)
         ]
         return _bits(numbers) if numbers else None
+
+    def _leave_out_newer(self, terms: StepTerms, began: int) -> None:
+        """Take out of a bitmap the numbers that another namespace has got since the walk began: the one meant has no pages."""
+        if terms["namespaces"] is None or self._namespaces.registrations == began:
+            return
+        bitmap = bytearray(terms["namespaces"])
+        for record in self._namespaces:
+            if record.serial >= began and record.number >> 3 < len(bitmap):
+                bitmap[record.number >> 3] &= ~(1 << (record.number & 7)) & 0xFF
+        terms["namespaces"] = bytes(bitmap)
 
     def _selects_entry(self, selector: Selector) -> bool:
         """Whether the namespace of the page under the selector's key is one that it selects."""
