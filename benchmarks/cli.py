@@ -6,6 +6,6 @@ import typer
 
 from benchmarks import invalidate, local
 
-app = typer.Typer(help="Measure stratakv on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure stratakv on this machine.", no_args_is_help=True, add_completion=False)
 app.command("local")(local.local)
 app.command("invalidate")(invalidate.invalidate)

@@ -56,6 +56,8 @@ class Arena:
     def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
         """Append to the ring, then publish the next view; returns it. Hide pages before (rule R14)."""
     def publish_freshness(self, freshness_ns: int) -> None: ...
+    def grant_keep(self, granted: bool) -> None:
+        """Whether engines may claim freshness without limit from now on (rule R18)."""
     def close_header(self) -> None: ...
     @property
     def view(self) -> int: ...
@@ -217,7 +219,8 @@ class Reader:
     def set_applied_view(self, view: int) -> None: ...
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
         """For an index that is not gated: store in the row until when it may serve without asking (None: the header's F;
-        0: no longer; 2**64 - 1: without limit), then load the view: (what was stored, view). Apply up to that view
+        0: no longer; 2**64 - 1: without limit, where that is granted, else the
+        header's F), then load the view: (what was stored, view). Apply up to that view
         before serving. A full fence lies between the two, so that either this client sees an event or the sidecar sees
         the claim (rule R18). Never lower a claim that may still be relied on."""
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, TypedDict
 
 from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
 from kv_types.errors import LimitExceededError
-from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK
+from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, SELECTORS_MATCHED_MAX
 from kv_types.selectors import Selector
 
 _NO_END = (1 << 64) - 1
@@ -83,6 +83,7 @@ class Selecting:
         self._provenances = provenances
         self._skew_ms = skew_ms
         self._censuses = 0
+        self._matched = 0
 
     def hiding(self, selectors: Sequence[Selector]) -> Iterator[int]:
         """Hide what any of the selectors selects, in steps of bounded work; yields the pages hidden in each.
@@ -90,8 +91,13 @@ class Selecting:
         Short walks share a step, so that a storm of small invalidations does not spend its time on taking turns.
         """
         left, hidden = HIDING_STEP_WORK_MAX, 0
+        began = self._namespaces.registrations
         for terms in self.terms(selectors):
-            began, cursor = self._namespaces.registrations, 0
+            if terms is None:
+                yield hidden
+                left, hidden = HIDING_STEP_WORK_MAX, 0
+                continue
+            cursor = 0
             while cursor >= 0:
                 self._leave_out_newer(terms, began)
                 cursor, pages = self._arena.hide_step(
@@ -111,9 +117,12 @@ class Selecting:
         Raises LimitExceededError when another count that began meanwhile has ended this one.
         """
         self._censuses += 1
-        census = self._censuses
+        census, began = self._censuses, self._namespaces.registrations
         for terms in self.terms(selectors):
-            began, cursor = self._namespaces.registrations, 0
+            if terms is None:
+                yield 0, 0
+                continue
+            cursor = 0
             while cursor >= 0:
                 self._leave_out_newer(terms, began)
                 if census != self._censuses:  # the arena remembers the pages that one census has met
@@ -123,8 +132,8 @@ class Selecting:
                 )
                 yield pages, payload_bytes
 
-    def terms(self, selectors: Sequence[Selector]) -> Iterator[StepTerms]:
-        """Yield the arguments of what is to be walked, each walk once.
+    def terms(self, selectors: Sequence[Selector]) -> Iterator[StepTerms | None]:
+        """Yield the arguments of what is to be walked, each walk once; None now and then: let others run.
 
         Selectors that the namespace alone decides share one walk. What can select nothing here is left out: what is
         registered or put later is judged by a log that has these records already.
@@ -134,28 +143,31 @@ class Selecting:
             yield _terms()
             return
         wide = [one for one in unique if one.key is None and not one.names_origin]
-        if wide and (namespaces := self._bitmap(wide)) is not None:
+        if wide and (namespaces := (yield from self._bitmap(wide))) is not None:
             yield _terms(namespaces=namespaces)
         for selector in unique:
             if selector.key is not None and not selector.names_origin:
                 if self._selects_entry(selector):
                     yield _terms(key=selector.key)
             elif selector.names_origin:
-                namespaces = self._bitmap([selector]) if selector.names_namespace else None
+                namespaces = (yield from self._bitmap([selector])) if selector.names_namespace else None
                 if namespaces is not None or not selector.names_namespace:
                     yield self._origin_terms(selector, namespaces)
 
-    def _bitmap(self, selectors: Sequence[Selector]) -> bytes | None:
-        """Numbers of the namespaces that any of these may select; None where there are none."""
-        numbers = [
-            record.number
-            for record in self._namespaces
-            if any(selector.matches_namespace(record.namespace) for selector in selectors)
-        ]
+    def _bitmap(self, selectors: Sequence[Selector]) -> Generator[None, None, bytes | None]:
+        """Numbers of the namespaces that any of these may select; None where there are none. Yields to let others run."""
+        numbers = []
+        for record in list(self._namespaces):
+            if any(selector.matches_namespace(record.namespace) for selector in selectors):
+                numbers.append(record.number)
+            self._matched += len(selectors)
+            if self._matched >= SELECTORS_MATCHED_MAX:
+                self._matched = 0
+                yield None
         return _bits(numbers) if numbers else None
 
     def _leave_out_newer(self, terms: StepTerms, began: int) -> None:
-        """Take out of a bitmap the numbers that another namespace has got since the walk began: the one meant has no pages."""
+        """Take the numbers of namespaces registered since `began` out of a bitmap: those that had them before have no pages."""
         if terms["namespaces"] is None or self._namespaces.registrations == began:
             return
         bitmap = bytearray(terms["namespaces"])

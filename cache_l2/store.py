@@ -23,23 +23,10 @@ from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
-from kv_types.ids import (
-    KEY_BYTES,
-    NO_INCARNATION,
-    LifeId,
-    NamespaceId,
-    PageKey,
-    Stamp,
-    new_life_id,
-)
+from kv_types.ids import KEY_BYTES, NO_INCARNATION, LifeId, NamespaceId, PageKey, Stamp, new_life_id
 from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
 from kv_types.namespace import Namespace
-from kv_types.outcomes import (
-    LookUpOutcome,
-    PutOutcome,
-    PutStatus,
-    RefuseReason,
-)
+from kv_types.outcomes import LookUpOutcome, PutOutcome, PutStatus, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
@@ -90,6 +77,7 @@ class ArenaStore:
         self._book = ReservationBook()
         self._rows: set[int] = set()
         self._engines: dict[int, EngineMode] = {}
+        self._keep_opened = 0
         self._draining = False
         self._closed = False
         self._own_row = self.open_client(os.getpid())
@@ -196,6 +184,9 @@ class ArenaStore:
 
         `engine` says whether acknowledgements wait for this client (rule R18).
         """
+        if engine is EngineMode.KEEP:
+            self.take_back_keep()  # before anybody hears of the row
+            self._keep_opened += 1
         try:
             row = self._arena.open_row(pid, engine=int(engine))
         except RuntimeError as error:
@@ -230,7 +221,8 @@ class ArenaStore:
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
-        self._engines.pop(row, None)
+        if self._engines.pop(row, None) is EngineMode.KEEP and not self.engines(EngineMode.KEEP):
+            self.take_back_keep()  # the next renewal says that there are none: whoever attaches waits for a later one
 
     def client_leases(self, row: int) -> int:
         """Leases that a row still holds."""
@@ -322,17 +314,7 @@ class ArenaStore:
         judging = BatchJudging(
             self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
         )
-        reasons = []
-        refused = []
-        for reservation in reservations:
-            page = self._book.take(row, reservation)
-            if page is None:
-                reasons.append(RefuseReason.EXPIRED)
-                continue
-            reason = RefuseReason.CLOSED if self._draining else judging.judge(reservation, page)
-            reasons.append(reason)
-            if reason:
-                refused.append(reservation)
+        reasons, refused = judging.judge_all(self._book, is_closed=self._draining)
         if refused:
             self._arena.abort(row=row, reservations=refused)
         return reasons
@@ -358,6 +340,25 @@ class ArenaStore:
     def publish_freshness(self, freshness_ns: int) -> None:
         """Vouch for the published view until a time of CLOCK_BOOTTIME."""
         self._arena.publish_freshness(freshness_ns)
+
+    @property
+    def keep_opened(self) -> int:
+        """How often a client has attached whose engine keeps its pages: the same number, the same clients or fewer."""
+        return self._keep_opened
+
+    def grant_keep(self, opened: int) -> bool:
+        """Let engines that keep their pages serve without limit: the log knows of those below the first `opened` clients.
+
+        Refused, and False, when one has attached since, none is left, or the header is closed (rule R18).
+        """
+        granted = opened == self._keep_opened and not self._draining and self.engines(EngineMode.KEEP) > 0
+        if granted:
+            self._arena.grant_keep(True)
+        return granted
+
+    def take_back_keep(self) -> None:
+        """From now on engines claim what others do, until it is granted anew."""
+        self._arena.grant_keep(False)
 
     def acknowledged_view(self) -> int:
         """Newest view that every engine below this node's clients has applied (rule R18)."""
@@ -478,9 +479,7 @@ class ArenaStore:
         }
 
     def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:
-        """Exact page accounts a namespace over clients that live and have ended (I7): of those that are registered, and
-        of the first ones.
-        """
+        """Exact page accounts of those that are registered and the first ones, over clients living and ended (I7)."""
         return self._accounts.totals()
 
     def recycled_counts(self) -> NamespaceCounts:

@@ -9,7 +9,7 @@
 --         renewal (rule R8), or REFUSED with the reason in words as the sixth.
 --
 -- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors,
---             scopes (how many of each), known (how often a namespace was entered), fence
+--             scopes (how many of each), known (how often a namespace was entered), fence (see mark)
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
@@ -90,17 +90,27 @@ local function displace()
   return false
 end
 
+-- What is answered may be relied on only if the replicas confirm it, and WAIT asks them anew only for what they have not
+-- seen: an old primary cut off from its replicas would be answered by what they acknowledged long ago. So it writes.
+local function mark()
+  call('HSET', state, 'fence', ARGV[2])
+end
+
 -- 5 member, 6 number, 7 incarnation, 8 applied, 9 digest there, 10 acknowledged, 11 drained, 12 note
 -- -> number, records after applied
 if verb == 'renew' then
   local number, applied, records = ARGV[6], tonumber(ARGV[8]), {}
-  if ARGV[7] ~= incarnation then return answer('INC', number, records) end
-  if applied > tip or (applied == tip and ARGV[9] ~= digest) then return answer('FORK', number, records) end
+  local function refuse(status)
+    mark()
+    return answer(status, number, {})
+  end
+  if ARGV[7] ~= incarnation then return refuse('INC') end
+  if applied > tip or (applied == tip and ARGV[9] ~= digest) then return refuse('FORK') end
   if applied < tip then
     records = call('XRANGE', stream, text(applied + 1) .. '-0', '+', 'COUNT', text(limits().batch))
-    if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return answer('GAP', number, {}) end
+    if not records[1] or records[1][1] ~= text(applied + 1) .. '-0' then return refuse('GAP') end
     -- The first record that follows proves the digest that the member has: its own was made from it.
-    if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return answer('FORK', number, {}) end
+    if redis.sha1hex(ARGV[9] .. records[1][2][2]) ~= records[1][2][4] then return refuse('FORK') end
   end
   local value = number .. ' ' .. ARGV[10] .. ' ' .. ARGV[11] .. ' 0 ' .. ARGV[12]
   if call('HSET', members, ARGV[5], value) == 1 then
@@ -224,10 +234,9 @@ if verb == 'boot' then
   return answer('OK', digest, call('HGETALL', floors), call('HGETALL', tombstones), call('HGETALL', weights))
 end
 
--- -> members, id and value by turns. It writes, since WAIT asks the replicas anew only for what they have not seen: an old
--- primary cut off from its replicas would be answered by what they acknowledged long ago.
+-- -> members, id and value by turns
 if verb == 'fence' then
-  call('HSET', state, 'fence', ARGV[2])
+  mark()
   return answer('OK', call('HGETALL', members))
 end
 

@@ -36,6 +36,10 @@ _TLS_OPTIONS = frozenset(
         "ssl_password",
     }
 )
+_UNREADABLE = (
+    "a log's URL can't be read; it is redis://[user:password@]host[:port][/db], the same with rediss://, or unix://path; "
+    "in a password # / ? @ : are written %23 %2F %3F %40 %3A"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,10 @@ def parse_address(url: str) -> RedisAddress:
         split = urlsplit(url)
         options: dict[str, Any] = dict(parse_url(url))
         port = split.port
-    except ValueError as error:
-        raise ConfigError(
-            f"a log's URL can't be read ({error}); it is redis://, rediss:// or unix://"
-        ) from error
+    except ValueError:  # its text may be a part of the password
+        raise ConfigError(_UNREADABLE) from None
+    if split.scheme != "unix" and "@" in split.path + split.query + split.fragment:
+        raise ConfigError(_UNREADABLE)  # what stands before is the rest of a password
     options.pop("connection_class", None)
     label = (
         f"unix://{split.path}"

@@ -12,6 +12,7 @@ RIGHTS = (
     "give its user the right to EVAL, EVALSHA, INFO, WAIT and XREAD and to the script's commands on the log's keys: "
     "ACL SETUSER <user> ~stratakv:* +@read +@write +eval +evalsha +info +wait"
 )
+_CREDENTIALS = "name its user and password in the URL, redis://user:password@host, or redis://:password@host for its default user"
 _REMEDIES = {
     "denied": RIGHTS,
     "version": "use Redis 6.2 or later, or Valkey",
@@ -60,7 +61,19 @@ def unavailable(error: Exception, *, server: str) -> LogUnavailableError:
     reason = _reason(error)
     # Not even the error's own text is sure to be there, or to be short.
     detail = f"{server}: {(str(error) or type(error).__name__):.500}"
-    return LogUnavailableError(reason, f"{detail}; {_REMEDIES[reason]}" if reason in _REMEDIES else detail)
+    remedy = _CREDENTIALS if _is_stranger(error) else _REMEDIES.get(reason)
+    return LogUnavailableError(reason, f"{detail}; {remedy}" if remedy is not None else detail)
+
+
+def _is_stranger(error: Exception) -> bool:
+    """Whether the server does not know who this is; else it knows, and does not let them."""
+    text = str(error)
+    code = getattr(error, "status_code", None) or text.split(" ", 1)[0]
+    return (
+        isinstance(error, exceptions.AuthenticationError)
+        or code in ("NOAUTH", "WRONGPASS")
+        or "unauthenticated" in text.lower()  # a server's words for a long call before AUTH
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -41,7 +41,8 @@ _TICK_MS = 150
 """A server looks at what waits in it ten times a second, when nothing else wakes it."""
 
 _REFUSALS = {
-    "members": "the fleet has as many members as it may have, and none of them is gone",
+    "members": "the fleet has as many members as it may have, and none of them is gone: the next `stratakv invalidate` "
+    "gives up those that are silent, `stratakv members --forget ID` one that is known to be",
     "revisions": "the log has as many records as it can count; invalidate nothing more, and start a new incarnation",
 }
 
@@ -60,7 +61,7 @@ class RedisLogSettings:
 
 
 class RedisLog(InvalidationLog):
-    """One fleet's log. Renewals, fences and waiting have a connection each, so that none waits for another.
+    """One fleet's log. Renewals, fences, waiting and the rest have a connection each, so that none waits for another.
 
     Raises InvalidArgumentError on a bad fleet name or number of replicas.
     """
@@ -77,7 +78,9 @@ class RedisLog(InvalidationLog):
         self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         self._replicas = settings.replicas
         self._candidates = Candidates(settings.addresses)
-        self._follow, self._administer, self._wait = (Line(self._candidates, clock) for _ in range(3))
+        self._follow, self._fences, self._administer, self._wait = (
+            Line(self._candidates, clock) for _ in range(4)
+        )
         self._counters: Counter[str] = Counter()
 
     @property
@@ -117,7 +120,7 @@ class RedisLog(InvalidationLog):
         def read(answer: Answer, confirmed: bool) -> FenceState:
             return replies.read_fence(answer, confirmed=confirmed)
 
-        return await self._call_confirmed(self._administer, "fence", [], read, deadline_ns=deadline_ns)
+        return await self._call_confirmed(self._fences, "fence", [], read, deadline_ns=deadline_ns)
 
     async def fork(self, incarnation: LogIncarnation, *, deadline_ns: int) -> None:
         """See InvalidationLog."""
@@ -211,7 +214,7 @@ class RedisLog(InvalidationLog):
 
     async def close(self) -> None:
         """See InvalidationLog."""
-        for line in (self._follow, self._administer, self._wait):
+        for line in (self._follow, self._fences, self._administer, self._wait):
             await line.close()
 
     async def _call(

@@ -1,8 +1,9 @@
-"""The clock that leases and freshness are measured by, as a protocol so that tests can drive it."""
+"""The clock that leases and freshness are measured by, as a protocol so that tests can drive it; wall times for people."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -37,3 +38,11 @@ class ManualClock:
         if delta_ns < 0:
             raise ValueError(f"a boot clock never steps back; got {delta_ns} ns")
         self._now_ns += delta_ns
+
+
+def show_time(unix_ms: int) -> str:
+    """Write a Unix time in ms as ISO 8601 in UTC, to the second; the number itself where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_ms} ms"

@@ -71,6 +71,8 @@ HIDING_STEP_WORK_MAX = 16_384
 """Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
 HIDING_WALK_WORK = 1024
 """Entries' worth of work that hiding one small subtree counts as: it looks at all leases once."""
+SELECTORS_MATCHED_MAX = 4096
+"""Selectors held against namespaces, each against each, without letting others run: some 2 ms."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
 PROVENANCES_MAX = 65_536

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import cast
 
+from kv_types.clock import show_time
 from kv_types.computation import Weights, check_name
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, StrataError
 from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
@@ -34,7 +35,6 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 _TEXTS = frozenset({"model", "weights_version", "adapter", "tenant"})
 _WHOLE_NUMBERS = frozenset({"since_ms", "until_ms", "since_revision", "until_revision"})
 _OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant")
-_OF_ORIGIN = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +126,26 @@ class Selector:
     @property
     def names_namespace(self) -> bool:
         """Whether any condition is on the namespace."""
-        return any(getattr(self, name) is not None for name in _OF_NAMESPACE)
+        return not (
+            self.namespace is None
+            and self.model is None
+            and self.weights_version is None
+            and self.adapter is None
+            and self.tenant is None
+        )
 
     @property
     def names_origin(self) -> bool:
         """Whether any condition is on how a page came to be, so that neither its key nor its namespace decides."""
-        return any(getattr(self, name) is not None for name in _OF_ORIGIN)
+        # spelled out: it is asked several times for each record of a storm
+        return not (
+            self.producer is None
+            and self.tag is None
+            and self.since_ms is None
+            and self.until_ms is None
+            and self.since_revision is None
+            and self.until_revision is None
+        )
 
     def matches_namespace(self, namespace: Namespace) -> bool:
         """Whether pages of a namespace may be selected at all."""
@@ -211,6 +225,9 @@ class Selector:
                 value = value.hex()
             elif isinstance(value, bytes):
                 value = value.decode(errors="backslashreplace")
+            elif name in ("since_ms", "until_ms"):
+                shown.append(f"{name.removesuffix('_ms')}={show_time(value)}")
+                continue
             shown.append(
                 f"{name.replace('_', '-')}={value!r}"
                 if isinstance(value, str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -36,6 +37,7 @@ from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
 from sidecar.logs import logger
+from sidecar.looks import Looks
 
 _SECOND_NS = 1_000_000_000
 _DECODED_A_TURN = 64
@@ -105,8 +107,10 @@ class Administration:
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        call_s: float = CALL_DEADLINE_S_DEFAULT,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        """`call_s` is what one call of the log may take."""
         self._following = following
         self._log = log
         self._store = store
@@ -115,7 +119,17 @@ class Administration:
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
-        self._fencing = Fencing(log, timing=timing, clock=clock, pause=pause, appended=following.wake)
+        self._call_ns = int(call_s * _SECOND_NS)
+        self._looks = Looks(log, clock, call_ns=self._call_ns)
+        self._fencing = Fencing(
+            log,
+            looks=self._looks,
+            timing=timing,
+            clock=clock,
+            pause=pause,
+            call_s=call_s,
+            appended=following.wake,
+        )
 
     @property
     def member(self) -> bytes:
@@ -138,12 +152,14 @@ class Administration:
         timeout_s: float,
         request_id: bytes,
     ) -> FenceResult:
-        """Append one record a selector, in order, and wait for the last; with the same `request_id` nothing comes twice."""
+        """Append one record a selector, in order, and wait for all; with the same `request_id` no selector comes twice."""
         _check_selectors(selectors)
-        appends = [
-            self._append(Selected(selector), reason, author, derived_id(request_id, f"selector {index}"))
-            for index, selector in enumerate(selectors)
-        ]
+        appends, seen = [], Counter[bytes]()
+        for selector in selectors:
+            said = selector.encode()
+            part = derived_id(request_id, b"selector", said, str(seen[said]).encode())
+            seen[said] += 1
+            appends.append(self._append(Selected(selector), reason, author, part))
         _log.info(
             "invalidating", records=len(selectors), first=selectors[0].describe(), reason=reason, author=author,
             request=request_id.hex(),
@@ -164,14 +180,16 @@ class Administration:
     ) -> FenceResult:
         """Tell workers that `model` has weights `version` from now on, then invalidate the version that it replaces."""
         announced = WeightsAnnounced(model, version)
-        appends = [self._append(announced, reason, author, derived_id(request_id, "weights"))]
+        said = announced.encode()
+        appends = [self._append(announced, reason, author, derived_id(request_id, b"weights", said))]
         if invalidate_version is not None:
             if invalidate_version == version:
                 raise InvalidArgumentError(
                     f"version {version!r} can't be announced and invalidated at once: name the one that it replaces"
                 )
             old = Selected(Selector(model=model, weights_version=invalidate_version))
-            appends.append(self._append(old, reason, author, derived_id(request_id, "replaced weights")))
+            replaced = derived_id(request_id, b"replaced weights", said, old.selector.encode())
+            appends.append(self._append(old, reason, author, replaced))
         _log.info(
             "announcing weights", model=model, version=version, invalidates=invalidate_version, reason=reason,
             author=author, request=request_id.hex(),
@@ -314,16 +332,18 @@ class Administration:
         return False
 
     async def _state(self) -> FenceState:
-        return await self._ask(lambda deadline_ns: self._log.fence(deadline_ns=deadline_ns))
+        return await self._ask(
+            lambda deadline_ns: self._looks.look(deadline_ns=deadline_ns), within_ns=self._looks.look_ns
+        )
 
     async def _leave(self, member: bytes, number: int) -> bool:
         return await self._ask(
             lambda deadline_ns: self._log.leave(member, number=number, drained=True, deadline_ns=deadline_ns)
         )
 
-    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]]) -> _Answer:
+    async def _ask(self, verb: Callable[[int], Awaitable[_Answer]], *, within_ns: int = 0) -> _Answer:
         try:
-            return await verb(self._clock.now_ns() + int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS))
+            return await verb(self._clock.now_ns() + (within_ns or self._call_ns))
         except LogUnavailableError as error:
             raise LogUnreachableError(
                 f"the invalidation log does not answer ({error}); see what `stratakv status` says of it"

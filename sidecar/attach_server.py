@@ -24,6 +24,7 @@ from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import LimitExceededError, ProtocolError, StrataError
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACH_HANDSHAKES_MAX
+from kv_types.validity import EngineMode
 from sidecar.attach_connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
 from sidecar.attach_endpoint import listen_on, unlink_own
 from sidecar.attach_requests import carry_out
@@ -43,11 +44,21 @@ class AttachServer:
     """Serves one ArenaStore on one socket path, in the event loop that calls `start`."""
 
     def __init__(
-        self, store: ArenaStore, path: Path, *, clock: Clock, observe: Observer | None = None
+        self,
+        store: ArenaStore,
+        path: Path,
+        *,
+        clock: Clock,
+        observe: Observer | None = None,
+        engine_came: Callable[[], object] = lambda: None,
     ) -> None:
-        """`observe` is told the name and the seconds of each request that was carried out."""
+        """`observe` is told the name and the seconds of each request that was carried out.
+
+        `engine_came` is called when a client has attached whose engine keeps its pages: the log is to know of it soon.
+        """
         self._store = store
         self._observe = observe
+        self._engine_came = engine_came
         self._path = path
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -280,6 +291,8 @@ class AttachServer:
             "client attached", pid=process.pid, row=row, name=process.name, writable=process.writable,
             engine=process.engine.name.lower(),
         )  # fmt: skip
+        if process.engine is EngineMode.KEEP:
+            self._engine_came()
 
     def _end_gone(self, connection: Connection, hello: Hello) -> None:
         """End what this process says it has unmapped; its connections may not be seen broken yet."""

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kv_types import limits
+from kv_types.errors import ConfigError
 from kv_wire.addresses import default_runtime_dir, host_and_port
 from sidecar.units import format_duration, format_size, parse_duration, parse_size
 
@@ -72,6 +73,12 @@ def _urls(value: Any) -> Any:
         raise ValueError(
             "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between"
         )
+    from invalidation.redis_address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
+
+    try:
+        parse_addresses(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
     return value
 
 
@@ -145,7 +152,8 @@ class Settings(BaseSettings):
     """How long one call of the invalidation log may take."""
 
     redis_memory: Size = Field(default=limits.PRIVATE_REDIS_BYTES_DEFAULT, ge=limits.PRIVATE_REDIS_BYTES_MIN)
-    """Memory that a private server may use; not taken before it is needed."""
+    """Memory of a private server from which on it lets pages go; the log, which has bounds of its own, may go beyond it. Not
+    taken before it is needed."""
 
     freshness_lease: Duration = Field(default=limits.FRESHNESS_LEASE_S_DEFAULT, ge=0.1, le=60.0)
     """How long workers go on serving hits after the invalidation log last confirmed this sidecar, which asks it four times

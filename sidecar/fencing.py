@@ -22,6 +22,7 @@ from kv_types.limits import (
     MEMBERS_LISTED_MAX,
 )
 from sidecar.logs import logger
+from sidecar.looks import Looks
 
 REQUEST_ID_BYTES = 16
 
@@ -71,9 +72,13 @@ class Append:
     request_id: bytes
 
 
-def derived_id(request_id: bytes, what: str) -> bytes:
-    """Request id of one part of a request: the same again gives the same."""
-    return blake2b(request_id + what.encode(), digest_size=REQUEST_ID_BYTES).digest()
+def derived_id(request_id: bytes, *what: bytes) -> bytes:
+    """Request id of one part of a request: the same id is that of the same part again, and never of another part.
+
+    So a list of selectors that has grown when it is repeated loses none, and an id that is used twice hides nothing.
+    """
+    named = b"".join(len(part).to_bytes(4, "little") + part for part in what)
+    return blake2b(request_id + named, digest_size=REQUEST_ID_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +97,22 @@ class Fencing:
         self,
         log: InvalidationLog,
         *,
+        looks: Looks,
         timing: Timing,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        call_s: float = CALL_DEADLINE_S_DEFAULT,
         appended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`appended` is called after each round of appends: whoever follows the log here need not wait to hear of it."""
+        """`call_s` is what one call of the log may take. `appended` is called after each round of appends: whoever follows
+        the log here need not wait to hear of it.
+        """
         self._log = log
+        self._looks = looks
         self._timing = timing
         self._clock = clock
         self._pause = pause
+        self._call_s = call_s
         self._appended = appended
         self._ending = False
 
@@ -121,7 +132,7 @@ class Fencing:
         LogUnreachableError when the log did not answer before anything was appended.
         """
         begun_ns = self._clock.now_ns()
-        turn = _Turn(self._clock, self._pause, until_ns=begun_ns + int(timeout_s * _SECOND_NS))
+        turn = self._turn(begun_ns, timeout_s)
         await self._probe(turn)
         for _ in range(FENCE_INCARNATIONS_MAX):
             stamps, stop = await self._append_all(appends, turn)
@@ -130,7 +141,7 @@ class Fencing:
                 if wait is None:
                     stop = _Stop(Unconfirmed.NOT_ASKED, "the records were appended; nobody asked to wait")
                 else:
-                    ended = await self._wait(stamps[-1], wait, turn)
+                    ended = await self._wait(max(stamps, key=_revision), wait, turn)
                     if not isinstance(ended, NewIncarnation):
                         return self._result(stamps, ended, begun_ns)
             if stop is not None:
@@ -142,11 +153,15 @@ class Fencing:
     async def wait(self, stamp: Stamp, *, wait: Wait, timeout_s: float) -> FenceResult:
         """Wait for what was appended before, up to `stamp`."""
         begun_ns = self._clock.now_ns()
-        turn = _Turn(self._clock, self._pause, until_ns=begun_ns + int(timeout_s * _SECOND_NS))
+        turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
             return self._result((), _incarnation_stop(), begun_ns)
         return self._result((stamp,), ended, begun_ns)
+
+    def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
+        until_ns = begun_ns + int(timeout_s * _SECOND_NS)
+        return _Turn(self._clock, self._pause, until_ns=until_ns, call_s=self._call_s)
 
     async def _probe(self, turn: _Turn) -> None:
         """Ask the log for a sign of life: a failure here is sure to have appended nothing."""
@@ -154,7 +169,7 @@ class Fencing:
             raise LogUnreachableError("the sidecar is shutting down; nothing was appended")
         while True:
             try:
-                await self._log.fence(deadline_ns=turn.verb_deadline_ns())
+                await self._looks.look(deadline_ns=self._clock.now_ns() + self._looks.look_ns)
             except LogUnavailableError as error:
                 if turn.is_over() or self._ending:
                     raise LogUnreachableError(
@@ -168,13 +183,28 @@ class Fencing:
     async def _append_all(
         self, appends: Sequence[Append], turn: _Turn
     ) -> tuple[tuple[Stamp, ...], _Stop | None]:
+        """Append all of them, so that the last one stands behind all others: whoever waits for it waits for all."""
         stamps: list[Stamp] = []
         for append in appends:
-            stamp = await self._append_one(append, turn)
+            stamp = await self._append_behind(append, stamps[-1] if stamps else None, turn)
             if isinstance(stamp, _Stop):
                 return tuple(one for one in stamps if one.incarnation == stamps[-1].incarnation), stamp
             stamps.append(stamp)
         return tuple(stamps), None
+
+    async def _append_behind(self, append: Append, before: Stamp | None, turn: _Turn) -> Stamp | _Stop:
+        """Append one entry; once more where it stands before the one that it was to follow.
+
+        That happens when the log began anew between the two, or has forgotten the older one's request id. The id of one
+        more follows from its own, so that a repeated call finds it; a new one stands behind all others, which ends this.
+        """
+        while True:
+            stamp = await self._append_one(append, turn)
+            if isinstance(stamp, _Stop) or before is None or stamp.incarnation != before.incarnation:
+                return stamp
+            if stamp.revision > before.revision:
+                return stamp
+            append = Append(append.entry, derived_id(append.request_id, "again"))
 
     async def _append_one(self, append: Append, turn: _Turn) -> Stamp | _Stop:
         """Append one entry; a call that failed may have done it, and the same id makes trying again harmless (R7)."""
@@ -201,9 +231,9 @@ class Fencing:
         turn.restart()
         while True:
             try:
-                state = await self._log.fence(deadline_ns=turn.verb_deadline_ns())
+                state = await self._looks.look(deadline_ns=turn.look_deadline_ns())
             except LogUnavailableError as error:
-                stop = _Stop(Unconfirmed.LOG, f"the log does not answer ({error}); the records stand")
+                stop = self._unanswered(error)
             else:
                 now_ns = self._clock.now_ns()
                 verdict = evaluation.observe(state, now_ns=now_ns)
@@ -217,6 +247,12 @@ class Fencing:
             if turn.is_over():
                 return stop
             await turn.pause()
+
+    def _unanswered(self, error: LogUnavailableError) -> _Stop:
+        """What to say when no look came back: looks that wait for replicas take the time of those behind them."""
+        if self._looks.unconfirmed:
+            return _Stop(Unconfirmed.REPLICATION, self._looks.unconfirmed)
+        return _Stop(Unconfirmed.LOG, f"the log does not answer ({error}); the records stand")
 
     async def _give_up(self, gone: Mapping[bytes, MemberState], turn: _Turn) -> None:
         """List silent members as gone, so that no later fence waits for them; drained still asks for them."""
@@ -247,17 +283,23 @@ class Fencing:
 class _Turn:
     """The time that one call has, and its growing pauses."""
 
-    def __init__(self, clock: Clock, pause: Pause, *, until_ns: int) -> None:
+    def __init__(self, clock: Clock, pause: Pause, *, until_ns: int, call_s: float) -> None:
         self._clock = clock
         self._wait = pause
         self._until_ns = until_ns
+        self._call_ns = int(call_s * _SECOND_NS)
         self._pause_s = _FIRST_PAUSE_S
 
     def verb_deadline_ns(self) -> int:
         """Deadline of one verb of the log; there is time for a last look even when the call's is up."""
         now_ns = self._clock.now_ns()
         last_ns = max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS))
-        return min(last_ns, now_ns + int(CALL_DEADLINE_S_DEFAULT * _SECOND_NS))
+        return min(last_ns, now_ns + self._call_ns)
+
+    def look_deadline_ns(self) -> int:
+        """Deadline of one look, which may have to wait for the one under way."""
+        now_ns = self._clock.now_ns()
+        return min(max(self._until_ns, now_ns + int(_LAST_LOOK_S * _SECOND_NS)), now_ns + 2 * self._call_ns)
 
     def is_over(self) -> bool:
         return self._clock.now_ns() >= self._until_ns
@@ -271,6 +313,10 @@ class _Turn:
         left_s = max(0.0, (self._until_ns - self._clock.now_ns()) / _SECOND_NS)
         await self._wait(min(self._pause_s, left_s))
         self._pause_s = min(self._pause_s * _PAUSE_GROWTH, FENCE_POLL_S_MAX)
+
+
+def _revision(stamp: Stamp) -> int:
+    return stamp.revision
 
 
 def _stop_of(state: FenceState, verdict: Pending) -> _Stop:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cache_l2.store import ArenaStore
+from cache_l2.store import ArenaStore, ClientRow
 from invalidation import follower as machine
 from invalidation.follower import Follower, Phase
 from invalidation.log import InvalidationLog, LogUnavailableError, Member, Renewal, RenewalStatus
@@ -96,6 +96,7 @@ class LogShell:
         self._timer: asyncio.Task[None] | None = None
         self._number = 0
         self._told_note = ""
+        self._told_keep = 0
         self._ending = False
 
     # --- life ---
@@ -128,8 +129,7 @@ class LogShell:
         if self._store.engines_may_serve():
             return  # a goodbye ends nobody's claim: fences wait for them as for those of any silent member
         self._note_clients()
-        others = any(client.row != self._store.own_row for client in self._store.clients())
-        drained = not others and self._applier.drained.is_complete
+        drained = self._applier.drained.is_complete and not any(map(self._is_in_use, self._store.clients()))
         try:
             if not drained and self._member().note != self._told_note:
                 # what is remembered of this member must say which engines it leaves behind
@@ -140,13 +140,22 @@ class LogShell:
         except LogUnavailableError as error:
             self._reports.goodbye_failed(error)
 
+    def _is_in_use(self, client: ClientRow) -> bool:
+        """Whether somebody may still use pages by this row: whoever attached, or calls that do not end."""
+        return client.row != self._store.own_row or client.leases > 0 or client.oldest_view > 0
+
     def wake(self) -> None:
         """The log may have grown: look now."""
         self._post(machine.Woken)
 
     def look_at_clients(self) -> bool:
-        """Tell the log, soon, if clients have applied or drained more; returns whether they have."""
+        """Tell the log, soon, if clients have applied or drained more, or one keeps its pages that no renewal told of.
+
+        Returns whether there is something to tell.
+        """
         moved = self._note_clients()
+        if self._number and self._told_keep != self._store.keep_opened:  # else the first renewal tells
+            moved = True
         if moved:
             self._post(machine.AcknowledgedMoved)
         return moved
@@ -329,6 +338,7 @@ class LogShell:
             ) as error:  # another server than the one judged at start, or otherwise configured by now
                 raise LogUnavailableError("refused", str(error)) from error
         boot = await self._bounded(self._log.boot(deadline_ns=self._deadline_ns()))
+        self._store.take_back_keep()  # it may be another log, or one that has forgotten this member
         counters = self._counters
         counters.tip, counters.settled, counters.replicas = boot.tip.revision, boot.settled, boot.replicas
         return machine.Booted(boot, self._clock.now_ns())
@@ -339,7 +349,8 @@ class LogShell:
         if earliest_ns > now_ns:
             await self._pause((earliest_ns - now_ns) / _SECOND_NS)
         member = self._member()
-        self._number, self._told_note = number, member.note
+        self._number, self._told_note, self._told_keep = number, member.note, self._store.keep_opened
+        told_keep = self._told_keep
         sent_ns = self._clock.now_ns()  # before it is sent: freshness counts from here (rule R14)
         self._pace.sent(sent_ns)
         try:
@@ -350,7 +361,18 @@ class LogShell:
             self._counters.renewals[error.reason] += 1
             raise
         self._count_renewal(renewal)
+        self._grant_keep(renewal, number, told_keep)
         return machine.Renewed(renewal, sent_ns, self._clock.now_ns())
+
+    def _grant_keep(self, renewal: Renewal, number: int, told: int) -> None:
+        """Engines may keep their pages past freshness once the log knows, and keeps whatever befalls it, that they do (R18).
+
+        Until then a fence would give up a sidecar that dies, and its engines would serve on.
+        """
+        if renewal.status is not RenewalStatus.OK:
+            self._store.take_back_keep()
+        elif renewal.confirmed and renewal.number == number:
+            self._store.grant_keep(told)
 
     def _count_renewal(self, renewal: Renewal) -> None:
         counters = self._counters

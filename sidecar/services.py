@@ -60,13 +60,18 @@ class Services:
             store, self.following.picture, version=version, clock=clock, addresses=self._addresses
         )
         self._attach = AttachServer(
-            store, directory.attach_path, clock=clock, observe=self.metrics.observe_attach
+            store,
+            directory.attach_path,
+            clock=clock,
+            observe=self.metrics.observe_attach,
+            engine_came=self.following.shell.look_at_clients,
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
         self._administration = Administration(
-            self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock
-        )
+            self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock,
+            call_s=settings.log_deadline,
+        )  # fmt: skip
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
         admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
         self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler(), admin.handler())
@@ -94,17 +99,22 @@ class Services:
         }
 
     async def drain(self, drain_s: float) -> None:
-        """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds."""
+        """Stop hits, tell everybody, and let what runs finish for up to `drain_s` seconds; what outlasts them is ended.
+
+        No call runs and holds pages after this: what the sidecar says of itself at its goodbye is true then.
+        """
         await self._grpc.stop_serving()
         self._store.drain()
         self._administration.end()
         finished, _, _ = await asyncio.gather(
             self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
         )
-        if not finished:
-            _log.warning(
-                "calls still ran at the end of the drain time and were ended", calls=self._calls.running
-            )
+        if finished:
+            return
+        _log.warning("calls still ran at the end of the drain time and are ended", calls=self._calls.running)
+        await self._grpc.stop(_FLUSH_S)
+        if not await self._calls.drain(_FLUSH_S):  # cancelled, and on their way out
+            _log.warning("calls do not end", calls=self._calls.running)
 
     async def close(self) -> None:
         """Close every socket; may be called at any time after construction."""

@@ -87,6 +87,8 @@ def sidecar_of(verb: str, endpoint: str | None, runtime_dir: Path | None) -> Ite
         fail(verb, _named(from_rpc_error(error), address))
     except StrataError as error:
         fail(verb, error)
+    except UnicodeEncodeError as error:  # from building a request: what is printed is escaped
+        fail(verb, ConfigError(f"{error.object[:80]!r} is no UTF-8 text, and this must be some"))
 
 
 def address_of(endpoint: str | None, runtime_dir: Path | None) -> str:

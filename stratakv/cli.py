@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -86,4 +88,6 @@ def main() -> None:
     """Run the command."""
     # gRPC's core writes its own lines to standard error, among ours and in another form; errors are enough.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names are anybody's, and a terminal may know ASCII alone
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

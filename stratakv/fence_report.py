@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from kv_wire.gen import admin_pb2
 from stratakv.admin import UNCONFIRMED, member_plain, member_table
-from stratakv.presentation import print_json, say
+from stratakv.presentation import Paper, print_json, say, what_is_done_stands
 
 _REASONS: Mapping[int, str] = {
     number: name.removeprefix("UNCONFIRMED_").lower() for name, number in admin_pb2.Unconfirmed.items()
@@ -36,6 +35,8 @@ class FenceReport:
     again: Sequence[str] = ()
     """Options that a repeated command needs besides its request id."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    before: Callable[[], None] = lambda: None
+    """Prints for people what comes before the rest."""
 
     @property
     def reason(self) -> str:
@@ -73,19 +74,22 @@ class FenceReport:
 
     def end(self, *, as_json: bool) -> None:
         """Print it, and end the command with its exit code."""
-        if as_json:
-            print_json(self.as_plain())
-        else:
-            self._print()
+        with what_is_done_stands(self.verb):
+            if as_json:
+                print_json(self.as_plain())
+            else:
+                self.before()
+                self._print()
         if self.exit_code:
-            say(self.verb, self._failure())
+            with what_is_done_stands(self.verb):
+                say(self.verb, self._failure())
         raise typer.Exit(self.exit_code)
 
     def _print(self) -> None:
         answer = self.answer
         if answer is None:
             return
-        console = Console()
+        console = Paper()
         console.print(
             f"{self.what}: {_revisions(answer.stamps)}", markup=False, highlight=False, soft_wrap=True
         )
@@ -97,9 +101,9 @@ class FenceReport:
                 soft_wrap=True,
             )
         if answer.gone:
-            console.print(member_table(f"{answer.gone_count} silent, given up for gone", list(answer.gone)))
+            console.show(member_table(f"{answer.gone_count} silent, given up for gone", list(answer.gone)))
         if answer.missing:
-            console.print(member_table(f"{answer.missing_count} missing", list(answer.missing)))
+            console.show(member_table(f"{answer.missing_count} missing", list(answer.missing)))
 
     def _failure(self) -> str:
         options = " ".join(["--request-id", self.request_id.hex(), *map(shlex.quote, self.again)])
@@ -114,6 +118,8 @@ class FenceReport:
 def _revisions(stamps: Sequence[Any]) -> str:
     if not stamps:
         return "no record is known to stand"
-    first, last = stamps[0].revision, stamps[-1].revision
-    shown = f"record {first}" if len(stamps) == 1 else f"records {first} to {last}"
+    revisions = sorted({stamp.revision for stamp in stamps})
+    first, last = revisions[0], revisions[-1]
+    spread = "" if last - first == len(revisions) - 1 else f", {len(revisions)} of them"
+    shown = f"record {first}" if first == last else f"records {first} to {last}{spread}"
     return f"{shown} of log {stamps[-1].incarnation.hex()}"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
@@ -17,7 +17,7 @@ from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, local_now, sidecar_of
 from stratakv.prefixes import Prefix, prefix_of
-from stratakv.presentation import plain, print_json, table_of
+from stratakv.presentation import Paper, plain, print_json, table_of
 from stratakv.selection import (
     AdapterOption,
     Fields,
@@ -34,7 +34,6 @@ from stratakv.selection import (
     parse_key,
     show_name,
 )
-from stratakv.times import show_time
 
 _VERB = "inspect"
 _CALL_S = 30.0
@@ -149,13 +148,13 @@ def _page_plain(page: admin_pb2.PageStatus) -> dict[str, Any]:
 def _print(space: Namespace | None, parts: list[admin_pb2.InspectResponse]) -> None:
     pages = [page for part in parts for page in part.pages]
     servable = sum(page.servable for page in pages)
-    console = Console()
+    console = Paper()
     if space is not None:
         console.print(
-            f"namespace {space.id.hex()}, model {space.model}: {servable} of {len(pages)} pages would be served",
+            f"namespace {space.id.hex()}, model {plain(space.model)}: {servable} of {len(pages)} pages would be served",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
-    console.print(_table(pages[:_ROWS_SHOWN]))
+    console.show(_table(pages[:_ROWS_SHOWN]))
     if len(pages) > _ROWS_SHOWN:
         console.print(f"… and {len(pages) - _ROWS_SHOWN} more; --json shows all", style="dim")
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from kv_types.errors import ConfigError, LogUnreachableError
 from kv_types.ids import NamespaceId
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Tier
+from kv_types.selectors import Selector
 from kv_wire.admin_conversions import selector_to_wire
 from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
@@ -29,7 +29,7 @@ from stratakv.admin import (
 )
 from stratakv.fence_report import FenceReport
 from stratakv.prefixes import Prefix, prefix_of
-from stratakv.presentation import plain, print_json, say, table_of
+from stratakv.presentation import Paper, plain, print_json, say, table_of
 from stratakv.selection import (
     AdapterOption,
     Fields,
@@ -53,6 +53,7 @@ from stratakv.selection import (
     selector_of,
     selector_plain,
 )
+from stratakv.times import exact_time
 from stratakv.waiting import (
     TIMEOUT_DEFAULT,
     NoWaitOption,
@@ -123,8 +124,6 @@ def invalidate(
         if not yes and not selection.is_narrow:
             _confirm(sidecar, selection)
         report = _append(sidecar, selection, waiting, reason=reason)
-    if not as_json:
-        _show_namespaces(selection)
     report.end(as_json=as_json)
 
 
@@ -136,7 +135,8 @@ def _append(sidecar: Sidecar, selection: Selection, waiting: Waiting, *, reason:
     answer, broken = call_and_wait(sidecar.admin.invalidate, request, waiting)
     return FenceReport(
         verb=_VERB, wait=waiting.name, what=f"invalidated {selection.describe()}", request_id=waiting.request_id,
-        answer=answer, broken=broken, extra=_selected(selection),
+        answer=answer, broken=broken, again=_times(selection.selectors[0]), extra=_selected(selection),
+        before=lambda: _show_namespaces(selection),
     )  # fmt: skip
 
 
@@ -192,6 +192,12 @@ def _counted(tier: admin_pb2.TierCount) -> str:
     return f"{Tier(tier.tier).name} {tier.pages:,} pages, {format_size(tier.bytes)}"
 
 
+def _times(selector: Selector) -> list[str]:
+    """Options that name the same times whenever the command is repeated."""
+    times = (("--since", selector.since_ms), ("--until", selector.until_ms))
+    return [word for option, ms in times if ms is not None for word in (option, exact_time(ms))]
+
+
 def _selected(selection: Selection) -> dict[str, Any]:
     return {
         "namespaces": [namespace.id.hex() for namespace in selection.namespaces],
@@ -213,6 +219,6 @@ def _show_namespaces(selection: Selection) -> None:
             namespace.id.hex(), plain(namespace.model), plain(namespace.tenant), f"{namespace.page_tokens} tokens",
             selector.key.hex(),
         )  # fmt: skip
-    Console(stderr=True).print(table)
+    Paper(stderr=True).show(table)
     if len(selection.namespaces) > _SHOWN_MAX_ROWS:
         typer.echo(f"… and {len(selection.namespaces) - _SHOWN_MAX_ROWS} more; --json lists all", err=True)

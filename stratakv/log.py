@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from kv_types.clock import show_time
 from kv_types.errors import SidecarUnreachableError
 from kv_types.events import Selected
 from kv_types.ids import Stamp
@@ -19,9 +19,8 @@ from kv_wire.admin_conversions import record_from_wire
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
 from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, sidecar_of
-from stratakv.presentation import plain, say
+from stratakv.presentation import Paper, plain, say
 from stratakv.selection import selector_plain
-from stratakv.times import show_time
 
 _VERB = "log"
 _READ_S = 60.0
@@ -38,7 +37,7 @@ def log(
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
     """Show what was invalidated: the kept records of the log, oldest first, with who asked for each and why."""
-    console = Console()
+    console = Paper()
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         try:
             for message in _records(sidecar, after, follow=follow):
@@ -68,6 +67,8 @@ def record_plain(message: admin_pb2.LogRecord) -> dict[str, Any]:
 
 def _records(sidecar: Sidecar, after: int, *, follow: bool) -> Iterator[admin_pb2.LogRecord]:
     """Yield records; a call that followed for as long as one may, or whose sidecar went away, is made again."""
+    if follow:
+        sidecar.status()  # nobody is waited for who was never there
     position: Stamp | None = None
     while True:
         request = admin_pb2.ReadLogRequest(
@@ -82,7 +83,7 @@ def _records(sidecar: Sidecar, after: int, *, follow: bool) -> Iterator[admin_pb
                 position, _ = record_from_wire(message)
                 yield message
         except grpc.RpcError as error:
-            if not follow or position is None or not _is_away(error):
+            if not follow or not _is_away(error):
                 raise
             say(_VERB, f"{from_rpc_error(error)}; waiting for the sidecar")
             grpc.channel_ready_future(sidecar.channel).result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from kv_types.errors import ConfigError
 from kv_wire.admin_conversions import ID_BYTES
@@ -19,7 +18,7 @@ from stratakv.admin import (
     member_table,
     sidecar_of,
 )
-from stratakv.presentation import print_json
+from stratakv.presentation import Paper, print_json, what_is_done_stands
 
 _VERB = "members"
 _READ_S = 10.0
@@ -62,6 +61,11 @@ def _forget(sidecar: Sidecar, ids: list[bytes], *, all_gone: bool, as_json: bool
     answer = sidecar.admin.forget_members(request, timeout=_FORGET_S)
     forgotten = [member.hex() for member in answer.forgotten]
     stayed = [member.hex() for member in ids if member not in answer.forgotten]
+    with what_is_done_stands(_VERB):
+        _print_forgotten(forgotten, stayed, as_json=as_json)
+
+
+def _print_forgotten(forgotten: list[str], stayed: list[str], *, as_json: bool) -> None:
     if as_json:
         print_json({"forgotten": forgotten, "stayed": stayed})
         return
@@ -89,7 +93,7 @@ def _plain(parts: list[admin_pb2.MembersResponse]) -> dict[str, Any]:
 
 def _print(parts: list[admin_pb2.MembersResponse]) -> None:
     head = parts[0]
-    console = Console()
+    console = Paper()
     console.print(
         f"fleet {head.fleet!r}, log {head.tip.incarnation.hex()} at revision {head.tip.revision}, "
         f"{head.replicas} configured replicas",
@@ -100,7 +104,7 @@ def _print(parts: list[admin_pb2.MembersResponse]) -> None:
     if not head.settled:
         console.print("the log's incarnation is young: fences wait until it has settled", style="yellow")
     found = [member for part in parts for member in part.members]
-    console.print(member_table(f"{len(found)} members", found))
+    console.show(member_table(f"{len(found)} members", found))
 
 
 def _member_id(text: str) -> bytes:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from kv_types.namespace import Namespace
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
-from stratakv.presentation import plain, print_json, say, table_of
+from stratakv.presentation import Paper, plain, print_json, say, table_of
 
 _VERB = "namespaces"
 
@@ -44,7 +43,7 @@ def namespaces(
             one.id.hex(), plain(one.model), plain(weights_of(one)), plain(adapter), plain(one.tenant),
             str(one.page_tokens), str(one.kv_dtype), _shard(one),
         )  # fmt: skip
-    Console().print(table)
+    Paper().show(table)
     if incomplete:
         say(_VERB, f"these are this sidecar's; the rest of the fleet's are missing: {incomplete}")
 

@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-from typing import Any
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+_UNBOUNDED_COLUMNS = 10_000
+
+
+class Paper(Console):
+    """Standard output or error: as wide as its terminal, of any width where it is none; tables keep every id whole."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = _UNBOUNDED_COLUMNS
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to whoever prints what a closed pipe means, in place of exiting with a code that says otherwise."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def show(self, table: Table) -> None:
+        """Print a table, or where it is wider than the terminal its rows below one another, a cell a line."""
+        natural = self.measure(table, options=self.options.update(max_width=_UNBOUNDED_COLUMNS)).maximum
+        if natural <= self.width or not table.row_count:
+            self.print(table)
+            return
+        if table.title:
+            self.print(table.title, style="italic", highlight=False)
+        names = [str(column.header) for column in table.columns]
+        widest = max(map(len, names))
+        for row, cells in zip(
+            table.rows, zip(*(column.cells for column in table.columns), strict=True), strict=True
+        ):
+            self.rule(style="dim")
+            for name, cell in zip(names, cells, strict=True):
+                if value := cell if isinstance(cell, Text) else Text(str(cell)):
+                    line = Text(f"{name:>{widest}}  ", style="bold").append_text(value)
+                    self.print(line, style=row.style, soft_wrap=True)
 
 
 def say(verb: str, text: str) -> None:
@@ -18,6 +58,33 @@ def say(verb: str, text: str) -> None:
 def print_json(value: Any) -> None:
     """Write one JSON object, or list, to standard output."""
     typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+@contextlib.contextmanager
+def what_is_done_stands(verb: str) -> Iterator[None]:
+    """Print what was done; that nobody can take it (a closed pipe, a full disk) changes neither it nor the exit code."""
+    failures: list[str] = []
+    try:
+        yield
+    except OSError as error:
+        failures.append(error.strerror or str(error))
+    broken = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and not _flushed(stream)]
+    for stream in broken:
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device, not a path of ours
+            os.dup2(
+                nowhere.fileno(), stream.fileno()
+            )  # or the interpreter fails at its end, with a code of its own
+    if broken or failures:
+        with contextlib.suppress(OSError):
+            say(verb, f"not all of the answer could be written ({', '.join(failures) or 'nobody reads it'})")
+
+
+def _flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def table_of(title: str, *headings: str) -> Table:

@@ -9,7 +9,7 @@ import typer
 from kv_types.limits import REPLICAS_MAX
 from kv_wire.gen import admin_pb2
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
-from stratakv.presentation import print_json
+from stratakv.presentation import print_json, what_is_done_stands
 
 _VERB = "replicas set"
 _CALL_S = 10.0
@@ -34,7 +34,8 @@ def set_replicas(
     """Set the number of configured replicas. Lower it when one is lost for good, before that hits and fences stop."""
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         sidecar.admin.set_replicas(admin_pb2.SetReplicasRequest(replicas=replicas), timeout=_CALL_S)
-    if as_json:
-        print_json({"replicas": replicas})
-    else:
-        typer.echo(f"renewals and fences need {replicas} replicas from now on")
+    with what_is_done_stands(_VERB):
+        if as_json:
+            print_json({"replicas": replicas})
+        else:
+            typer.echo(f"renewals and fences need {replicas} replicas from now on")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +18,7 @@ from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import address_of, fail
-from stratakv.presentation import plain, print_json, table_of
+from stratakv.presentation import Paper, plain, print_json, table_of
 
 _DEADLINE_S = 5.0
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
@@ -46,7 +46,12 @@ def status(
     if as_json:
         print_json(as_plain(answer))
     else:
-        Console().print(render(answer))
+        paper = Paper()
+        for part in render(answer).renderables:
+            if isinstance(part, Table):
+                paper.show(part)
+            else:
+                paper.print(part)
 
 
 def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
@@ -77,7 +82,7 @@ def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
 
 def render(answer: cache_pb2.StatusResponse) -> Group:
     """Return the answer as tables for a terminal."""
-    parts: list[Any] = [_headline(answer), _log(answer), _memory(answer)]
+    parts: list[Any] = [_headline(answer), *_log(answer), _memory(answer)]
     if answer.namespaces:
         parts.append(_namespaces(answer))
     parts.append(_clients(answer))
@@ -126,7 +131,7 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
     return text
 
 
-def _log(answer: cache_pb2.StatusResponse) -> Group:
+def _log(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     log = answer.log
     table = table_of(
         "invalidation log, in revisions", "phase", "applied", "tip", "acknowledged", "drained", "weights"
@@ -143,7 +148,7 @@ def _log(answer: cache_pb2.StatusResponse) -> Group:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    return Group(table, *(Text(plain(trouble).plain, style="red") for trouble in troubles))
+    return [table, *(Text(plain(trouble).plain, style="red") for trouble in troubles)]
 
 
 def _where(log: cache_pb2.LogStatus) -> str:

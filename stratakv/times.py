@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from kv_types.errors import ConfigError
 from sidecar.units import parse_duration
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?P<span>\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))(?:\s+ago)?")
 
 
@@ -31,16 +32,13 @@ def parse_time(text: str, *, option: str, now: datetime) -> int:
         ) from error
 
 
-def show_time(unix_ms: int) -> str:
-    """Write a Unix time in ms as ISO 8601 in UTC, to the second; the number itself where no calendar reaches."""
-    try:
-        return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{unix_ms} ms"
+def exact_time(unix_ms: int) -> str:
+    """Write a time as `parse_time` reads it back to the ms."""
+    return (_EPOCH + timedelta(milliseconds=unix_ms)).isoformat(timespec="milliseconds")
 
 
 def _unix_ms(when: datetime) -> int:
-    number = int(when.timestamp() * 1000)
+    number = (when - _EPOCH) // timedelta(milliseconds=1)
     if number < 0:
         raise ValueError("before 1970")
     return number

@@ -65,7 +65,8 @@ def set_version(
     """
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         waiting = waiting_of(wait, timeout, request_id, no_wait=no_wait)
-        old = replaced if replaced is not None else _announced(sidecar, model, version)
+        last = replaced if replaced is not None else _announced(sidecar, model)
+        old = None if replaced is None and last == version else last
         request = admin_pb2.AnnounceWeightsRequest(
             model=model, version=version, reason=reason, author=author(), wait=waiting.wait,
             timeout_ms=waiting.timeout_ms, request_id=waiting.request_id, invalidate_version=old,
@@ -73,14 +74,14 @@ def set_version(
         answer, broken = call_and_wait(sidecar.admin.announce_weights, request, waiting)
     again = [] if replaced is not None or old is None else ["--from", old]
     FenceReport(
-        verb=_VERB, wait=waiting.name, what=f"{model} has weights {version}, {_invalidated(old)}",
+        verb=_VERB, wait=waiting.name, what=f"{model} has weights {version}, {_invalidated(old, again=last == version)}",
         request_id=waiting.request_id, answer=answer, broken=broken, again=again,
         extra={"model": model, "version": version, "invalidated_version": old},
     ).end(as_json=as_json)  # fmt: skip
 
 
-def _announced(sidecar: Sidecar, model: str, version: str) -> str | None:
-    """The version announced last, to be invalidated; None: there is none, or it is the one that is set.
+def _announced(sidecar: Sidecar, model: str) -> str | None:
+    """The version announced last, None: there is none.
 
     Raises LogUnreachableError while the sidecar has read no log, and so knows nothing of announcements.
     """
@@ -90,13 +91,12 @@ def _announced(sidecar: Sidecar, model: str, version: str) -> str | None:
             f"this sidecar has not read the invalidation log yet ({status.log.reason}), so that it can't tell which version "
             "is replaced; nothing was appended: name it by --from, or try again"
         )
-    announced = status.weights_versions
-    return announced[model] if model in announced and announced[model] != version else None
+    return status.weights_versions.get(model)
 
 
-def _invalidated(old: str | None) -> str:
-    return (
-        f"{old} is invalidated"
-        if old is not None
-        else "no other version was announced, so that none is invalidated"
-    )
+def _invalidated(old: str | None, *, again: bool) -> str:
+    if old is not None:
+        return f"{old} is invalidated"
+    if again:
+        return "which was announced already, so that no other version is invalidated; name one by --from"
+    return "no other version was announced, so that none is invalidated"

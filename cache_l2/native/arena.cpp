@@ -96,6 +96,11 @@ void Arena::publish_freshness(std::uint64_t freshness_ns) {
   view_.header->freshness_ns.store(freshness_ns, std::memory_order_release);
 }
 
+void Arena::grant_keep(bool granted) {
+  view_.header->keep_granted.store(granted ? 1 : 0, std::memory_order_release);
+  fence_seq_cst();  // a client that is welcomed after it was taken back doesn't find it granted
+}
+
 void Arena::close_header() { view_.header->closed.store(1, std::memory_order_seq_cst); }
 
 void Arena::check_row(std::uint32_t row, bool in_use) const {

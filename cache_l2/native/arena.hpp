@@ -102,6 +102,8 @@ class Arena {
 
   std::uint64_t publish_event(Event event);
   void publish_freshness(std::uint64_t freshness_ns);
+  // Whether clients whose engines keep their pages may claim them without limit (rule R18).
+  void grant_keep(bool granted);
   void close_header();
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_relaxed); }
 

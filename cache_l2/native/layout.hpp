@@ -52,7 +52,7 @@ struct alignas(kCacheLine) Header {
   alignas(kCacheLine) Word view;           // count of all events of this life; 1 at start
   Word closed;                             // 1: draining or ended, no look-up may hit
   alignas(kCacheLine) Word freshness_ns;   // F: hits are served while CLOCK_BOOTTIME < F
-  Word keep_granted;                       // reserved: whether the log knows of this node's clients that serve on past F; 0
+  Word keep_granted;                       // 1: the log knows of this node's clients that serve on past F (rule R18)
   Word reserved1[6];
 };
 static_assert(sizeof(Header) % kCacheLine == 0);

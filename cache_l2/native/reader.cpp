@@ -85,7 +85,8 @@ std::pair<int, StampedView> Reader::begin_request() {
 }
 
 std::pair<std::uint64_t, std::uint64_t> Reader::claim_freshness(std::optional<std::uint64_t> freshness_ns) {
-  const std::uint64_t claimed = freshness_ns ? *freshness_ns : this->freshness_ns();
+  const bool refused = freshness_ns == kNoLimit && view_.header->keep_granted.load(std::memory_order_acquire) == 0;
+  const std::uint64_t claimed = freshness_ns && !refused ? *freshness_ns : this->freshness_ns();
   row().own_freshness_ns.store(claimed, std::memory_order_release);
   fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)
   return {claimed, view_number()};

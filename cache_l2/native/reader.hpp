@@ -27,6 +27,9 @@ struct LookUpResult {
   std::uint64_t stands_on = kNoInstance;  // of keys[start − 1], on which the first page stands
 };
 
+// A claim of freshness that doesn't end.
+inline constexpr std::uint64_t kNoLimit = ~0ULL;
+
 class Reader {
  public:
   // Maps the three files; takes over the descriptors. invalid_argument when header, life or sizes do not fit.
@@ -45,8 +48,8 @@ class Reader {
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
   std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
   void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
-  // Says until when an index of this client's own may serve without asking (the header's F if nothing is given), then
-  // loads the view: (what was said, view) (rule R18).
+  // Says until when an index of this client's own may serve without asking, then loads the view: (what was said, view)
+  // (rule R18). The header's F if nothing is given, or if no limit is wanted and that isn't granted.
   std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
   // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.

@@ -107,7 +107,7 @@ def _small_steps(store: FollowedStore, work: int) -> Iterator[int]:
     """Hide everything as `hiding` does, in steps of so little work that several are needed."""
     cursor = 0
     while cursor >= 0:
-        for terms in store._selecting.terms([EVERYTHING]):
+        for terms in filter(None, store._selecting.terms([EVERYTHING])):
             cursor, hidden = store._arena.hide_step(**terms, cursor=cursor, work_max=work)
         yield hidden
 

@@ -14,7 +14,8 @@ from cache_l2.provenance import ProvenanceTable
 from cache_l2.selecting import Selecting, StepTerms
 from kv_types.errors import LimitExceededError
 from kv_types.ids import NamespaceId, PageKey, Stamp
-from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, NAMESPACES_MAX
+from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, NAMESPACES_MAX, SELECTORS_MATCHED_MAX
+from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.selectors import EVERYTHING, Origin, Selector
 from kv_types.validity import NO_INSTANCE
@@ -330,6 +331,36 @@ def test_a_storm_of_equal_and_of_wide_selectors_is_one_walk() -> None:
     assert (
         list(selecting.hiding([Selector(tenant="nobody"), Selector(namespace=NamespaceId(bytes(32)))])) == []
     )
+
+
+@pytest.mark.parametrize("tag", [None, b"t"])
+def test_many_selectors_are_held_against_many_namespaces_in_turns(
+    tag: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tenants as a fleet may purge, on a node that serves as many: no turn may hold up the event loop."""
+    made = NamespaceRegistry()
+    for number in range(100):
+        made.register(namespace_of("m", tenant=f"here {number}").canonical, 4096)
+    selecting = Selecting(SteppingArena(10), made, ProvenanceTable(), skew_ms=0)
+    matched = 0
+    real = Selector.matches_namespace
+
+    def matches(selector: Selector, namespace: Namespace) -> bool:
+        nonlocal matched
+        matched += 1
+        return real(selector, namespace)
+
+    monkeypatch.setattr(Selector, "matches_namespace", matches)
+    storm = [Selector(tenant=f"gone {number}", tag=tag) for number in range(1000)]
+    storm += [Selector(tenant="here 7", tag=tag)]
+    told, hidden = 0, 0
+    for step in selecting.hiding(storm):
+        assert matched - told <= SELECTORS_MATCHED_MAX + len(storm)
+        told = matched
+        hidden += step
+    assert hidden == 10
+    assert matched > 20 * SELECTORS_MATCHED_MAX
+    assert sum(pages for pages, _ in selecting.counting(storm)) == 10
 
 
 def test_a_count_that_another_one_ended_says_so(world: World) -> None:

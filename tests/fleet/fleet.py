@@ -47,7 +47,7 @@ _CLOCK = BoottimeClock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What each worker does; see WorkerPlan."""
+    """What each worker does; see WorkerPlan. The last worker of the last sidecar uses gRPC alone."""
 
     tenants: int = 2
     chains: int = 5
@@ -77,6 +77,15 @@ class WorkerProcess:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def output(self) -> str:
+        """What it printed last, in all its lives."""
+        log = self._directory / f"{self.name}.log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
     def start(self) -> None:
         life = len(self.files)
@@ -135,15 +144,17 @@ class Fleet:
             SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES, program=program)
             for number in range(sidecars)
         ]
+        self._remote = (sidecars - 1, workers - 1)
         self.workers = [
             self._worker(sidecar, number) for sidecar in range(sidecars) for number in range(workers)
         ]
 
     def _worker(self, sidecar: int, number: int) -> WorkerProcess:
         producer = 10 * sidecar + number
+        is_remote = (sidecar, number) == self._remote
         plan = WorkerPlan(
             endpoint=str(self.sidecars[sidecar].runtime), history="", history_bytes_max=HISTORY_BYTES_MAX,
-            producer=producer, seed=producer, **asdict(self.load),
+            producer=producer, seed=producer, shared_memory=not is_remote, **asdict(self.load),
         )  # fmt: skip
         return WorkerProcess(f"w{producer}", self._directory, sidecar=sidecar, plan=plan)
 
@@ -260,7 +271,7 @@ class Fleet:
         waiting = [worker for worker in self.workers if sidecars is None or worker.sidecar in sidecars]
 
         def is_served(worker: WorkerProcess) -> bool:
-            assert worker.is_running, f"{worker.name} has ended"
+            assert worker.is_running, f"{worker.name} has ended ({worker.exit_status}): {worker.output()}"
             worker.files[-1].read()
             return any(
                 look_up.is_full and look_up.invoked_ns >= since_ns

@@ -62,6 +62,12 @@ def invalidate(fleet: Fleet, *arguments: str, via: int = 0) -> dict[str, Any]:
     return told
 
 
+def arena_of(fleet: Fleet, node: int) -> dict[str, int]:
+    """The arena's statistics of one node."""
+    arena: dict[str, int] = command(fleet, "status", via=node)[1]["arena"]
+    return arena
+
+
 def all_stored(outcomes: Sequence[object]) -> bool:
     return bool(outcomes) and all(isinstance(one, Stored) for one in outcomes)
 
@@ -173,9 +179,12 @@ def test_c36_leased_pages_are_hidden_at_once_and_freed_at_the_last_release(fleet
         assert (code, missing["reason"], missing["missing_count"]) == (UNCONFIRMED, "members", 1)
         assert missing["missing"][0]["note"]["pid"] == fleet.sidecars[0].pid
         assert all_stored(holder.compute(chain)), "created anew while somebody reads the old ones"
+        held = arena_of(fleet, 0)
+        assert held["leased_bytes"] == 6 * holder.page_bytes
         lease.release()
         code, told = command(fleet, "invalidate", "--model", "c36", "--wait=drained", "--yes", *again, via=1)
         assert (code, told["confirmed"]) == (0, True)
+        assert (arena_of(fleet, 0)["leased_bytes"], arena_of(fleet, 0)["oldest_hidden_view"]) == (0, 0)
         assert holder.served(chain) == (6, 6)
         assert other.served(chain) == (0, 0)
 

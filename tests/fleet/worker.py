@@ -45,7 +45,10 @@ _CLOCK = BoottimeClock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """What one worker does. `compute_ms_max`: the longest that a computation takes; `l1_share`: of look-ups through L1."""
+    """What one worker does. `compute_ms_max`: the longest that a computation takes; `l1_share`: of look-ups through L1.
+
+    Without `shared_memory` it uses gRPC alone, and has no L1 that could be trusted.
+    """
 
     endpoint: str
     history: str
@@ -58,6 +61,7 @@ class WorkerPlan:
     per_s: float
     compute_ms_max: float
     l1_share: float
+    shared_memory: bool
     seed: int
 
 
@@ -89,7 +93,10 @@ class FleetWorker:
         self._plan = plan
         self._random = random.Random(plan.seed)
         self._recorder = Recorder(Path(plan.history), bytes_max=plan.history_bytes_max)
-        settings = ClientSettings(name=producer_name(plan.producer).decode(), prefault=False, deadline_s=0.5)
+        settings = ClientSettings(
+            name=producer_name(plan.producer).decode(), prefault=False, deadline_s=0.5,
+            shared_memory=plan.shared_memory,
+        )  # fmt: skip
         self._client = Client.connect(plan.endpoint, settings=settings)
         self._tenants = [self._tenant(number) for number in range(plan.tenants)]
         self._chains = {

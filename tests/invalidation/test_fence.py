@@ -177,3 +177,22 @@ def test_an_unsettled_incarnation_is_never_final_whoever_acknowledged() -> None:
     for now_ns in (0, 1000 * WINDOW_NS):
         assert isinstance(fence.observe(state, now_ns=now_ns), Pending)
     assert _missing(fence.observe(state, now_ns=2000 * WINDOW_NS)) == set(), "only settling is missing"
+
+
+def test_notes_are_read_only_of_who_may_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence looks at its members many times a second, and a large fleet has a thousand notes."""
+    read = 0
+    real = MemberNote.decode
+
+    def decode(text: str) -> MemberNote | None:
+        nonlocal read
+        read += 1
+        return real(text)
+
+    monkeypatch.setattr(MemberNote, "decode", decode)
+    fence = _fence()
+    state = _state({bytes([number]) * 16: _member() for number in range(100, 200)} | {A: _member(gone=True)})
+    for now_ns in range(0, WINDOW_NS, WINDOW_NS // 20):
+        assert len(_missing(fence.observe(state, now_ns=now_ns))) == 100
+    assert read <= 21, "of the one that is gone, and no other"
+    assert isinstance(fence.observe(state, now_ns=WINDOW_NS), Reached)

@@ -254,6 +254,8 @@ async def test_who_may_not_is_told_so(
         await log.boot(deadline_ns=within())
     assert failed.value.reason == reason
     assert "secret" not in str(failed.value)
+    assert ("user and password in the URL" in str(failed.value)) == (reason == "denied")
+    assert "ACL SETUSER" not in str(failed.value)
     allowed = logs.open(f"redis://default:secret@127.0.0.1:{server.port}/3")
     assert (await allowed.boot(deadline_ns=within())).tip.revision == 0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
-from invalidation.log import LogUnavailableError, RenewalStatus
+from invalidation.log import LogLimits, LogUnavailableError, RenewalStatus
 from kv_types.limits import LOG_UNCONFIRMED_MAX
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.polling import wait_until
@@ -97,6 +100,56 @@ async def test_a_primary_cut_off_from_its_replica_confirms_nothing_not_even_what
     finally:
         replica.thaw()
     assert (await member.renew()).confirmed
+
+
+async def test_a_refusal_of_a_primary_cut_off_from_its_replica_is_not_confirmed_either(
+    servers: RedisServers, logs: Logs
+) -> None:
+    """Else an old primary could say to a member that follows its successor: begin anew, and cost it all its pages."""
+    primary = servers.start(repl_ping_replica_period="3600")
+    replica = servers.start_replica(primary)
+    log = logs.open(primary, replicas=1, limits=LogLimits(records=2))
+    stranger, ahead, behind = Follower(log), Follower(log), Follower(log)
+    for member in (ahead, behind):
+        await member.boot()
+        assert (await member.renew()).confirmed
+    ahead.at = replace(ahead.at, revision=9)
+    for _ in range(4):
+        await append(log)
+    assert (await log.fence(deadline_ns=within())).confirmed
+    wait_until(lambda: has_acknowledged_all(primary), what="the replica to have acknowledged all there is")
+    replica.freeze()
+    try:
+        for member, status in (
+            (stranger, RenewalStatus.NEW_INCARNATION),
+            (ahead, RenewalStatus.FORK),
+            (behind, RenewalStatus.GAP),
+        ):
+            renewal = await member.renew(seconds=SOON_S)
+            assert (renewal.status, renewal.confirmed) == (status, False)
+    finally:
+        replica.thaw()
+    assert (await stranger.renew()).confirmed
+
+
+async def test_fences_that_no_replica_confirms_do_not_keep_the_remedy_from_the_log(
+    servers: RedisServers, logs: Logs
+) -> None:
+    """Each look of a fence waits for the replica as long as a call may: an administrator's calls go beside them."""
+    primary = servers.start()
+    replica = servers.start_replica(primary)
+    log = logs.open(primary, replicas=1)
+    member = Follower(log)
+    await member.boot()
+    assert (await member.renew()).confirmed
+    replica.kill()
+    fences = [asyncio.create_task(log.fence(deadline_ns=within(2 * SOON_S))) for _ in range(4)]
+    await asyncio.sleep(0)
+    await log.set_replicas(0, deadline_ns=within(SOON_S))
+    assert not any(fence.done() for fence in fences)
+    await asyncio.gather(*fences, return_exceptions=True)
+    looks = [await log.fence(deadline_ns=within()) for _ in range(2)]
+    assert looks[-1].confirmed, "the first one may still go by the k before"
 
 
 async def test_an_old_primary_that_lives_on_grants_nothing_and_the_new_one_is_found(

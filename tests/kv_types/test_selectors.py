@@ -222,8 +222,9 @@ def test_what_decides_is_told_apart(selector: Selector) -> None:
 
 
 def test_a_description_names_every_field_that_is_set() -> None:
-    selector = Selector(model="m", key=PageKey(b"\xab" * 32), tag=b"a\xff", until_ms=UINT64_MAX)
+    selector = Selector(model="m", key=PageKey(b"\xab" * 32), tag=b"a\xff", since_ms=0, until_ms=UINT64_MAX)
     assert selector.describe() == (
-        f"model='m' and key='{'ab' * 32}' and tag='a\\\\xff' and until-ms={UINT64_MAX}"
+        f"model='m' and key='{'ab' * 32}' and tag='a\\\\xff' and "
+        f"since=1970-01-01T00:00:00Z and until={UINT64_MAX} ms"
     )
     assert EVERYTHING.describe() == "everything"

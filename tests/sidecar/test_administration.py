@@ -184,6 +184,50 @@ async def test_records_are_appended_again_to_a_log_that_begins_anew() -> None:
     assert [record.event for record in await fleet.records()] == [Selected(MODEL), Selected(EVERYTHING)]
 
 
+def begin_anew_after(fleet: ScriptedFleet, appends: int) -> None:
+    """Have the log begin anew, and settle at once, after so many appends; members that stand still stay behind."""
+    real = fleet.local.append
+
+    async def append(*arguments: Any, **named: Any) -> Any:
+        appended = await real(*arguments, **named)
+        if fleet.log.calls["append"] == appends:
+            await fleet.begin_anew()
+            await fleet.settled()
+        return appended
+
+    fleet.local.append = append  # type: ignore[method-assign]
+
+
+async def test_a_log_that_begins_anew_between_two_records_gets_both_in_order() -> None:
+    """Workers that hear of new weights after the old ones were invalidated would make pages of the old ones meanwhile."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    begin_anew_after(fleet, 1)
+    result = await announce(fleet, "m", "2", old="1", request_id=bytes(16))
+    assert result.unconfirmed is None
+    events = [record.event for record in await fleet.records()]
+    assert events[-2:] == [WeightsAnnounced("m", "2"), Selected(Selector(model="m", weights_version="1"))]
+    assert [stamp.revision for stamp in result.stamps] == [len(events) - 1, len(events)]
+    again = await announce(fleet, "m", "2", old="1", request_id=bytes(16))
+    assert (again.stamps, len(await fleet.records())) == (result.stamps, len(events))
+
+
+async def test_a_fence_waits_for_the_newest_of_its_records_whatever_their_order() -> None:
+    """The second record lands in the new incarnation first, and the first one behind it: both must be acknowledged."""
+    member = ScriptedMember()
+    fleet = await ScriptedFleet(member).settled()
+    begin_anew_after(fleet, 1)
+
+    async def stand_still() -> None:
+        member.acknowledges = (
+            fleet.log.calls["append"] <= 2
+        )  # the one record that the new incarnation has by then
+
+    fleet.at_pause = [stand_still] * 10_000
+    result = await invalidate(fleet, MODEL, Selector(model="n"), timeout_s=3)
+    assert result.unconfirmed is Unconfirmed.MEMBERS
+    assert set(result.missing) == {member.id}
+
+
 async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> None:
     fleet = await ScriptedFleet(ScriptedMember()).settled()
     fleet.members[0].acknowledges = False
@@ -214,6 +258,31 @@ async def test_a_repeated_request_appends_nothing_anew() -> None:
     assert len(await fleet.records()) == 2
     await announce(fleet, "m", "2", request_id=request_id)
     assert len(await fleet.records()) == 3, "an announcement is another request, whatever its id"
+
+
+async def test_what_was_not_asked_for_before_is_appended_whatever_the_request_id() -> None:
+    """A prefix is applied in one namespace more when it is repeated; somebody uses an id again for something else."""
+    fleet = await ScriptedFleet(ScriptedMember(), behind := ScriptedMember()).settled()
+    request_id = os.urandom(16)
+    first = await invalidate(fleet, MODEL, EVERYTHING, request_id=request_id)
+    behind.acknowledges = False
+    other = Selector(model="other")
+    second = await invalidate(fleet, MODEL, other, EVERYTHING, request_id=request_id, timeout_s=1.0)
+    assert (second.stamps[0], second.stamps[2]) == first.stamps
+    assert [record.event for record in await fleet.records()][2:] == [Selected(other)]
+    assert second.unconfirmed is Unconfirmed.MEMBERS, "the newest record is waited for, wherever it stands"
+    assert set(second.missing) == {behind.id}
+
+
+async def test_other_weights_are_another_announcement_whatever_the_request_id() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    request_id = os.urandom(16)
+    await announce(fleet, "m", "2", old="1", request_id=request_id)
+    await announce(fleet, "m", "2", old="1", request_id=request_id)
+    await announce(fleet, "m", "3", old="1", request_id=request_id)
+    old = Selected(Selector(model="m", weights_version="1"))
+    events = [record.event for record in await fleet.records()]
+    assert events == [WeightsAnnounced("m", "2"), old, WeightsAnnounced("m", "3"), old]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -217,6 +217,10 @@ def test_an_unknown_copy_kernel_is_named_with_those_there_are() -> None:
         ("l3_url", "http://there", "redis://"),
         ("l3_url", "redis://a,there", "redis://"),
         ("log_url", "", "redis://"),
+        ("log_url", "redis://", "needs a host"),
+        ("log_url", "redis://there:port", "can't be read"),
+        ("l3_url", "redis://a,redis://there/x", "database's number"),
+        ("l3_url", "redis://there/0?colour=red", "colour"),
         ("fleet", "", "letters"),
         ("fleet", "-x", "first of them"),
         ("fleet", "a b", "letters"),
@@ -262,6 +266,22 @@ def test_passwords_in_urls_are_not_shown(urls: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STRATAKV_L3_URL", f"{urls},http://x")
     with pytest.raises(ConfigError) as caught:
         load_settings({})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2#x@there",
+        "redis://user:hunter2/x@there",
+        "redis://:1/hunter2@there",
+        "redis://:1?hunter2=x@there",
+        "redis://user:p@a/hunter2@there",
+    ],
+)
+def test_what_cannot_be_read_says_how_passwords_are_written_and_shows_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="%23") as caught:
+        load_settings({"log_url": url})
     assert "hunter2" not in str(caught.value)
 
 

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from kv_types.clock import BoottimeClock
-from kv_types.errors import ConfigError
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import (
@@ -285,7 +284,8 @@ async def test_a_log_url_wins_over_everything_else(tmp_path: Path, servers: Redi
     await chosen.close()
 
 
-@pytest.mark.asyncio
-async def test_a_url_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="host"):
-        await choose_log(Settings(l3_url="redis://"), tmp_path, clock=BoottimeClock())
+def test_a_url_that_cannot_be_read_is_a_clear_usage_error(tmp_path: Path) -> None:
+    ended = run_command("serve", "--runtime-dir", str(tmp_path), "--l3-url", "redis://")
+    assert ended.returncode == 2, ended.stderr
+    assert "l3_url" in ended.stderr
+    assert "needs a host" in ended.stderr

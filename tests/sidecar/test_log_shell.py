@@ -431,6 +431,21 @@ async def test_a_goodbye_with_clients_left_says_that_something_may_still_be_in_u
     site.store.end_client(row)
 
 
+async def test_a_goodbye_is_not_drained_while_the_sidecar_itself_holds_pages(site: FollowingSite) -> None:
+    """Nothing has selected them yet: a record that comes after the goodbye may."""
+    record = add(site.store, namespace_of("m"))
+    async with site.running() as shell:
+        keys = chain(1)
+        assert put(site, record, keys) == [STORED]
+        lease = site.store.lease(record.id, keys)
+        assert lease.pages == 1
+        site.store.drain()
+        await shell.leave()
+        (member,) = (await site.log.fence(deadline_ns=1 << 62)).members.values()
+        assert member.gone
+        lease.release()
+
+
 async def test_a_goodbye_names_the_engines_that_are_left_as_they_are_then(site: FollowingSite) -> None:
     """A fence never gives up a member whose note tells of engines that serve on; one that has ended must not be told."""
     engine = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)

@@ -96,6 +96,7 @@ class ModelArena:
         self.index: dict[bytes, Entry] = {}
         self.closed = False
         self.freshness_ns = 0
+        self.keep_granted = False
         self.view = 1
         self.ring[1 % ring_records] = (1, bytes(16), 0, 0, b"")
         self.give_way = give_way
@@ -124,6 +125,10 @@ class ModelArena:
     def publish_freshness(self, freshness_ns: int) -> None:
         self.give_way()
         self.freshness_ns = freshness_ns
+
+    def grant_keep(self, granted: bool) -> None:
+        self.give_way()
+        self.keep_granted = granted
 
     def close_header(self) -> None:
         self.closed = True

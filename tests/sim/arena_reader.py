@@ -65,7 +65,9 @@ class ModelReader:
 
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
         self._check()
-        claimed = self._arena.freshness_ns if freshness_ns is None else freshness_ns
+        refused = freshness_ns == (1 << 64) - 1 and not self._arena.keep_granted
+        self._give_way()
+        claimed = self._arena.freshness_ns if freshness_ns is None or refused else freshness_ns
         self._give_way()
         self._row.own_freshness_ns = claimed
         self._give_way()

@@ -2,9 +2,8 @@
 
 No connector of the product does this yet. The model follows docs/engines.md for an index that can't be gated: at each step
 boundary it claims until when it may serve, applies what the ring says, and then serves. A request that began before a record
-which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more. One that keeps its pages serves
-none before freshness has moved twice since it attached: only then has a renewal that was sent meanwhile told the log of it,
-without which a fence would give its sidecar up like any silent one.
+which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more. One that keeps its pages asks
+at each step for freshness without limit, and gets the sidecar's own until the log knows of it.
 """
 
 from __future__ import annotations
@@ -60,16 +59,14 @@ class Engine(ClientProcess):
         self.is_done = False
         """Whether it has taken its last step."""
         self._claimed_ns = 0
-        self._seen_freshness: list[int] = []
-        """Values of the header's freshness since it attached, up to three."""
 
     def run(self) -> None:
         """Take steps until the world is quiet."""
         world = self.world
         while not world.is_quiet:
             world.clockwork.sleep(world.between((2 * MS, 80 * MS)) if world.chance(0.95) else world.pass_ns())
-            if self.link.arena is None and self.connect():
-                self._seen_freshness = []
+            if self.link.arena is None:
+                self.connect()
             self._step()
         for one in self._running:
             one.request.end()
@@ -96,7 +93,9 @@ class Engine(ClientProcess):
             return None  # what was claimed of the life before still runs
         if self._follower is None:
             self._follower = ViewFollower(self.client.validity)
-        claimed_ns, _ = self.client.validity.claim_freshness(None if self.engine is EngineMode.DROP else FOR_EVER)
+        claimed_ns, _ = self.client.validity.claim_freshness(
+            None if self.engine is EngineMode.DROP else FOR_EVER
+        )
         verdict = self._follower.follow()
         if verdict.observed is None:
             return None
@@ -106,15 +105,10 @@ class Engine(ClientProcess):
             for one in [one for one, page in self._index.items() if key in page.chain]:
                 del self._index[one]
         self._claimed_ns = claimed_ns
-        freshness_ns = self.client.validity.freshness_ns
-        if len(self._seen_freshness) < 3 and freshness_ns not in self._seen_freshness:
-            self._seen_freshness.append(freshness_ns)
         self._follower.confirm(verdict.observed)
         return verdict.observed
 
     def _may_serve(self) -> bool:
-        if self.engine is EngineMode.KEEP:
-            return len(self._seen_freshness) == 3
         return self.node.now_ns() < self._claimed_ns
 
     def _admit(

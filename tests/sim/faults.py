@@ -9,6 +9,9 @@ from tests.sim.clockwork import MS, S
 from tests.sim.plan import Fault
 from tests.sim.redis_server import RedisServer
 
+from tests.sim.engine import Engine
+from tests.sim.worker import Worker
+
 if TYPE_CHECKING:
     from tests.sim.sidecar import SimulatedSidecar
     from tests.sim.world import World
@@ -240,13 +243,15 @@ class Faults:
             self._for(fault, restart)
 
     def _kill_worker(self, fault: Fault) -> None:
-        living = [one for one in self._world.workers if one.process.alive]
+        world = self._world
+        clients: list[Worker | Engine] = [*world.workers, *world.engines]
+        living = [one for one in clients if one.process.alive]
         if living:
-            worker = self._pick(fault, living)
-            worker.kill()
-            self._world.clockwork.after(
-                fault.length_ns,
-                lambda: None if self._world.is_quiet else self._world.add_worker(worker.sidecar, 9),
+            client = self._pick(fault, living)
+            client.kill()
+            add = world.add_worker if isinstance(client, Worker) else world.add_engine
+            world.clockwork.after(
+                fault.length_ns, lambda: None if world.is_quiet else add(client.sidecar, 9)
             )
 
     def _wall_step(self, fault: Fault) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from invalidation.fence import Wait
@@ -32,6 +33,43 @@ class Operator:
         """Ask for all of this in its time."""
         for wish in wishes:
             self._world.clockwork.at(wish.at_ns, lambda wish=wish: self._ask(wish))  # type: ignore[misc]
+
+    def load_weights(self) -> None:
+        """Give every worker new weights, and then say so: in this order (rule R5)."""
+        world = self._world
+        if not world.is_quiet:
+            world.weights = "2"
+            world.clockwork.spawn(None, self._load_weights)
+
+    def _load_weights(self) -> None:
+        world = self._world
+        while old := [one for one in world.workers if one.process.alive and one.weights == "1"]:
+            for worker in old:
+                world.clockwork.sleep(int(world.clockwork.random.random() * 50 * MS))
+                if not worker.process.stops:
+                    worker.weights = "2"
+        world.note("operator", "has loaded weights 2 everywhere")
+        lives = [one.life for one in world.sidecars if one.life is not None]
+        if lives and not world.is_quiet:
+            life = world.clockwork.random.choice(lives)
+            self.waiting.append(life)
+            life.loop.call_soon(lambda: life.spawn(self._announce(life)))
+
+    async def _announce(self, life: Life) -> None:
+        world = self._world
+        old = Selector(model="m", weights_version="1")
+        try:
+            result = await life.administration.announce(
+                "m", "2", invalidate_version="1", reason="", author="", wait=Wait.HIDDEN,
+                timeout_s=3.0 * world.plan.window_ns / S, request_id=world.clockwork.random.randbytes(16),
+            )  # fmt: skip
+        except LogUnreachableError as error:
+            world.note("operator", f"is told that nothing was announced: {error}")
+        else:
+            stamps = result.stamps[1:]
+            self._returned(replace(result, stamps=stamps), old, "hidden")
+        finally:
+            self.waiting.remove(life)
 
     def end(self) -> None:
         """Wait for nothing any more, and ask for nothing more."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kv_types.namespace import Namespace
-from kv_types.outcomes import Refused, RefuseReason
+from kv_types.outcomes import STORED, Refused, RefuseReason
 from tests.sim.clockwork import MS, S, Signal
-from tests.sim.sidecar import SimulatedSidecar
-from tests.sim.spaces import Path
+from tests.sim.spaces import Path, chain
 from tests.sim.truth import BrokenPromiseError
 from tests.sim.worker import Worker
 
@@ -22,11 +21,12 @@ PREFIXES_MAX = 2
 def recreate(world: World) -> None:
     """Raises BrokenPromiseError where a prefix stays a miss. Runs in a fiber of nobody's."""
     prefixes = _prefixes(world)
+    shelved: set[tuple[Namespace, Path]] = set()
     for number, sidecar in enumerate(world.sidecars):
         worker = Worker(world, sidecar, 100 + number)
         done = Signal(world.clockwork)
         world.clockwork.spawn(
-            worker.process, lambda worker=worker, done=done: _on_node(world, worker, prefixes, done)
+            worker.process, lambda worker=worker, done=done: _on_node(world, worker, prefixes, shelved, done)
         )  # type: ignore[misc]
         if not done.wait(30 * S):
             raise BrokenPromiseError("BrokeRecreate", f"requests on {sidecar.node} hang")
@@ -39,29 +39,66 @@ def _prefixes(world: World) -> list[tuple[Namespace, Path]]:
     return [(spaces[index % len(spaces)], paths[index % len(paths)]) for index in range(PREFIXES_MAX)]
 
 
-def _on_node(world: World, worker: Worker, prefixes: list[tuple[Namespace, Path]], done: Signal) -> None:
-    _connect(worker)
+def _on_node(
+    world: World,
+    worker: Worker,
+    prefixes: list[tuple[Namespace, Path]],
+    shelved: set[tuple[Namespace, Path]],
+    done: Signal,
+) -> None:
+    if not worker.connect():
+        raise BrokenPromiseError("BrokeRecreate", f"{worker.name} can't attach although its sidecar is well")
     for space, path in prefixes:
+        if (space, path) in shelved and not _arrives(world, worker, space, path):
+            raise BrokenPromiseError(
+                "BrokeRecreate", f"what another node computed and shelved of {path} can't be had by {worker.name}"
+            )
         for attempt in range(ATTEMPTS):
-            worker.serve(space, path)
-            now, outcomes = worker.serve(space, path)
-            if not now.own:
+            first, stored = worker.serve(space, path, fetch=True)
+            again, outcomes = worker.serve(space, path)
+            if first.pages and not again.own:
                 break
-            busy = [one for one in outcomes if isinstance(one, Refused) and one.reason in _PASSING]
-            if not busy or attempt == ATTEMPTS - 1:
+            refused = [one.reason for one in (*stored, *outcomes) if isinstance(one, Refused)]
+            passing = not first.pages or any(reason in _PASSING for reason in refused)
+            if not passing or attempt == ATTEMPTS - 1:
                 raise BrokenPromiseError(
                     "BrokeRecreate",
-                    f"{worker.name} computed and stored {path} of {space.model} and then found {now.first_own} pages of it; "
-                    f"storing said {outcomes}",
+                    f"{worker.name} computed and stored {path} of {space.model} and then found {again.first_own} pages "
+                    f"of it; storing said {stored}, then {outcomes}",
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
+        is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
+        if is_new and _is_shelved(world, worker):
+            shelved.add((space, path))
     done.set()
 
 
-def _connect(worker: Worker) -> None:
-    if not worker.connect():
-        raise BrokenPromiseError("BrokeRecreate", f"{worker.name} can't attach although its sidecar is well")
+def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool:
+    """Whether a chain can be promoted; what others have reserved and forgotten may be in the way for a while."""
+    assert worker.attachment is not None, "it is connected"
+    life = worker.attachment.life
+    assert life.keeper is not None, "something was shelved"
+    keys = chain(space, path)
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
+        life.keeper.ask(space, keys).wait(1 * S)
+        if all(life.arena.find(key) is not None for key in keys):
+            return True
+    return False
 
 
-_PASSING = (RefuseReason.BUSY, RefuseReason.DEADLINE, RefuseReason.STAMP_FOREIGN)
-assert SimulatedSidecar
+def _is_shelved(world: World, worker: Worker) -> bool:
+    """Let what was just stored reach the shelf; whether all of it did."""
+    keeper = worker.attachment.life.keeper if worker.attachment is not None else None
+    while keeper is not None and not keeper.is_idle:
+        world.clockwork.sleep(20 * MS)
+    return keeper is not None and not keeper.dropped
+
+
+_PASSING = (
+    RefuseReason.BUSY,
+    RefuseReason.DEADLINE,
+    RefuseReason.STAMP_FOREIGN,
+    RefuseReason.UNREACHABLE,
+)

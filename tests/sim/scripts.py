@@ -10,7 +10,6 @@ from tests.sim.redis_server import RedisServer, Session
 from tests.support.lua_redis import LuaScripts
 
 LUA = LuaScripts()
-STATE = b"stratakv:{fleet}:log:state"
 
 
 def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, int] | None:
@@ -25,17 +24,19 @@ def renewal_of(arguments: tuple[bytes, ...], reply: Any) -> tuple[bytes, bytes, 
 
 
 def tip_of(server: RedisServer) -> tuple[bytes, int] | None:
-    """Where the log on a server ends; None where there is none, or the next call will begin another incarnation."""
-    state = server.keyspace.values.get(STATE)
-    if state is None or state[b"history"] != (server.replication_id + server.run_id).encode():
+    """Where the log on a server ends, its guard having looked at it; None where nobody can be asked."""
+    if server.primary is not None or not server.process.alive:
         return None
-    return bytes.fromhex(state[b"incarnation"].decode()), int(state[b"tip"])
+    reply = _call(server, "statistics", incarnation=bytes(16), replicas=0)
+    return bytes.fromhex(reply[1].decode()), int(reply[3])
 
 
 def settle(server: RedisServer, incarnation: bytes, replicas: int) -> None:
     """Begin a log, and declare it settled as one who has observed it for long enough would."""
+    _call(server, "settle", incarnation.hex().encode(), incarnation=incarnation, replicas=replicas)
+
+
+def _call(server: RedisServer, verb: str, *rest: bytes, incarnation: bytes, replicas: int) -> Any:
     keys = [key.encode() for key in script_keys("fleet")]
-    arguments = script_arguments(
-        "settle", incarnation.hex().encode(), incarnation=incarnation, replicas=replicas, limits=LogLimits()
-    )
-    server.execute(Session(), b"EVAL", script_text().encode(), b"%d" % len(keys), *keys, *arguments)
+    arguments = script_arguments(verb, *rest, incarnation=incarnation, replicas=replicas, limits=LogLimits())
+    return server.execute(Session(), b"EVAL", script_text().encode(), b"%d" % len(keys), *keys, *arguments)

@@ -19,7 +19,7 @@ from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.selectors import Origin
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from tests.sim.arena import Entry
-from tests.sim.clockwork import Signal
+from tests.sim.clockwork import MS, Signal
 from tests.sim.environment import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -61,12 +61,20 @@ class ShelfKeeper:
         self._queue: deque[ShelfRecord] = deque()
         self._has_work = asyncio.Event()
         self._promoting: set[PageKey] = set()
+        self.dropped = 0
+        """Pages that were not written because too much waited."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._has_work.is_set()
 
     # --- writing behind ---
 
     def stored(self, entry: Entry, terms: Commit) -> None:
         """A client's page was committed: it goes to the shelf as well, unless too much waits already."""
         if len(self._queue) >= QUEUE_MAX:
+            self.dropped += 1
             return
         chain = self._life.arena.chain(entry.key, pages_max=1 << 16) or b""
         keys = tuple(PageKey(chain[at : at + KEY_BYTES]) for at in range(0, len(chain), KEY_BYTES))
@@ -138,5 +146,6 @@ class ShelfKeeper:
         return self._life.validity.judge(record.namespace, record.stamp, record.origin, lambda: record.chain)
 
     async def _linger(self) -> None:
-        await asyncio.sleep(self._world.clockwork.random.random() * self._world.plan.shelf_ns / 1e9)
+        longest_ns = 5 * MS if self._world.is_quiet else self._world.plan.shelf_ns
+        await asyncio.sleep(self._world.clockwork.random.random() * longest_ns / 1e9)
 

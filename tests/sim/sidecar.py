@@ -269,9 +269,10 @@ class Attachment:
     # --- what befalls it ---
 
     def hang_up(self) -> None:
-        """The sidecar is gone; the client notices soon."""
+        """The sidecar is gone; the client's background thread notices in a while."""
         self.is_hung_up = True
-        self._world.clockwork.after(1 * MS, lambda: self.on_hang_up(), self._process)
+        delay_ns = int(self._world.clockwork.random.random() * self._world.plan.notices_ns)
+        self._world.clockwork.after(delay_ns, lambda: self.on_hang_up(), self._process)
 
 
 @functools.cache

@@ -236,9 +236,12 @@ class Truth:
         page = self.instances.get(words[0])
         if words[0] != words[1] or page is None:
             raise BrokenPromiseError("BrokeWhole", f"{who} was served a torn page: {words}")
-        if page.chain != chain or page.namespace.id != space.id:
-            raise BrokenPromiseError("BrokeWhole", f"{who} was served {page}, which is another page")
-        if page.weights != space.weights.version:
+        if page.namespace.id != space.id:
+            raise BrokenPromiseError("BrokeWhole", f"{who} was served {page}, which is of another namespace")
+        if page.chain != chain:
+            raise BrokenPromiseError("BrokePrefix", f"{who} was served {page} in the place of another of its chain")
+        if page.weights != space.weights.version and space.weights.version != "1":
+            # under the old name new weights compute as well, from when they are loaded until that is announced
             raise BrokenPromiseError(
                 "BrokeWhole",
                 f"{who} was served {page}, computed by weights {page.weights} under the name of {space.weights.version}",

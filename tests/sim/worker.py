@@ -98,8 +98,11 @@ class Worker(ClientProcess):
 
     # --- one request ---
 
-    def serve(self, space: Namespace, path: Path) -> tuple[Pass, list[PutOutcome]]:
-        """Look up a chain, compute what is missing, keep and store it; returns what came of it."""
+    def serve(self, space: Namespace, path: Path, *, fetch: bool = False) -> tuple[Pass, list[PutOutcome]]:
+        """Look up a chain, compute what is missing, keep and store it; returns what came of it.
+
+        `fetch`: ask the shelf for what is missing, which else is left to chance.
+        """
         space, request, announced = self._begin(space)
         now = Pass(space, path)
         if request is None:  # it can't be told what weights these are: neither reused nor stored
@@ -107,7 +110,7 @@ class Worker(ClientProcess):
         self.passes.append(now)
         try:
             with request:
-                return now, self._carry_on(now, request, announced)
+                return now, self._carry_on(now, request, announced, fetch)
         finally:
             self.passes.remove(now)
 
@@ -125,7 +128,9 @@ class Worker(ClientProcess):
             request.end()
         return space, None, None
 
-    def _carry_on(self, now: Pass, request: Request, announced: Announced | None) -> list[PutOutcome]:
+    def _carry_on(
+        self, now: Pass, request: Request, announced: Announced | None, fetch: bool
+    ) -> list[PutOutcome]:
         world, space, path = self.world, now.space, now.path
         cache, keys = self._cache(space), packed(space, path)
         now.is_known = request.stamp is not None
@@ -138,7 +143,7 @@ class Worker(ClientProcess):
             self._extend(now, request, keys)
         else:
             self._look_up(now, request, cache, keys)
-            if world.plan.has_shelf and len(now.pages) < len(path) and world.chance(0.7):
+            if world.plan.has_shelf and len(now.pages) < len(path) and (fetch or world.chance(0.7)):
                 self._fetch(now)
                 self._look_up(now, request, cache, keys)
         while len(now.pages) < len(path):

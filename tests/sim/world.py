@@ -252,6 +252,8 @@ class World:
                 for number in range(plan.engines):
                     self.add_engine(sidecar, number)
             self.operator.schedule(plan.wishes)
+            if plan.switches_weights:
+                clockwork.at(plan.weights_at_ns, self.operator.load_weights)
             self.faults.schedule(plan.faults)
             clockwork.run(clockwork.now_ns + plan.duration_ns)
             self._quiet()

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey
 from kv_types.page_keys import page_keys, unpack_keys
 from kv_types.selectors import Selector
 from stratakv.selection import parse_name, show_name
-from stratakv.times import parse_time, show_time
+from stratakv.times import parse_time
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment
+from tests.support.daemon import ROOT, clean_environment, run_command
 from tests.support.polling import wait_until
 
 HOSTILE = "a\x1b[31mb [/red]"
@@ -130,6 +131,29 @@ def test_namespaces_lists_what_prefixes_are_applied_in(site: AdminSite, stratakv
 
 
 # --- inspect ---
+
+
+@pytest.mark.parametrize("columns", ["30", "80"])
+def test_on_a_narrow_terminal_ids_stay_whole(site: AdminSite, stratakv: Command, columns: str) -> None:
+    narrow = {"COLUMNS": columns}
+    shown = stratakv("namespaces", environment=narrow).stdout
+    for space in SPACES:
+        assert space.id.hex() in shown
+    member = site.members[0].id.hex()
+    assert member in stratakv("members", environment=narrow).stdout
+    site.members[0].acknowledges = False
+    failed = stratakv("invalidate", "--all", "--yes", "--timeout", "10ms", environment=narrow)
+    assert (failed.exit_code, member in failed.stdout) == (3, True)
+
+
+def test_what_is_no_terminal_gets_a_line_for_each_row(
+    site: AdminSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ended = run_command("namespaces", "--runtime-dir", str(site.runtime_dir))
+    for space in SPACES:
+        (line,) = [line for line in ended.stdout.splitlines() if space.id.hex() in line]
+        assert space.model in line
 
 
 def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> None:
@@ -247,6 +271,18 @@ def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Comma
     assert site.call(site.fleet.records) == ()
 
 
+def test_weights_that_are_announced_again_say_that_nothing_else_goes(
+    site: AdminSite, stratakv: Command
+) -> None:
+    site.weights["m"] = "2"
+    again = stratakv("weights", "set-version", "2", "--model", "m")
+    assert again.exit_code == 0
+    assert "already" in again.stdout
+    assert "--from" in again.stdout
+    first = stratakv("weights", "set-version", "1", "--model", "other")
+    assert "no other version was announced" in first.stdout
+
+
 # --- replicas ---
 
 
@@ -320,12 +356,12 @@ def test_log_waits_for_a_sidecar_that_comes_back(site: AdminSite, stratakv: Comm
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stderr is not None
-    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
-    assert json.loads(process.stdout.readline())["revision"] == 1
-    site.call(site.restart_server)
-    assert "waiting for the sidecar" in process.stderr.readline()
-    assert stratakv("invalidate", "--all", "--yes").exit_code == 0
-    assert json.loads(process.stdout.readline())["revision"] == 2
+    wait_until(lambda: site.calls.running == 1, timeout_s=30, what="a follower of an empty log")
+    for revision in (1, 2):
+        site.call(site.restart_server)
+        assert "waiting for the sidecar" in process.stderr.readline()
+        assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+        assert json.loads(process.stdout.readline())["revision"] == revision
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
     process.stdout.close()

@@ -195,6 +195,15 @@ def test_a_repeated_request_appends_nothing_and_waits_again(site: AdminSite, str
     assert len(selectors(site)) == 1
 
 
+def test_times_that_were_relative_are_told_as_the_record_has_them(site: AdminSite, stratakv: Command) -> None:
+    site.members[1].acknowledges = False
+    said = stratakv("invalidate", "--since", "10m", "--until", "now", "--yes", "--timeout", "100ms").stderr
+    site.members[1].acknowledges = True
+    again = said.partition("repeat it with ")[2].partition(", which")[0].split()
+    assert stratakv("invalidate", *again, "--yes").exit_code == 0
+    assert len(selectors(site)) == 1
+
+
 BAD: list[tuple[tuple[str, ...], str]] = [
     ((), "name what to invalidate"),
     (("--all", "--model", "m"), "--all names everything"),

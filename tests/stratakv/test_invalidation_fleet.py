@@ -183,6 +183,30 @@ def test_a_log_that_is_away_before_anything_was_appended_is_exit_1(fleet: Fleet)
     assert fleet.one.log() == before
 
 
+def test_a_log_is_waited_for_as_long_as_the_setting_says(short: Path) -> None:
+    flags = (
+        "--log-deadline",
+        "5s",
+        "--freshness-lease",
+        "20s",
+        "--pause-bound",
+        "0",
+        "--copy-kernel",
+        "memcpy",
+    )
+    with (
+        redis_servers() as servers,
+        Daemon(short / "a", "--l3-url", (redis := servers.start()).url, *flags) as daemon,
+    ):
+        daemon.wait_ready()
+        with open_channel(daemon.grpc_address) as channel:
+            node = Node(daemon, RemoteStore(channel))
+            serving(node)
+            for words in (("members",), ("invalidate", "--all", "--yes", "--no-wait")):
+                redis.client.client_pause(1500)
+                node.run(*words)
+
+
 def test_a_log_that_dies_during_the_wait_is_exit_3_and_the_request_can_be_repeated(fleet: Fleet) -> None:
     before = len(fleet.one.log())
     fleet.two.daemon.send(signal.SIGSTOP)  # waited for: time enough to take the log away

@@ -1,0 +1,1 @@
+"""Breaches of the protocol's rules, as patches to the product, and the seeds of the simulation that find them."""
