@@ -204,7 +204,7 @@ class Fencing:
                 return stamp
             if stamp.revision > before.revision:
                 return stamp
-            append = Append(append.entry, derived_id(append.request_id, "again"))
+            append = Append(append.entry, derived_id(append.request_id, b"again"))
 
     async def _append_one(self, append: Append, turn: _Turn) -> Stamp | _Stop:
         """Append one entry; a call that failed may have done it, and the same id makes trying again harmless (R7)."""

@@ -1,82 +1,34 @@
-"""A model of the native arena's writer half in plain Python: entries, tree, reservations, rows, ring and header words.
+"""A model of the native arena's writer half in plain Python: header, ring, rows, reservations and commits over a tree of pages.
 
-It follows rules R14 to R17 step by step; `give_way` marks the places where a reader on another processor may look. What
-it answers is compared with the real native core by test_arena_model.py.
+It follows rules R14 to R17 step by step. What it answers is compared with the real native core by test_arena_model.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from kv_types.ids import KEY_BYTES
-from kv_types.limits import ANCESTORS_WALKED_MAX, RESERVATIONS_PER_CLIENT_MAX
-from kv_types.outcomes import MissReason, PutStatus, RefuseReason
-
-U64_MAX = (1 << 64) - 1
-OVERFLOW = (1 << 32) - 1
-FREE, RESERVED, VISIBLE, HIDDEN, QUARANTINED = range(5)
-REQUEST_VIEWS = 256
-COUNTED = ("begun", "requested", "l1", "l2", "l3", "bytes_read", "bytes_written", "collisions", "look_ups")
-Slot = list[int]
-"""The two words of a page's bytes, which are equal when the page was written by one hand."""
-
-
-class Entry:
-    """What readers see of a page (down to `place`), and what only the writer keeps of it."""
-
-    __slots__ = (
-        "children", "cut_off", "deadline_ns", "expiry_s", "from_ms", "generation", "hidden_view", "incarnation", "key",
-        "last_ns", "lineage_unknown", "namespace_slot", "number", "parent", "parent_generation", "parent_number", "place",
-        "previous_ns", "provenance", "reason", "revision", "row", "state", "until_ms", "committed_ns", "payload_bytes",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.generation = 1
-        self.place: Slot = [0, 0]
-        self.clear()
-
-    def clear(self) -> None:
-        """Free; the generation goes on."""
-        self.state = FREE
-        self.key = b""
-        self.parent: Entry | None = None
-        self.parent_number = self.parent_generation = 0
-        self.children: dict[int, Entry] = {}
-        self.row = -1
-        self.deadline_ns = self.expiry_s = 0
-        self.cut_off = False
-        self.reason = 0
-        self.hidden_view = 0
-        self.namespace_slot = 0
-        self.payload_bytes = 0
-
-    @property
-    def instance(self) -> int:
-        """As leases and gets name it."""
-        return (self.generation & 0xFFFFFFFF) << 32 | (self.number + 1)
+from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
+from kv_types.outcomes import PutStatus, RefuseReason
+from tests.sim.arena_entries import (
+    COUNTED,
+    HIDDEN,
+    MISSED,
+    QUARANTINED,
+    RESERVED,
+    VISIBLE,
+    Entry,
+    Row,
+    ancestors,
+    end_of,
+    expired,
+    rests,
+)
+from tests.sim.arena_tree import PageTree
 
 
-class Row:
-    """One client's row: what it writes there, and what the writer keeps of it."""
-
-    def __init__(self) -> None:
-        self.state = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """As a row is given."""
-        self.pid = self.engine = 0
-        self.applied_view = self.own_freshness_ns = 0
-        self.requests: dict[int, int] = {}
-        self.hazards: list[tuple[Entry, int]] = []  # entry, deadline (0: a view)
-        self.reservations: dict[int, Entry] = {}
-        self.counts: dict[int, Counter[str]] = {}
-
-
-class ModelArena:
+class ModelArena(PageTree):
     """The writer's half; the same methods as cache_l2._native.Arena."""
 
     def __init__(
@@ -89,25 +41,15 @@ class ModelArena:
         now_ns: Callable[[], int],
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(entries=entries, rows=rows, now_ns=now_ns, give_way=give_way)
         self.life = life
-        self.entries = [Entry(number) for number in range(entries)]
-        self.rows = [Row() for _ in range(rows)]
         self.ring: list[tuple[int, bytes, int, int, bytes]] = [(0, b"", 0, 0, b"")] * ring_records
-        self.index: dict[bytes, Entry] = {}
+        self.ring[1 % ring_records] = (1, bytes(16), 0, 0, b"")
         self.closed = False
         self.freshness_ns = 0
         self.keep_granted = False
-        self.view = 1
-        self.ring[1 % ring_records] = (1, bytes(16), 0, 0, b"")
-        self.give_way = give_way
-        self.now_ns = now_ns
-        self.counters: Counter[str] = Counter()
         self.asked = 0
         """Pages that look-ups were begun for, by whomever."""
-        self._free = list(reversed(self.entries))
-        self._waiting: list[Entry] = []
-        self._pinned: Entry | None = None
-        self._censuses: dict[int, set[Entry]] = {}
 
     # --- header ---
 
@@ -172,7 +114,7 @@ class ModelArena:
 
     def row_counts(self, row: int, counter: int) -> dict[str, int]:
         counted = self.rows[row].counts.get(counter, Counter())
-        return {name: counted[name] for name in (*COUNTED, *(f"miss_{int(one)}" for one in MissReason))}
+        return {name: counted[name] for name in (*COUNTED, *MISSED)}
 
     def reset_counts(self, row: int, counter: int) -> None:
         self.rows[row].counts.pop(counter, None)
@@ -239,7 +181,7 @@ class ModelArena:
         if entry.state == RESERVED:
             is_absent = entry.row != row or now_ns > entry.deadline_ns
         else:
-            is_absent = _expired(entry, now_ns)
+            is_absent = expired(entry, now_ns)
             if is_absent:
                 self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
                 self._reclaim()
@@ -250,7 +192,7 @@ class ModelArena:
     ) -> tuple[RefuseReason, Entry | None, bool, int]:
         """(reason, entry, is new, pages that still need room)."""
         entry = self.index.get(key)
-        if entry is not None and entry.state == VISIBLE and _expired(entry, now_ns):
+        if entry is not None and entry.state == VISIBLE and expired(entry, now_ns):
             self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
             self._reclaim()
             entry, missing = None, missing + 1
@@ -297,7 +239,7 @@ class ModelArena:
         results = []
         for reservation in reservations:
             entry = self._reserved_by(row, reservation)
-            reason = RefuseReason.EXPIRED if entry is None else _end_of(entry, now_ns)
+            reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
             if entry is not None and reason is RefuseReason.NONE:
                 entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
                 entry.from_ms, entry.until_ms, entry.committed_ns = (
@@ -306,7 +248,7 @@ class ModelArena:
                     now_ns,
                 )
                 entry.last_ns = entry.previous_ns = 0
-                entry.lineage_unknown = not _rests(entry, rests_on)
+                entry.lineage_unknown = not rests(entry, rests_on)
                 self._publish(entry)
                 results.append((int(PutStatus.STORED), 0))
             else:
@@ -318,7 +260,7 @@ class ModelArena:
 
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         entries = [self._reserved_by(row, reservation) for reservation in reservations]
-        return [entry is not None and _rests(entry, rests_on) for entry in entries]
+        return [entry is not None and rests(entry, rests_on) for entry in entries]
 
     def _publish(self, entry: Entry) -> None:
         if entry.parent is not None:
@@ -342,178 +284,6 @@ class ModelArena:
         entry = self.entries[number]
         is_held = entry.state in (RESERVED, QUARANTINED) and entry.row == row
         return entry if is_held and entry.instance == reservation else None
-
-    def _end_reservation(self, entry: Entry) -> None:
-        if entry.state == RESERVED and not entry.cut_off:
-            self._unlink(entry)
-        del self.rows[entry.row].reservations[entry.number]
-        entry.generation += 2
-        self._release(entry)
-
-    def _quarantine(self, entry: Entry) -> None:
-        if not entry.cut_off:
-            self._unlink(entry)
-        entry.state = QUARANTINED
-
-    def _unlink(self, entry: Entry) -> None:
-        """Take a reservation out of tree and index; reservations on top of it are cut off."""
-        if entry.parent is not None:
-            del entry.parent.children[entry.number]
-            entry.parent = None
-        for child in list(entry.children.values()):
-            self._hide_subtree(child, RefuseReason.PARENT_ABSENT)
-        del self.index[entry.key]
-
-    def expire(self, now_ns: int) -> int:
-        hidden = 0
-        for entry in self.entries:
-            if entry.state == VISIBLE and _expired(entry, now_ns):
-                hidden += self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
-        for entry in self.entries:
-            if entry.state == RESERVED and now_ns > entry.deadline_ns:
-                self._quarantine(entry)
-        self._reclaim()
-        return hidden
-
-    # --- hiding ---
-
-    def hide_step(
-        self,
-        *,
-        key: bytes | None,
-        namespaces: bytes | None,
-        provenances: bytes | None,
-        since_ms: int,
-        until_ms: int,
-        since_revision: int,
-        until_revision: int,
-        cursor: int,
-        work_max: int,
-    ) -> tuple[int, int]:
-        terms = (provenances, since_ms, until_ms, since_revision, until_revision)
-        cuts = (
-            provenances is None
-            and (since_ms, since_revision) == (0, 0)
-            and until_ms == until_revision == U64_MAX
-        )
-        hidden, at = 0, cursor
-        while at < len(self.entries) and work_max > 0:
-            work_max -= 1
-            entry = self.entries[at]
-            if self._is_selected(entry, key, namespaces, terms, cuts):
-                while entry.children and work_max > 0:
-                    leaf = entry
-                    while leaf.children:
-                        leaf = next(iter(leaf.children.values()))
-                    hidden += self._hide_subtree(leaf, RefuseReason.INVALIDATED)
-                    work_max -= 1
-                if entry.children:
-                    break
-                hidden += self._hide_subtree(entry, RefuseReason.INVALIDATED)
-            at += 1
-        self._reclaim()
-        return (-1 if at >= len(self.entries) else at), hidden
-
-    def count_step(
-        self, *, cursor: int, work_max: int, census: int = 0, **selection: Any
-    ) -> tuple[int, int, int]:
-        if cursor < 0 or work_max <= 0:
-            raise ValueError("a count that can't go on")
-        key, namespaces = selection.pop("key"), selection.pop("namespaces")
-        terms = tuple(
-            selection[name]
-            for name in ("provenances", "since_ms", "until_ms", "since_revision", "until_revision")
-        )
-        counted = self._censuses.setdefault(census, set()) if census else set()
-        pages = payload_bytes = 0
-        for entry in self.entries:
-            if entry.state == VISIBLE and self._is_selected(entry, key, namespaces, terms, cuts=False):
-                for one in subtree(entry):
-                    if one.state == VISIBLE and one not in counted:
-                        counted.add(one)
-                        pages += 1
-                        payload_bytes += one.payload_bytes
-        return -1, pages, payload_bytes
-
-    def _is_selected(
-        self, entry: Entry, key: bytes | None, namespaces: bytes | None, terms: tuple[Any, ...], cuts: bool
-    ) -> bool:
-        is_there = entry.state == VISIBLE or (cuts and entry.state == RESERVED and not entry.cut_off)
-        if not is_there or (namespaces is not None and not _bit(namespaces, entry.namespace_slot)):
-            return False
-        if key is not None and key not in (one.key for one in ancestors(entry)):
-            return False
-        return cuts or _matches_origin(entry, terms)
-
-    def _hide_subtree(self, top: Entry, reason: RefuseReason) -> int:
-        if top.parent is not None:
-            del top.parent.children[top.number]
-            top.parent = None
-        hidden, open_ = 0, [top]
-        while open_:
-            entry = open_.pop()
-            children = list(entry.children.values())
-            for child in children:
-                child.parent = None
-            open_ += children
-            entry.children = {}
-            del self.index[entry.key]
-            if entry.state == VISIBLE:
-                self.give_way()
-                entry.generation += 1
-                entry.state, entry.hidden_view = HIDDEN, self.view
-                self._waiting.append(entry)
-                hidden += 1
-            else:
-                entry.cut_off, entry.reason = True, reason
-        return hidden
-
-    def _reclaim(self) -> None:
-        if not self._waiting:
-            return
-        self.give_way()
-        leased = self._leased()
-        waiting, self._waiting = self._waiting, []
-        for entry in waiting:
-            if entry in leased:
-                self._waiting.append(entry)
-            else:
-                self._release(entry)
-
-    def _release(self, entry: Entry) -> None:
-        entry.clear()
-        self._free.append(entry)
-
-    def _leased(self) -> set[Entry]:
-        return {entry for row in self.rows if row.state for entry in self._living(row)}
-
-    def _living(self, row: Row) -> Iterator[Entry]:
-        now_ns = self.now_ns()
-        return (entry for entry, deadline_ns in row.hazards if not deadline_ns or deadline_ns > now_ns)
-
-    def _make_room(self, pages: int) -> bool:
-        if not self._free:
-            self._reclaim()
-        if not self._free:
-            leased = self._leased()
-            for _ in range(max(1, pages)):
-                leaves = [
-                    one
-                    for one in self.entries
-                    if one.state == VISIBLE
-                    and not one.children
-                    and one is not self._pinned
-                    and one not in leased
-                ]
-                if not leaves:
-                    break
-                self._hide_subtree(
-                    min(leaves, key=lambda one: (one.last_ns or one.committed_ns, one.number)),
-                    RefuseReason.PARENT_ABSENT,
-                )
-                self.counters["evictions_capacity"] += 1
-            self._reclaim()
-        return bool(self._free)
 
     # --- asking ---
 
@@ -553,59 +323,3 @@ class ModelArena:
 
     def close(self) -> None:
         self.close_header()
-
-
-def _expired(entry: Entry, now_ns: int) -> bool:
-    return bool(entry.expiry_s) and entry.expiry_s <= now_ns // 1_000_000_000
-
-
-def _end_of(entry: Entry, now_ns: int) -> RefuseReason:
-    if entry.state == QUARANTINED or now_ns > entry.deadline_ns:
-        return RefuseReason.EXPIRED
-    if entry.cut_off:
-        return RefuseReason(entry.reason)
-    if entry.parent is not None and entry.parent.state != VISIBLE:
-        return RefuseReason.PARENT_ABSENT
-    return RefuseReason.NONE
-
-
-def ancestors(entry: Entry) -> Iterator[Entry]:
-    """The entry itself first, its root last."""
-    at: Entry | None = entry
-    while at is not None:
-        yield at
-        at = at.parent
-
-
-def subtree(top: Entry) -> Iterator[Entry]:
-    """An entry and all that stands on it."""
-    open_ = [top]
-    while open_:
-        entry = open_.pop()
-        yield entry
-        open_ += entry.children.values()
-
-
-def _rests(entry: Entry, rests_on: int) -> bool:
-    """Whether what a page rests on is among its ancestors, so that its lineage is that of the tree."""
-    if rests_on == 0:
-        return True
-    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
-    return any(one.instance == rests_on for one in above if one is not entry)
-
-
-def _bit(bitmap: bytes, number: int) -> bool:
-    return number >> 3 < len(bitmap) and bool(bitmap[number >> 3] >> (number & 7) & 1)
-
-
-def _matches_origin(entry: Entry, terms: tuple[Any, ...]) -> bool:
-    provenances, since_ms, until_ms, since_revision, until_revision = terms
-    if entry.lineage_unknown:
-        return True
-    if provenances is not None and entry.provenance != OVERFLOW and not _bit(provenances, entry.provenance):
-        return False
-    return (
-        (not entry.until_ms or entry.until_ms >= since_ms)
-        and (not entry.from_ms or entry.from_ms <= until_ms)
-        and since_revision <= entry.revision <= until_revision
-    )

@@ -8,7 +8,8 @@ from typing import Any
 
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import MissReason
-from tests.sim.arena import REQUEST_VIEWS, VISIBLE, Entry, ModelArena, Row
+from tests.sim.arena import ModelArena
+from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
 
 ATTEMPTS = 5
 _BYTES_OF_WORD = 8
@@ -256,7 +257,7 @@ class ModelReader:
                 f"miss_{int(reason)}": wanted - start - pages,
                 "look_ups": 1,
                 "bytes_read": pages * page_bytes,
-            }  # fmt: skip
+            }
         )
 
     def fill(
@@ -417,6 +418,3 @@ def _cut_expired(found: list[Found], now_ns: int) -> tuple[int, MissReason]:
 
 def _reason(cut: MissReason, pages: int, wanted: int) -> MissReason:
     return MissReason.NONE if pages == wanted and cut is MissReason.ABSENT else cut
-
-
-assert VISIBLE

@@ -65,9 +65,11 @@ class SimulatedLink:
         attachment = self._owner.attachment
         if attachment is None or self.arena is None:
             return None
-        return attachment.ask(
-            lambda life: Versions(life.id, life.store.view, dict(life.validity.weights)), deadline_s=DEADLINE_S
+        told: Versions | None = attachment.ask(
+            lambda life: Versions(life.id, life.store.view, dict(life.validity.weights)),
+            deadline_s=DEADLINE_S,
         )
+        return told
 
     def _wake(self) -> None:
         if not self._is_awake:

@@ -40,6 +40,14 @@ class Process:
         return self.name
 
 
+class Fiber(greenlet):
+    """Straight-line code of a process. `leave`, if there is one, puts aside what it must not leave lying about while others
+    run in its middle, and returns what brings that back."""
+
+    process: Process | None = None
+    leave: Callable[[], Callable[[], None]] | None = None
+
+
 class Clockwork:
     """True time, the queue of what happens next, and the seeded generator behind every choice."""
 
@@ -55,7 +63,7 @@ class Clockwork:
         self._until_give_way = 1 << 60
         self._give_way_every = 0.0
         self._give_way_ns: Callable[[], int] = lambda: 0
-        self._graves: list[greenlet] = []
+        self._graves: list[Fiber] = []
         self._failure: BaseException | None = None
 
     # --- what happens when ---
@@ -114,11 +122,11 @@ class Clockwork:
 
     def spawn(self, process: Process | None, body: Callable[[], Any], *, delay_ns: int = 0) -> None:
         """Run straight-line code as a fiber of a process. An exception in it ends the simulation."""
-        fiber = greenlet(self._guarded, self.hub)
+        fiber = Fiber(self._guarded, self.hub)
         self._graves.append(
             fiber
         )  # or a killed fiber would be unwound, and its `finally` run, in mid-simulation
-        fiber.sim_process = process
+        fiber.process = process
         self.after(delay_ns, lambda: fiber.switch(body), process)
 
     def _guarded(self, body: Callable[[], Any]) -> None:
@@ -131,8 +139,8 @@ class Clockwork:
 
     def sleep(self, delay_ns: int) -> None:
         """Let others run for a while; only from a fiber."""
-        fiber = getcurrent()
-        self.after(delay_ns, fiber.switch, fiber.sim_process)
+        fiber = current_fiber()
+        self.after(delay_ns, fiber.switch, fiber.process)
         self.hand_over()
 
     def hand_over(self) -> None:
@@ -156,14 +164,11 @@ class Clockwork:
         if self._until_give_way <= 0:
             self._draw()
             fiber = getcurrent()
-            if fiber is self.hub:
-                return
-            leave = getattr(fiber, "sim_leave", None)
-            if leave is None:
-                self.sleep(self._give_way_ns())
-            else:
-                enter = leave()
-                self.sleep(self._give_way_ns())
+            if not isinstance(fiber, Fiber):
+                return  # the clockwork's own doing can't be interrupted
+            enter = fiber.leave() if fiber.leave is not None else None
+            self.sleep(self._give_way_ns())
+            if enter is not None:
                 enter()
 
     def fail(self, failure: BaseException) -> None:
@@ -180,6 +185,13 @@ class Clockwork:
         self._graves.clear()
 
 
+def current_fiber() -> Fiber:
+    """The fiber that runs now."""
+    fiber = getcurrent()
+    assert isinstance(fiber, Fiber), "only fibers wait"
+    return fiber
+
+
 class Signal:
     """Something that fibers wait for. Set once."""
 
@@ -189,7 +201,7 @@ class Signal:
         self._clockwork = clockwork
         self.is_set = False
         self.value: Any = None
-        self._waiting: list[Any] = []
+        self._waiting: list[Fiber] = []
 
     def set(self, value: Any = None) -> None:
         """Wake whoever waits."""
@@ -198,13 +210,13 @@ class Signal:
         self.is_set, self.value = True, value
         waiting, self._waiting = self._waiting, []
         for fiber in waiting:
-            self._clockwork.after(0, fiber.switch, fiber.sim_process)
+            self._clockwork.after(0, fiber.switch, fiber.process)
 
     def wait(self, timeout_ns: int) -> bool:
         """Wait until it is set or the time (true ns) has passed; whether it is set."""
         if self.is_set:
             return True
-        fiber = getcurrent()
+        fiber = current_fiber()
         self._waiting.append(fiber)
 
         def give_up() -> None:
@@ -212,6 +224,6 @@ class Signal:
                 self._waiting.remove(fiber)
                 fiber.switch()
 
-        self._clockwork.after(timeout_ns, give_up, fiber.sim_process)
+        self._clockwork.after(timeout_ns, give_up, fiber.process)
         self._clockwork.hand_over()
         return self.is_set

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ from greenlet import getcurrent
 
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
-from tests.sim.clockwork import Clockwork
+from tests.sim.clockwork import Clockwork, Fiber, current_fiber
 from tests.sim.nodes import Node
 
 PAGE_BYTES = 16
@@ -47,8 +48,11 @@ def leave() -> None:
 
 
 def _node() -> Node | None:
-    process = getattr(getcurrent(), "sim_process", None)
-    return None if process is None or _Present.clockwork is None else process.node
+    fiber = getcurrent()
+    if not isinstance(fiber, Fiber) or fiber.process is None or _Present.clockwork is None:
+        return None
+    node: Node = fiber.process.node
+    return node
 
 
 def _monotonic() -> float:
@@ -76,13 +80,12 @@ class FiberLock:
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: list[Any] = []
+        self._waiting: list[Fiber] = []
 
     def acquire(self) -> bool:
         while self._is_held:
-            fiber = getcurrent()
-            assert _Present.clockwork is not None
-            self._waiting.append(fiber)
+            assert _Present.clockwork is not None, "outside of a world nobody waits"
+            self._waiting.append(current_fiber())
             _Present.clockwork.hand_over()
         self._is_held = True
         return True
@@ -92,7 +95,7 @@ class FiberLock:
         clockwork = _Present.clockwork
         if self._waiting and clockwork is not None and not clockwork.over:
             fiber = self._waiting.pop(0)
-            clockwork.after(0, fiber.switch, fiber.sim_process)
+            clockwork.after(0, fiber.switch, fiber.process)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -123,7 +126,9 @@ def install() -> None:
     time.monotonic, time.time_ns, time.clock_gettime_ns = _monotonic, _time_ns, _clock_gettime_ns
     os.urandom = _urandom
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    sys.unraisablehook = lambda _: None  # coroutines of processes that were killed are unwound wherever they were
+    sys.unraisablehook = lambda _: (
+        None
+    )  # coroutines of processes that were killed are unwound wherever they were
     _shorten()
     import cache_l1.cache
     import cache_l2.store
@@ -133,12 +138,19 @@ def install() -> None:
     from kv_types.namespace import Namespace
     from kv_types.selectors import Selector
 
-    for module in (cache_l1.cache, inference_worker.weights):
-        module.threading = _Threading  # type: ignore[attr-defined, assignment]
-    cache_l2.store.create_arena = lambda config, life, probe=None: _Present.arenas(config, life)  # type: ignore[assignment, misc]
-    cache_l2.store.map_own = lambda arena, row, life, prefault: ModelReader(arena, row)  # type: ignore[assignment, misc]
+    _put(
+        (cache_l1.cache, "threading", _Threading),
+        (inference_worker.weights, "threading", _Threading),
+        (cache_l2.store, "create_arena", lambda config, life, probe=None: _Present.arenas(config, life)),
+        (cache_l2.store, "map_own", lambda arena, row, life, prefault: ModelReader(arena, row)),
+    )
     # read anew by every sidecar's every life; parsing them costs more than all else that is done with them
-    for kind, name in ((Namespace, "from_canonical"), (Selector, "decode"), (LogEntry, "decode"), (MemberNote, "decode")):
+    for kind, name in (
+        (Namespace, "from_canonical"),
+        (Selector, "decode"),
+        (LogEntry, "decode"),
+        (MemberNote, "decode"),
+    ):
         setattr(kind, name, functools.lru_cache(4096)(getattr(kind, name)))
 
 
@@ -148,8 +160,17 @@ def _shorten() -> None:
     import sidecar.fencing
     import sidecar.log_watch
 
-    cache_l2.selecting.HIDING_STEP_WORK_MAX = HIDING_STEP_WORK
-    sidecar.fencing.FENCE_POLL_S_MAX, sidecar.fencing._FIRST_PAUSE_S = 0.2, 0.01
-    sidecar.log_watch._DIRECTORY_S = 3.0
-    sidecar.log_watch.LOG_STATISTICS_S = 60.0
-    sidecar.log_watch.CLIENTS_WATCH_S_MAX = 0.2
+    _put(
+        (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
+        (sidecar.fencing, "FENCE_POLL_S_MAX", 0.2),
+        (sidecar.fencing, "_FIRST_PAUSE_S", 0.01),
+        (sidecar.log_watch, "_DIRECTORY_S", 3.0),
+        (sidecar.log_watch, "LOG_STATISTICS_S", 60.0),
+        (sidecar.log_watch, "CLIENTS_WATCH_S_MAX", 0.2),
+    )
+
+
+def _put(*places: tuple[ModuleType, str, Any]) -> None:
+    for module, name, value in places:
+        getattr(module, name)  # what is not there would change nothing
+        setattr(module, name, value)

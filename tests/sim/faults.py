@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.sim.clockwork import MS, S
+from tests.sim.engine import Engine
 from tests.sim.plan import Fault
 from tests.sim.redis_server import RedisServer
-
-from tests.sim.engine import Engine
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Faults:
         """Have all of them happen in their time."""
         clockwork = self._world.clockwork
         for fault in faults:
-            clockwork.at(clockwork.now_ns + fault.at_ns, lambda fault=fault: self._happen(fault))  # type: ignore[misc]
+            clockwork.at(clockwork.now_ns + fault.at_ns, partial(self._happen, fault))
         if any(fault.kind in ("old_dump", "restart") for fault in faults):
             self._dump()
 
@@ -146,9 +146,7 @@ class Faults:
         if fault.size < 0.7:  # mostly because the two can't see each other
             for one, other in ((old, new), (new, old)):
                 world.network.cut(one.node.name, other.node.name)
-                self._for(
-                    fault, lambda one=one, other=other: world.network.heal(one.node.name, other.node.name)
-                )  # type: ignore[misc]
+                self._for(fault, partial(world.network.heal, one.node.name, other.node.name))
         if kills and old.process.alive:
             old.crash()
         new.promote()
@@ -156,7 +154,7 @@ class Faults:
         world.superseded.discard(new)
         for other in replicas:
             if other is not new:
-                world.clockwork.after(int(fault.size * S), lambda other=other: self._join(other, new))  # type: ignore[misc]
+                world.clockwork.after(int(fault.size * S), partial(self._join, other, new))
         self._for(fault, lambda: self._demote(old, new))
 
     def _join(self, server: RedisServer, primary: RedisServer) -> None:
@@ -185,7 +183,7 @@ class Faults:
         for replica in self._replicas():
             names = primary.node.name, replica.node.name
             network.slow(*names, least_ns=int(fault.size * S), spread_ns=100 * MS)
-            self._for(fault, lambda names=names: network.slow(*names, least_ns=MS // 10, spread_ns=MS))  # type: ignore[misc]
+            self._for(fault, partial(network.slow, *names, least_ns=MS // 10, spread_ns=MS))
 
     def _cut_replication(self, fault: Fault) -> None:
         network, primary = self._world.network, self.primary()
@@ -250,9 +248,7 @@ class Faults:
             client = self._pick(fault, living)
             client.kill()
             add = world.add_worker if isinstance(client, Worker) else world.add_engine
-            world.clockwork.after(
-                fault.length_ns, lambda: None if world.is_quiet else add(client.sidecar, 9)
-            )
+            world.clockwork.after(fault.length_ns, lambda: None if world.is_quiet else add(client.sidecar, 9))
 
     def _wall_step(self, fault: Fault) -> None:
         """Wall clocks of servers step by hours; those of producers stay within the bound that selectors are told."""
@@ -282,7 +278,7 @@ class Faults:
                 (self._sidecar(fault).node.name, server.node.name),
             ):
                 network.slow(*names, least_ns=int(fault.size * 200 * MS), spread_ns=100 * MS)
-                self._for(fault, lambda names=names: network.slow(*names, least_ns=MS // 10, spread_ns=MS))  # type: ignore[misc]
+                self._for(fault, partial(network.slow, *names, least_ns=MS // 10, spread_ns=MS))
 
     def _unreachable(self, fault: Fault) -> list[RedisServer]:
         """All servers, or the primary alone."""

@@ -13,9 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any
 
-from greenlet import getcurrent, greenlet
-
-from tests.sim.clockwork import Clockwork, Process
+from tests.sim.clockwork import Clockwork, Fiber, Process
 from tests.sim.nodes import Node
 
 _swap_current_task = getattr(tasks, "_swap_current_task", None)
@@ -45,7 +43,7 @@ class _Handle:
             self._context.run(self._callback, *self._arguments)
 
 
-class SimulatedLoop(asyncio.AbstractEventLoop):
+class SimulatedLoop:
     """`turn_ns` draws how long after it was woken a turn begins: what a busy machine makes of "at once"."""
 
     def __init__(
@@ -58,9 +56,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._turn_ns = turn_ns
         self._ready: deque[_Handle] = deque()
         self._is_awaited = False
-        self._fiber = greenlet(self._turns, clockwork.hub)
-        self._fiber.sim_process = process  # type: ignore[attr-defined]
-        self._fiber.sim_leave = self._leave  # type: ignore[attr-defined]
+        self._fiber = Fiber(self._turns, clockwork.hub)
+        self._fiber.process, self._fiber.leave = process, self._leave
+        self._as_asyncio: Any = self  # to asyncio it is a loop, though it has not all of one's methods
 
     # --- what asyncio asks for ---
 
@@ -100,10 +98,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._as_asyncio)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **settings: Any) -> Any:
-        return asyncio.Task(coro, loop=self, **settings)
+        return asyncio.Task(coro, loop=self._as_asyncio, **settings)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """An exception that nobody looked at is one of the simulated process; the simulation ends with it."""
@@ -133,12 +131,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _turns(self) -> None:
         ready, clockwork = self._ready, self._clockwork
-        while not clockwork.over:
-            events._set_running_loop(self)
+        while True:
+            events._set_running_loop(self._as_asyncio)
             for _ in range(len(ready)):  # what becomes ready now runs in the next turn, as in asyncio
                 ready.popleft().run()
-                if clockwork.over:
-                    return
             events._set_running_loop(None)
             if self.failures:
                 clockwork.fail(self.failures[0])
@@ -154,12 +150,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         events._set_running_loop(None)
 
         def enter() -> None:
-            events._set_running_loop(self)
+            events._set_running_loop(self._as_asyncio)
             if _swap_current_task is not None:
                 _swap_current_task(self, task)
 
         return enter
-
-    def is_current(self) -> bool:
-        """Whether this loop's turn is what runs now."""
-        return getcurrent() is self._fiber

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from invalidation.fence import Wait
@@ -32,7 +34,7 @@ class Operator:
     def schedule(self, wishes: list[Wish]) -> None:
         """Ask for all of this in its time."""
         for wish in wishes:
-            self._world.clockwork.at(wish.at_ns, lambda wish=wish: self._ask(wish))  # type: ignore[misc]
+            self._world.clockwork.at(wish.at_ns, partial(self._ask, wish))
 
     def load_weights(self) -> None:
         """Give every worker new weights, and then say so: in this order (rule R5)."""
@@ -142,8 +144,8 @@ class Operator:
         worker = draw.choice(world.workers)
         now_ms, past_ms = world.true_wall_ms(), draw.choice((100, 1000, 3000))
         revision = max((record.revision for record in world.truth.appends), default=0)
-        found = {
-            "all": lambda: Selector(),
+        made: dict[str, Callable[[], Selector]] = {
+            "all": Selector,
             "namespace": lambda: Selector(namespace=space.id),
             "model": lambda: Selector(model=space.model),
             "tenant": lambda: Selector(tenant=space.tenant),
@@ -155,7 +157,8 @@ class Operator:
             "key_producer": lambda: Selector(
                 key=keys[0], producer=worker.producer, namespace=draw.choice((None, space.id))
             ),
-        }[kind]()
+        }
+        found = made[kind]()
         self.purged.append((space, found))
         return found
 

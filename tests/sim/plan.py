@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.sim.clockwork import MS, S, US
+from tests.sim.clockwork import MS, US, S
 from tests.sim.spaces import Path
 
 PATHS: tuple[Path, ...] = ((0, 0, 0), (0, 0, 1), (0, 1), (1, 0, 0), (1, 0), (0,))
@@ -251,9 +251,18 @@ def _zombies(plan: Plan, draw: random.Random) -> None:
     plan.engines = 0
     plan.duration_ns = int(draw.uniform(2.5, 5) * S)
     at_ns = int(draw.uniform(0.3, 0.8) * S)
-    kinds = draw.choice((("promote_zombie",), ("fail_back",), ("promote_zombie", "partition"), ("cut_replication", "promote_zombie")))
+    kinds = draw.choice(
+        (
+            ("promote_zombie",),
+            ("fail_back",),
+            ("promote_zombie", "partition"),
+            ("cut_replication", "promote_zombie"),
+        )
+    )
     plan.faults = [
-        Fault(at_ns + draw.randint(0, 600) * MS, kind, int(draw.uniform(1, 4) * S), draw.random(), draw.random())
+        Fault(
+            at_ns + draw.randint(0, 600) * MS, kind, int(draw.uniform(1, 4) * S), draw.random(), draw.random()
+        )
         for kind in kinds
     ]
     _spread(plan, draw, draw.randint(2, 5))
@@ -274,7 +283,12 @@ def _pauses(plan: Plan, draw: random.Random) -> None:
     ]
     other = (node + 1) % plan.sidecars
     plan.wishes = [
-        Wish(at_ns + draw.randint(-50, 400) * MS, draw.choice(("all", "model", "key")), "hidden", (other + 0.5) / plan.sidecars)
+        Wish(
+            at_ns + draw.randint(-50, 400) * MS,
+            draw.choice(("all", "model", "key")),
+            "hidden",
+            (other + 0.5) / plan.sidecars,
+        )
     ]
 
 
@@ -283,26 +297,55 @@ def _losses(plan: Plan, draw: random.Random) -> None:
     plan.engines = 0
     plan.duration_ns = int(draw.uniform(2.5, 4.5) * S)
     at_ns, pick = int(draw.uniform(0.4, 1.2) * S), draw.random() * 0.999
-    plan.faults = [Fault(at_ns, draw.choice(("flush", "restart", "old_dump")), int(draw.uniform(0.01, 0.3) * S), draw.random(), draw.random())]
+    plan.faults = [
+        Fault(
+            at_ns,
+            draw.choice(("flush", "restart", "old_dump")),
+            int(draw.uniform(0.01, 0.3) * S),
+            draw.random(),
+            draw.random(),
+        )
+    ]
     if draw.random() < 0.7:
         kind = draw.choice(("partition", "partition_replies", "stop_sidecar", "slow"))
-        plan.faults.append(Fault(at_ns - draw.randint(0, 300) * MS, kind, int(draw.uniform(0.5, 3) * S), pick, 0.1))
+        plan.faults.append(
+            Fault(at_ns - draw.randint(0, 300) * MS, kind, int(draw.uniform(0.5, 3) * S), pick, 0.1)
+        )
     _spread(plan, draw, draw.randint(1, 4))
 
 
 def _compaction(plan: Plan, draw: random.Random) -> None:
     """Storms of records in a log that keeps few, with sidecars that come late or start again in their midst."""
     plan.is_compacted = True
-    plan.log_limits = (draw.choice((1, 2)), draw.choice((1, 2, 100)), 2, draw.choice((3, 4)), draw.choice((1, 2)))
+    plan.log_limits = (
+        draw.choice((1, 2)),
+        draw.choice((1, 2, 100)),
+        2,
+        draw.choice((3, 4)),
+        draw.choice((1, 2)),
+    )
     plan.engines, plan.is_settled = 0, True
     plan.pass_ns = draw.choice(((20 * MS, 200 * MS), (100 * MS, 600 * MS)))
     at_ns = int(draw.uniform(0.3, 0.6) * plan.duration_ns)
     plan.wishes = [
-        Wish(at_ns + draw.randint(0, 800) * MS, draw.choice(("key", "key", "producer", "tag", "namespace")), "hidden", draw.random())
+        Wish(
+            at_ns + draw.randint(0, 800) * MS,
+            draw.choice(("key", "key", "producer", "tag", "namespace")),
+            "hidden",
+            draw.random(),
+        )
         for _ in range(draw.randint(6, 16))
     ]
     kind = draw.choice(("crash", "partition_replies", "slow", "stop_sidecar", "partition"))
-    plan.faults = [Fault(at_ns + draw.randint(-100, 500) * MS, kind, draw.randint(20, 900) * MS, draw.random(), draw.random())]
+    plan.faults = [
+        Fault(
+            at_ns + draw.randint(-100, 500) * MS,
+            kind,
+            draw.randint(20, 900) * MS,
+            draw.random(),
+            draw.random(),
+        )
+    ]
 
 
 def _lives(plan: Plan, draw: random.Random) -> None:
@@ -311,9 +354,22 @@ def _lives(plan: Plan, draw: random.Random) -> None:
     plan.notices_ns = draw.choice((600 * MS, 1500 * MS))
     plan.think_ns, plan.pass_ns = (5 * MS, 100 * MS), (1 * MS, 20 * MS)
     at_ns = int(draw.uniform(0.3, 0.8) * plan.duration_ns)
-    plan.faults = [Fault(at_ns, draw.choice(("crash", "crash", "goodbye")), draw.randint(1, 60) * MS, draw.random(), draw.random())]
+    plan.faults = [
+        Fault(
+            at_ns,
+            draw.choice(("crash", "crash", "goodbye")),
+            draw.randint(1, 60) * MS,
+            draw.random(),
+            draw.random(),
+        )
+    ]
     plan.wishes = [
-        Wish(at_ns + draw.randint(-100, 400) * MS, draw.choice(("all", "model", "key")), "hidden", draw.random())
+        Wish(
+            at_ns + draw.randint(-100, 400) * MS,
+            draw.choice(("all", "model", "key")),
+            "hidden",
+            draw.random(),
+        )
         for _ in range(draw.randint(1, 3))
     ]
 
@@ -333,7 +389,9 @@ def _wall_steps(plan: Plan, draw: random.Random) -> None:
     _draw_clocks(plan, draw)
     _spread(plan, draw, 2)
     plan.faults = [
-        Fault(wish.at_ns + draw.randint(-20, 20) * MS, "wall_step", 1 * MS, draw.random(), draw.uniform(0.6, 1))
+        Fault(
+            wish.at_ns + draw.randint(-20, 20) * MS, "wall_step", 1 * MS, draw.random(), draw.uniform(0.6, 1)
+        )
         for wish in plan.wishes
     ]
     plan.faults.append(
@@ -345,7 +403,13 @@ def _deaths(plan: Plan, draw: random.Random) -> None:
     """Workers that are killed in the middle of what they do."""
     plan.give_way_every = draw.choice((10.0, 20.0))
     plan.faults = [
-        Fault(int(draw.uniform(0.2, 0.9) * plan.duration_ns), "kill_worker", draw.randint(1, 300) * MS, draw.random(), draw.random())
+        Fault(
+            int(draw.uniform(0.2, 0.9) * plan.duration_ns),
+            "kill_worker",
+            draw.randint(1, 300) * MS,
+            draw.random(),
+            draw.random(),
+        )
         for _ in range(4)
     ]
 
@@ -365,7 +429,12 @@ def _goodbyes(plan: Plan, draw: random.Random) -> None:
 
 def _spread(plan: Plan, draw: random.Random, count: int) -> None:
     plan.wishes = [
-        Wish(int(draw.uniform(0.1, 0.95) * plan.duration_ns), draw.choice(("all", "model", "key", "key", "tenant")), "hidden", draw.random())
+        Wish(
+            int(draw.uniform(0.1, 0.95) * plan.duration_ns),
+            draw.choice(("all", "model", "key", "key", "tenant")),
+            "hidden",
+            draw.random(),
+        )
         for _ in range(count)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kv_types.namespace import Namespace
@@ -25,9 +26,7 @@ def recreate(world: World) -> None:
     for number, sidecar in enumerate(world.sidecars):
         worker = Worker(world, sidecar, 100 + number)
         done = Signal(world.clockwork)
-        world.clockwork.spawn(
-            worker.process, lambda worker=worker, done=done: _on_node(world, worker, prefixes, shelved, done)
-        )  # type: ignore[misc]
+        world.clockwork.spawn(worker.process, partial(_on_node, world, worker, prefixes, shelved, done))
         if not done.wait(30 * S):
             raise BrokenPromiseError("BrokeRecreate", f"requests on {sidecar.node} hang")
 
@@ -51,7 +50,8 @@ def _on_node(
     for space, path in prefixes:
         if (space, path) in shelved and not _arrives(world, worker, space, path):
             raise BrokenPromiseError(
-                "BrokeRecreate", f"what another node computed and shelved of {path} can't be had by {worker.name}"
+                "BrokeRecreate",
+                f"what another node computed and shelved of {path} can't be had by {worker.name}",
             )
         for attempt in range(ATTEMPTS):
             first, stored = worker.serve(space, path, fetch=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis._parsers import BaseParser
@@ -21,6 +21,9 @@ from tests.support.lua_redis import ErrorReply
 
 Command = Sequence[bytes | str]
 Batch = list[tuple[bytes, ...]]
+
+
+_parse_error: Callable[[str], Exception] = BaseParser.parse_error
 
 
 class ServerEnd:
@@ -148,7 +151,7 @@ class SimulatedConnection:
             await self._wait()
         reply = self._replies.popleft()
         if isinstance(reply, ErrorReply):
-            raise BaseParser.parse_error(str(reply))
+            raise _parse_error(str(reply))
         return reply
 
     async def disconnect(self, nowait: bool = False) -> None:
@@ -180,13 +183,15 @@ class SimulatedConnection:
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        if self._broken:
-            raise RedisConnectionError(self._broken)
+        self._check()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        self._check()
+
+    def _check(self) -> None:
         if self._broken and not self._replies:
             raise RedisConnectionError(self._broken)
 

@@ -127,7 +127,9 @@ class RedisServer:
         before = self.keyspace.dirty
         reply = run(*arguments)
         if self._is_in_script and name in SHRINKING:
-            self.is_full = False  # a script that has written once may write on: it can't be stopped in its middle
+            self.is_full = (
+                False  # a script that has written once may write on: it can't be stopped in its middle
+            )
         if self.keyspace.dirty != before:
             self.offset += 1
             self._effects.append((name, arguments))
@@ -407,7 +409,12 @@ def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: s
     if b"server" in wanted:
         lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{run_id}"]
     if b"replication" in wanted:
-        lines += ["# Replication", f"role:{role}", f"connected_slaves:{replicas}", f"master_replid:{replication_id}"]
+        lines += [
+            "# Replication",
+            f"role:{role}",
+            f"connected_slaves:{replicas}",
+            f"master_replid:{replication_id}",
+        ]
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 

@@ -36,6 +36,12 @@ class Steps:
     """One record of the ring, by a worker."""
     claim: tuple[str, ...]
     """Freshness that an engine claims for itself."""
+    attach: tuple[str, ...]
+    """A client attaches whose engine keeps its pages."""
+    end: tuple[str, ...]
+    """One ends."""
+    grant: tuple[str, ...]
+    """What must hold for freshness without limit."""
     sidecar: tuple[str, ...]
     """One batch of records, from the log's answer to the freshness that it grants."""
 
@@ -44,6 +50,7 @@ def read_steps(root: Path = ROOT) -> Steps:
     """Read all of them from the sources under `root`."""
     native = root / "cache_l2" / "native"
     publish = _publish(native)
+    store = root / "cache_l2" / "store.py"
     return Steps(
         look=_look(native),
         copy=_steps(
@@ -72,6 +79,13 @@ def read_steps(root: Path = ROOT) -> Steps:
                 "load view": r"view_number\(\)",
             },
         ),
+        attach=_steps(_python(store, "open_client"), {"take back": r"take_back_keep\(\)"}),
+        end=_steps(_python(store, "end_client"), {"take back": r"take_back_keep\(\)"}),
+        grant=_steps(
+            _python(store, "grant_keep"),
+            {"same clients": r"opened == self\._keep_opened", "some left": r"engines\(EngineMode\.KEEP\) > 0"},
+        )
+        + _steps(_python(root / "sidecar" / "log_shell.py", "_grant_keep"), {"confirmed": r"renewal\.confirmed and"}),
         sidecar=_sidecar(root, publish),
     )
 

@@ -18,7 +18,7 @@ from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.selectors import Origin
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
-from tests.sim.arena import Entry
+from tests.sim.arena_entries import Entry
 from tests.sim.clockwork import MS, Signal
 from tests.sim.environment import PAGE_BYTES
 
@@ -148,4 +148,3 @@ class ShelfKeeper:
     async def _linger(self) -> None:
         longest_ns = 5 * MS if self._world.is_quiet else self._world.plan.shelf_ns
         await asyncio.sleep(self._world.clockwork.random.random() * longest_ns / 1e9)
-

@@ -250,7 +250,11 @@ class Attachment:
             answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
         except StrataError as error:
             return Failed(error.code, str(error))
-        if isinstance(message, Commit) and isinstance(answer, CommittedPages) and self.life.keeper is not None:
+        if (
+            isinstance(message, Commit)
+            and isinstance(answer, CommittedPages)
+            and self.life.keeper is not None
+        ):
             for reservation, status in zip(message.reservations, answer.statuses, strict=True):
                 if status == PutStatus.STORED:
                     entry = self.life.arena.entries[(reservation & 0xFFFFFFFF) - 1]
@@ -272,7 +276,10 @@ class Attachment:
         """The sidecar is gone; the client's background thread notices in a while."""
         self.is_hung_up = True
         delay_ns = int(self._world.clockwork.random.random() * self._world.plan.notices_ns)
-        self._world.clockwork.after(delay_ns, lambda: self.on_hang_up(), self._process)
+        self._world.clockwork.after(delay_ns, self._tell_hang_up, self._process)
+
+    def _tell_hang_up(self) -> None:
+        self.on_hang_up()
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from invalidation.log import LogLimits
 from invalidation.redis_script import script_arguments, script_keys, script_text
-from tests.sim.clockwork import S, Clockwork
+from tests.sim.clockwork import Clockwork, S
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.redis_data import Stream
@@ -32,6 +32,7 @@ TEXT = script_text().encode()
 SPACES = [b"n" + bytes([number]) * 32 for number in range(4)]
 
 Command = tuple[bytes, ...]
+_parse_error: Callable[[str], Exception] = BaseParser.parse_error
 
 
 def _digest(number: int) -> bytes:
@@ -77,11 +78,15 @@ def server() -> Iterator[Redis]:
         yield servers.start().client
 
 
+def ask(server: Redis, *command: Any) -> Any:
+    """Send one command."""
+    execute: Callable[..., Any] = server.execute_command
+    return execute(*command)
+
+
 def _model() -> RedisServer:
     clockwork = Clockwork(0)
-    return RedisServer(
-        clockwork, Network(clockwork), Node(clockwork, "r0"), LUA, on_write=lambda *_: None
-    )
+    return RedisServer(clockwork, Network(clockwork), Node(clockwork, "r0"), LUA, on_write=lambda *_: None)
 
 
 def _arguments(command: Command, incarnation: bytes, replies: list[Any]) -> list[bytes]:
@@ -96,7 +101,9 @@ def _arguments(command: Command, incarnation: bytes, replies: list[Any]) -> list
         filled.append(value)
     return [
         bytes(one)
-        for one in script_arguments(verb.decode(), *filled, incarnation=incarnation, replicas=0, limits=LIMITS)
+        for one in script_arguments(
+            verb.decode(), *filled, incarnation=incarnation, replicas=0, limits=LIMITS
+        )
     ]
 
 
@@ -121,11 +128,11 @@ def test_the_script_answers_as_on_a_real_server(server: Redis, commands: list[Co
     replies: list[Any] = []
     for number, command in enumerate(commands):
         if command[0] in (b"FLUSHALL", b"UNLINK"):
-            assert model.execute(session, *command) == server.execute_command(*command)
+            assert model.execute(session, *command) == ask(server, *command)
             continue
         arguments = _arguments(command, b"%016d" % number, replies)
         call = (TEXT, b"%d" % len(KEYS), *KEYS, *arguments)
-        expected = server.execute_command("EVAL", *call)
+        expected = ask(server, "EVAL", *call)
         got = model.execute(session, b"EVAL", *call)
         assert _plain(got) == _plain(expected), command
         replies.append(got)
@@ -133,8 +140,11 @@ def test_the_script_answers_as_on_a_real_server(server: Redis, commands: list[Co
 
 
 def _contents(model: RedisServer) -> dict[bytes, Any]:
-    contents = {
-        key: [(b"%d-%d" % entry, dict(zip(pairs[::2], pairs[1::2], strict=True))) for entry, pairs in value.entries]
+    contents: dict[bytes, Any] = {
+        key: [
+            (b"%d-%d" % entry, dict(zip(pairs[::2], pairs[1::2], strict=True)))
+            for entry, pairs in value.entries
+        ]
         if isinstance(value, Stream)
         else dict(value)
         for key, value in model.keyspace.values.items()
@@ -144,9 +154,9 @@ def _contents(model: RedisServer) -> dict[bytes, Any]:
 
 
 def _contents_of(server: Redis) -> dict[bytes, Any]:
-    contents = {
+    contents: dict[bytes, Any] = {
         key: server.xrange(key) if server.type(key) == b"stream" else server.hgetall(key)
-        for key in server.keys()
+        for key in ask(server, "KEYS", "*")
     }
     contents.get(KEYS[0], {}).pop(b"history", None)
     return contents
@@ -163,7 +173,8 @@ class RealPair:
         self.two = servers.start()
 
     def connect(self, server: Any) -> Callable[..., Any]:
-        connection = Connection(host="127.0.0.1", port=server.port)
+        connect: Callable[..., Any] = Connection
+        connection = connect(host="127.0.0.1", port=server.port)
         connection.connect()
 
         def call(*command: Any) -> Any:
@@ -216,7 +227,7 @@ class ModelPair:
             try:
                 return server.execute(session, *parts)
             except ErrorReply as error:
-                return type(BaseParser.parse_error(str(error))).__name__
+                return type(_parse_error(str(error))).__name__
             finally:
                 self.pass_time()
 
@@ -237,38 +248,75 @@ class ModelPair:
         server.restart(RedisServer.copy(self._dumps[server]))
 
 
-def _observe(pair: Any, freeze: Callable[[], None], thaw: Callable[[], None], promote: Callable[[], None]) -> list[Any]:
+def _observe(
+    pair: Any, freeze: Callable[[], None], thaw: Callable[[], None], promote: Callable[[], None]
+) -> list[Any]:
     """One story, told by what two servers answer in it."""
     seen: list[Any] = []
     alone = pair.identity(pair.one)
     pair.follow(pair.two, pair.one)
     primary, replica = pair.identity(pair.one), pair.identity(pair.two)
     seen += ["the first replica changes the history", primary[0] != alone[0], primary[1] == alone[1]]
-    seen += ["a replica has its primary's history and a run of its own", primary[0] == replica[0], primary[1] != replica[1]]
+    seen += [
+        "a replica has its primary's history and a run of its own",
+        primary[0] == replica[0],
+        primary[1] != replica[1],
+    ]
     writer, other, reader = pair.connect(pair.one), pair.connect(pair.one), pair.connect(pair.two)
     load = writer("SCRIPT", "LOAD", "return redis.call('HSET', KEYS[1], 'a', ARGV[1])")
     seen += [writer("EVALSHA", load, 1, "x", "1"), writer("WAIT", 1, 2000), reader("HGET", "x", "a")]
-    seen += ["a replica refuses", reader("HSET", "x", "a", "2"), reader("HDEL", "x", ""), reader("EVALSHA", load, 1, "x", "2")]
+    seen += [
+        "a replica refuses",
+        reader("HSET", "x", "a", "2"),
+        reader("HDEL", "x", ""),
+        reader("EVALSHA", load, 1, "x", "2"),
+    ]
     freeze()
     seen += ["what a silent replica lacks", writer("HSET", "x", "b", "1"), writer("WAIT", 1, 200)]
     seen += ["another connection asks for what it wrote itself", other("WAIT", 1, 200)]
-    seen += ["after a read it asks for all that it could have seen", other("HGET", "x", "b"), other("WAIT", 1, 200)]
+    seen += [
+        "after a read it asks for all that it could have seen",
+        other("HGET", "x", "b"),
+        other("WAIT", 1, 200),
+    ]
     thaw()
     seen += [writer("WAIT", 1, 3000)]
     promote()
     pair.pass_time()
     promoted = pair.identity(pair.two)
-    seen += ["a promotion changes the history, not the run", promoted[0] != primary[0], promoted[1] == replica[1]]
-    seen += ["the old primary goes on", pair.identity(pair.one) == primary, writer("HSET", "x", "c", "1"), writer("WAIT", 1, 200)]
-    seen += ["the new one has the data and no script", reader("HGET", "x", "b"), reader("EVALSHA", load, 1, "x", "3")]
+    seen += [
+        "a promotion changes the history, not the run",
+        promoted[0] != primary[0],
+        promoted[1] == replica[1],
+    ]
+    seen += [
+        "the old primary goes on",
+        pair.identity(pair.one) == primary,
+        writer("HSET", "x", "c", "1"),
+        writer("WAIT", 1, 200),
+    ]
+    seen += [
+        "the new one has the data and no script",
+        reader("HGET", "x", "b"),
+        reader("EVALSHA", load, 1, "x", "3"),
+    ]
     pair.follow(pair.one, pair.two)
     writer = pair.connect(pair.one)
     demoted = pair.identity(pair.one)
-    seen += ["demoted, it takes over history and data", demoted[0] == promoted[0], demoted[1] == primary[1], writer("HGET", "x", "c")]
+    seen += [
+        "demoted, it takes over history and data",
+        demoted[0] == promoted[0],
+        demoted[1] == primary[1],
+        writer("HGET", "x", "c"),
+    ]
     seen += [reader("HSET", "x", "d", "1"), reader("WAIT", 1, 2000), writer("HGET", "x", "d")]
     saved = reader("SAVE")
     seen += [saved, reader("HSET", "x", "e", "1"), reader("FLUSHALL")]
-    seen += ["a flush changes nothing but the data", pair.identity(pair.two) == promoted, reader("HGET", "x", "d")]
+    seen += [
+        "a flush changes nothing but the data",
+        pair.identity(pair.two) == promoted,
+        reader("HGET", "x", "d"),
+    ]
     pair.restart(pair.two)
     restarted, reader = pair.identity(pair.two), pair.connect(pair.two)
     seen += ["a restart changes both", restarted[0] != promoted[0], restarted[1] != promoted[1]]

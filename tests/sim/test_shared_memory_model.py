@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.sim.keep_model import keeping
 from tests.sim.shared_memory_model import Outcome, claims, hazards, header
 from tests.sim.shared_memory_steps import Steps, read_steps
 
@@ -17,6 +18,7 @@ COPY = (*PINNED, *(name for name in STEPS.copy if name in ("copy", "check")))
 FENCE = "a look-up invoked after the fence got the page"
 STAMP = "a look-up got the page under the view that had taken it"
 BYTES = "foreign or torn bytes"
+KEEP = "an engine serves on below a sidecar that a fence gives up"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
 
@@ -43,6 +45,9 @@ def test_the_sources_take_the_steps_that_the_models_were_written_for() -> None:
         publish=("tag 0", "body", "tag", "view", "fence"),
         read=("tag", "body", "tag again"),
         claim=("claim", "fence", "load view"),
+        attach=("take back",),
+        end=("take back",),
+        grant=("same clients", "some left", "confirmed"),
         sidecar=("judge", "hide", "tag 0", "body", "tag", "view", "fence", "acknowledge", "freshness"),
     )
     assert expected == STEPS
@@ -146,3 +151,15 @@ def test_an_engine_that_claims_freshness_is_seen_or_sees() -> None:
         (STEPS.claim, without(STEPS.publish, "fence")),
     ):
         assert claims(client=client, sidecar=sidecar).broken == ENGINE
+
+
+def test_who_serves_without_limit_is_known_to_the_log_when_the_sidecar_dies() -> None:
+    outcome = keeping(attach=STEPS.attach, end=STEPS.end, grant=STEPS.grant)
+    assert outcome.broken is None, outcome.trace
+    assert outcome.states > 100
+    for attach, end, grant in (
+        ((), (), STEPS.grant),  # either of the two is enough where the log counts some at all
+        (STEPS.attach, STEPS.end, without(STEPS.grant, "same clients")),
+        (STEPS.attach, STEPS.end, without(STEPS.grant, "confirmed")),
+    ):
+        assert keeping(attach=attach, end=end, grant=grant).broken == KEEP

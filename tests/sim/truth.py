@@ -92,9 +92,7 @@ def _stamped(page: Instance, incarnation: bytes, *, least: int = 0, most: int = 
     return page.incarnation == incarnation and least <= page.revision <= most
 
 
-_NO_ORIGIN = dict.fromkeys(
-    ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
-)
+_NO_ORIGIN = dict.fromkeys(("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision"))
 
 
 @dataclass
@@ -239,7 +237,9 @@ class Truth:
         if page.namespace.id != space.id:
             raise BrokenPromiseError("BrokeWhole", f"{who} was served {page}, which is of another namespace")
         if page.chain != chain:
-            raise BrokenPromiseError("BrokePrefix", f"{who} was served {page} in the place of another of its chain")
+            raise BrokenPromiseError(
+                "BrokePrefix", f"{who} was served {page} in the place of another of its chain"
+            )
         if page.weights != space.weights.version and space.weights.version != "1":
             # under the old name new weights compute as well, from when they are loaded until that is announced
             raise BrokenPromiseError(

@@ -137,7 +137,9 @@ class Worker(ClientProcess):
         cache.synchronise(self.client.validity)
         view = cache.observe()
         position = world.position_of(self)
-        if len(path) > 1 and not world.is_quiet and world.chance(0.25):  # a request that grows: some turns, each looked up anew
+        if (
+            len(path) > 1 and not world.is_quiet and world.chance(0.25)
+        ):  # a request that grows: some turns, each looked up anew
             self._look_up(now, request, cache, keys[:KEY_BYTES])
             self._compute(now, position, request, until=1)
             self._extend(now, request, keys)
@@ -147,7 +149,9 @@ class Worker(ClientProcess):
                 self._fetch(now)
                 self._look_up(now, request, cache, keys)
         while len(now.pages) < len(path):
-            self._compute(now, position, request, until=len(path) if world.chance(0.6) else len(now.pages) + 1)
+            self._compute(
+                now, position, request, until=len(path) if world.chance(0.6) else len(now.pages) + 1
+            )
         if announced is not None and self.client.announced(space.model) != announced:
             return []  # weights were announced meanwhile: nobody knows which of them computed what (rule R5)
         return self._keep(now, request, cache, keys, view)
@@ -179,8 +183,9 @@ class Worker(ClientProcess):
         world = self.world
         fences, invoked_ns = len(world.truth.fenced), self.sidecar.node.now_ns()
         numbers = cache.match(keys)
-        local = [bytearray(PAGE_BYTES) for _ in numbers]
-        cache.read(numbers, local)
+        buffers = [bytearray(PAGE_BYTES) for _ in numbers]
+        cache.read(numbers, buffers)
+        local = [bytes(one) for one in buffers]
         request.reused(keys[: len(numbers) * KEY_BYTES], cache.instances(numbers))
         cache.release(numbers)
         if world.chance(0.5):
@@ -188,10 +193,10 @@ class Worker(ClientProcess):
             self._served(now, [*local, *remote], fences, invoked_ns, from_l1=len(local))
             return
         with request.lease(keys, start=len(local)) as lease:
-            self._served(now, [*local, *lease], fences, invoked_ns, from_l1=len(local))
+            self._served(now, [*local, *map(bytes, lease)], fences, invoked_ns, from_l1=len(local))
             if world.chance(0.5):
                 world.clockwork.sleep(world.pass_ns())
-                self._served(now, [*local, *lease], fences, None, from_l1=len(local))
+                self._served(now, [*local, *map(bytes, lease)], fences, None, from_l1=len(local))
 
     def _extend(self, now: Pass, request: Request, keys: bytes) -> None:
         """Look up what L2 has behind the pages that this request has already."""
@@ -201,15 +206,15 @@ class Worker(ClientProcess):
         self._served(now, pages, fences, invoked_ns, from_l1=len(own), own=len(own))
 
     @staticmethod
-    def _get(request: Request, keys: bytes, start: int) -> list[bytearray]:
+    def _get(request: Request, keys: bytes, start: int) -> list[bytes]:
         pages = [bytearray(PAGE_BYTES) for _ in range(len(keys) // KEY_BYTES - start)]
         outcome = request.get(keys, pages, start=start)
-        return pages[: outcome.pages if isinstance(outcome, Hit) else 0]
+        return [bytes(page) for page in pages[: outcome.pages if isinstance(outcome, Hit) else 0]]
 
     def _served(
         self,
         now: Pass,
-        pages: Sequence[bytes | bytearray | memoryview],
+        pages: Sequence[bytes],
         fences: int,
         invoked_ns: int | None,
         *,
@@ -269,5 +274,5 @@ def _bytes(page: Instance) -> bytes:
     return page.number.to_bytes(8, "little") * 2
 
 
-def _words(page: bytes | bytearray | memoryview) -> tuple[int, int]:
+def _words(page: bytes) -> tuple[int, int]:
     return int.from_bytes(page[:8], "little"), int.from_bytes(page[8:16], "little")

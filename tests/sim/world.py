@@ -12,9 +12,10 @@ from kv_types.namespace import Namespace
 from kv_types.outcomes import RefuseReason
 from kv_types.validity import EngineMode
 from tests.sim import environment
-from tests.sim.arena import VISIBLE, Entry, ModelArena, ancestors, subtree
+from tests.sim.arena import ModelArena
+from tests.sim.arena_entries import VISIBLE, Entry, ancestors, subtree
 from tests.sim.client_process import ClientProcess
-from tests.sim.clockwork import MS, S, Clockwork
+from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
 from tests.sim.network import Network
@@ -337,7 +338,8 @@ class World:
         requested = sum(one.requested for one in counted)
         if requested != asked or not all(one.is_balanced for one in counted):
             raise BrokenPromiseError(
-                "BrokeAccount", f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for"
+                "BrokeAccount",
+                f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for",
             )
 
 

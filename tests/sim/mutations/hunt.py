@@ -38,7 +38,10 @@ def replay(number: str, first: int, last: int) -> Finding | None:
 def _is_clean(seed: int) -> bool:
     """Whether a seed breaks nothing when the product is whole."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sim.run", "--seed", str(seed)], cwd=ROOT, capture_output=True, check=False
+        [sys.executable, "-m", "tests.sim.run", "--seed", str(seed)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
     )
     return done.returncode == 0
 
@@ -72,7 +75,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     known = found()
-    wanted = [one for one in MUTATIONS if one.number in arguments.numbers or (not arguments.numbers and one.number not in known)]
+    wanted = [
+        one
+        for one in MUTATIONS
+        if one.number in arguments.numbers or (not arguments.numbers and one.number not in known)
+    ]
     with ThreadPoolExecutor(arguments.processes) as pool:
         hunts = {pool.submit(hunt, one, arguments.seeds): one for one in wanted}
         for finished in as_completed(hunts):

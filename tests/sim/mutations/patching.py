@@ -34,7 +34,9 @@ def patched_text(file: str, edits: Sequence[Edit]) -> str:
 def texts_of(mutation: Mutation) -> dict[str, str]:
     """Every file that a mutation changes, patched; raises ValueError."""
     files = dict.fromkeys(edit.file for edit in mutation.edits)
-    return {file: patched_text(file, [edit for edit in mutation.edits if edit.file == file]) for file in files}
+    return {
+        file: patched_text(file, [edit for edit in mutation.edits if edit.file == file]) for file in files
+    }
 
 
 class _Patched(MetaPathFinder, Loader):

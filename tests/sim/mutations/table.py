@@ -55,11 +55,13 @@ _JUDGING = "cache_l2/judging.py"
 _APPLIER = "sidecar/log_applier.py"
 _SHELF = "tests/sim/shelf.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
-_HIDING = "            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])\n"
-_PUBLISHING = "                self._publish(record.event, Stamp(incarnation, record.revision), record.digest)\n"
-_BOOT = (
-    'self._call(self._follow, "boot", [], replies.read_boot, deadline_ns=deadline_ns)\n'
+_HIDING = (
+    "            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])\n"
 )
+_PUBLISHING = (
+    "                self._publish(record.event, Stamp(incarnation, record.revision), record.digest)\n"
+)
+_BOOT = 'self._call(self._follow, "boot", [], replies.read_boot, deadline_ns=deadline_ns)\n'
 
 MUTATIONS = (
     Mutation(
@@ -367,7 +369,13 @@ MUTATIONS = (
     ),
     Mutation(
         "27", "stamps of another incarnation are accepted",
-        (Edit(_VALIDITY, "            or stamp.incarnation != position.incarnation\n            or stamp.revision", "            or stamp.revision"),),
+        (
+            Edit(
+                _VALIDITY,
+                "            or stamp.incarnation != position.incarnation\n            or stamp.revision",
+                "            or stamp.revision",
+            ),
+        ),
         profile=3,
     ),
     Mutation(
@@ -385,9 +393,10 @@ MUTATIONS = (
         "32", "the place of a reservation that ran out is given away while its writer may write (in the model of the arena)",
         (
             Edit(
-                "tests/sim/arena.py",
+                "tests/sim/arena_tree.py",
                 "        entry.state = QUARANTINED\n",
-                "        del self.rows[entry.row].reservations[entry.number]\n        entry.generation += 2\n        self._release(entry)\n",
+                "        del self.rows[entry.row].reservations[entry.number]\n        entry.generation += 2\n"
+                "        self._release(entry)\n",
             ),
         ),
     ),
