@@ -15,7 +15,7 @@ from invalidation.log import LogLimits, LogUnavailableError
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey, Stamp
-from kv_types.limits import HIDING_STEP_WORK_MAX, NAMESPACES_MAX, RENEWALS_BURST_MAX, RENEWALS_PER_S_MAX
+from kv_types.limits import HIDING_STEP_WORK_MAX, RENEWALS_BURST_MAX, RENEWALS_PER_S_MAX
 from kv_types.outcomes import STORED, PutStatus, Refused, RefuseReason
 from kv_types.selectors import EVERYTHING, Selector
 from kv_types.validity import NO_INSTANCE, EngineMode
@@ -482,20 +482,6 @@ async def test_namespaces_are_entered_into_the_fleets_directory(site: FollowingS
         await site.time.run(4.0)
         assert site.log.known[-1] == late.namespace.canonical
         assert len(site.log.known) == 4, "once each"
-
-
-async def test_namespaces_that_took_the_number_of_others_are_entered_too(site: FollowingSite) -> None:
-    for number in range(NAMESPACES_MAX):
-        add(site.store, namespace_of(f"m{number}"))
-    async with site.running():
-        await site.time.run(1.0)
-        before = len(site.log.known)
-        assert before < NAMESPACES_MAX, "in the midst of entering them"
-        late = [add(site.store, namespace_of(f"late-{number}")) for number in range(20)]
-        await site.time.run(10.0)
-        assert set(site.log.known) >= {record.namespace.canonical for record in site.store.namespaces()}
-        assert site.log.known[-20:] == [record.namespace.canonical for record in late]
-        assert len(site.log.known) == len(set(site.log.known)), "once each"
 
 
 async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) -> None:
