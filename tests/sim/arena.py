@@ -315,5 +315,11 @@ class ModelArena(PageTree):
             "oldest_hidden_view": min(hidden, default=0), **self.counters,
         }  # fmt: skip
 
+    def namespace_entries(self, namespace_slot: int) -> int:
+        return sum(entry.state != FREE and entry.namespace_slot == namespace_slot for entry in self.entries)
+
+    def evict_namespace(self, namespace_slot: int) -> int:
+        raise AssertionError("no simulated sidecar runs out of numbers of namespaces")
+
     def close(self) -> None:
         self.close_header()
