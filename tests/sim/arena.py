@@ -13,6 +13,7 @@ from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
 from kv_types.outcomes import PutStatus, RefuseReason
 from tests.sim.arena_entries import (
     COUNTED,
+    FREE,
     HIDDEN,
     MISSED,
     QUARANTINED,
