@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
 NATIVE := CMakeLists.txt $(wildcard cache_l2/native/*.cpp cache_l2/native/*.hpp)
 
-.PHONY: help demo test check lint types contracts gen gen-check bench sanitize native clean
+.PHONY: help demo test check lint types contracts gen gen-check bench sim sanitize native clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -75,6 +75,12 @@ gen-check: $(VENV)/.dev
 
 bench: $(VENV)/.demo ## Measure, and regenerate docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report
+
+# The seeds that continuous integration runs; 0..99999 is for a machine with an hour to spare.
+SEEDS ?= 0..9999
+
+sim: $(VENV)/.test ## Simulate fleets: SEED=7 shows one history, SEEDS=0..999 runs a range
+	$(BIN)/python -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 sanitize: ## Stress the native core under ThreadSanitizer and AddressSanitizer
 	tests/native/run.sh thread $(SANITIZE_SECONDS)
