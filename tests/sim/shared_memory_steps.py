@@ -83,9 +83,15 @@ def read_steps(root: Path = ROOT) -> Steps:
         end=_steps(_python(store, "end_client"), {"take back": r"take_back_keep\(\)"}),
         grant=_steps(
             _python(store, "grant_keep"),
-            {"same clients": r"opened == self\._keep_opened", "some left": r"engines\(EngineMode\.KEEP\) > 0"},
+            {
+                "same clients": r"opened == self\._keep_opened",
+                "some left": r"engines\(EngineMode\.KEEP\) > 0",
+            },
         )
-        + _steps(_python(root / "sidecar" / "log_shell.py", "_grant_keep"), {"confirmed": r"renewal\.confirmed and"}),
+        + _steps(
+            _python(root / "sidecar" / "log_shell.py", "_grant_keep"),
+            {"confirmed": r"renewal\.confirmed and"},
+        ),
         sidecar=_sidecar(root, publish),
     )
 
