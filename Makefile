@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 SANITIZE_SECONDS ?= 20
+SEEDS ?= 0..999
 
 BIN := $(VENV)/bin
 # Compiling every module of torch and transformers would take longer than compiling those that are used, when they are.
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
 NATIVE := CMakeLists.txt $(wildcard cache_l2/native/*.cpp cache_l2/native/*.hpp)
 
-.PHONY: help demo test check lint types contracts gen gen-check bench sim sanitize native clean
+.PHONY: help demo test check lint types contracts gen gen-check bench sim sim-hunt sanitize native clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -76,11 +77,12 @@ gen-check: $(VENV)/.dev
 bench: $(VENV)/.demo ## Measure, and regenerate docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report
 
-# The seeds that continuous integration runs; 0..99999 is for a machine with an hour to spare.
-SEEDS ?= 0..9999
-
-sim: $(VENV)/.test ## Simulate fleets: SEED=7 shows one history, SEEDS=0..999 runs a range
+sim: $(VENV)/.test ## Simulate fleets: SEED=n shows one history, SEEDS=a..b runs many
 	$(BIN)/python -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+sim-hunt: $(VENV)/.test ## Look for seeds that find the mutations of the simulation: all that nothing finds, or MUTATIONS="3 26"
+	$(BIN)/python -m tests.sim.mutations.hunt $(MUTATIONS)
+	$(BIN)/python docs/generate_mutations.py
 
 sanitize: ## Stress the native core under ThreadSanitizer and AddressSanitizer
 	tests/native/run.sh thread $(SANITIZE_SECONDS)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
@@ -65,6 +65,7 @@ def run_range(first: int, last: int) -> tuple[list[Outcome], float]:
     """Live through many; returns those that broke and the processor's seconds."""
     environment.install()
     gc.collect()
+    gc.freeze()
     gc.disable()
     began = time.process_time()
     broken = []
@@ -74,13 +75,18 @@ def run_range(first: int, last: int) -> tuple[list[Outcome], float]:
             outcome.history = []
             broken.append(outcome)
     gc.collect()
-    gc.freeze()
     return broken, time.process_time() - began
 
 
-def _chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
-    for begin in range(first, last + 1, CHUNK):
-        yield begin, min(begin + CHUNK - 1, last)
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("..")
+    return int(first), int(last or first)
+
+
+def _chunks(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for first, last in spans:
+        for begin in range(first, last + 1, CHUNK):
+            yield begin, min(begin + CHUNK - 1, last)
 
 
 def _show(outcome: Outcome, plan: Plan) -> None:
@@ -95,18 +101,20 @@ def _show(outcome: Outcome, plan: Plan) -> None:
     print(outcome.broken or "clean")
 
 
-def _run_all(first: int, last: int, processes: int) -> int:
+def _run_all(spans: Sequence[tuple[int, int]], processes: int) -> int:
     began, failed, seconds, done = time.monotonic(), 0, 0.0, 0
     # Worlds are woven of cycles through Lua and greenlets, some of which no collection ends: a process does not live long.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=CHUNKS_PER_PROCESS) as pool:
-        waiting = [pool.submit(run_range, *chunk) for chunk in _chunks(first, last)]
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), max_tasks_per_child=CHUNKS_PER_PROCESS
+    ) as pool:
+        waiting = [pool.submit(run_range, *chunk) for chunk in _chunks(spans)]
         for finished in as_completed(waiting):
             broken, spent = finished.result()
             seconds, done = seconds + spent, done + 1
             for outcome in broken:
                 failed += 1
                 print(f"seed {outcome.seed}: {outcome.broken}", flush=True)
-    count = last - first + 1
+    count = sum(last - first + 1 for first, last in spans)
     took = time.monotonic() - began
     print(
         f"{count} seeds in {took:.0f} s: {count / took:.0f} a second on {processes} processors, "
@@ -119,7 +127,7 @@ def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, help="show the history of one seed")
-    parser.add_argument("--seeds", help="first..last: run a range and show what broke")
+    parser.add_argument("--seeds", action="append", help="first..last, or one: run them and show what broke")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -131,8 +139,7 @@ def main() -> int:
         return 1 if outcome.broken else 0
     if not arguments.seeds:
         parser.error("give --seed or --seeds")
-    first, _, last = arguments.seeds.partition("..")
-    return _run_all(int(first), int(last or first), arguments.processes)
+    return _run_all([_span(text) for text in arguments.seeds], arguments.processes)
 
 
 if __name__ == "__main__":

@@ -35,15 +35,11 @@ def replay(number: str, first: int, last: int) -> Finding | None:
     return Finding(int(seed), validator)
 
 
-def _is_clean(seed: int) -> bool:
-    """Whether a seed breaks nothing when the product is whole."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sim.run", "--seed", str(seed)],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode == 0
+def is_clean(*seeds: int) -> bool:
+    """Whether seeds break nothing when the product is whole."""
+    spans = [word for seed in seeds for word in ("--seeds", str(seed))]
+    command = [sys.executable, "-m", "tests.sim.run", "--processes", "1", *spans]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def _slices(mutation: Mutation, seeds: int) -> Iterator[tuple[int, int]]:
@@ -61,7 +57,7 @@ def hunt(mutation: Mutation, seeds: int) -> Finding | None:
             finding = replay(mutation.number, at, last)
             if finding is None:
                 break
-            if _is_clean(finding.seed):
+            if is_clean(finding.seed):
                 return finding
             at = finding.seed + 1
     return None
