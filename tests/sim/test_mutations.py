@@ -1,4 +1,4 @@
-"""Each breach of a rule is found by the seed that was found for it, and nothing else by that seed. `make sim-hunt` finds seeds."""
+"""Each breach of a rule is found by the seed that was found for it, and that seed finds nothing else (`make sim-hunt`)."""
 
 from __future__ import annotations
 
