@@ -182,6 +182,11 @@ class Arena:
         was published when a page was hidden, for whatever reason, that is still leased; 0: there is none)."""
     def namespace_statistics(self) -> dict[int, tuple[int, int]]:
         """namespace_slot -> (resident pages, resident bytes)."""
+    def namespace_entries(self, namespace_slot: int) -> int:
+        """Entries that still go by a namespace's number: visible, reserved, quarantined, or hidden and still leased."""
+    def evict_namespace(self, namespace_slot: int) -> int:
+        """Evict all pages of a namespace, unless something is reserved or waits for leases there; returns the entries left.
+        Work grows with its entries: ask how many there are before."""
     def check_invariants(self) -> None:
         """Walk everything; raises RuntimeError naming the first broken invariant. For tests and `--debug`."""
     def close(self) -> None: ...

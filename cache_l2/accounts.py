@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
@@ -64,7 +64,11 @@ class Accounts:
         self._arena = arena
         self._counters_per_row = counters_per_row
         self._bound: dict[int, OrderedDict[NamespaceId, int]] = {}
+        self._rows_of: Counter[NamespaceId] = Counter()
+        """How many rows count under each namespace."""
         self._ended: dict[NamespaceId, NamespaceCounts] = {}
+        self.forgotten = NamespaceCounts()
+        """Sums of namespaces that are not told apart any more."""
 
     def open_row(self, row: int) -> None:
         """A cleared row begins."""
@@ -81,6 +85,7 @@ class Accounts:
         if counter is None:
             counter = self._free_counter(row, recycle=recycle)
             bound[record.id] = counter
+            self._rows_of[record.id] += 1
         bound.move_to_end(record.id)
         return counter
 
@@ -90,14 +95,34 @@ class Accounts:
         if counter is not None:
             self._fold(namespace, *self._read(row, counter))
             self._arena.reset_counts(row, counter)
+            self._release(namespace)
 
-    def end_row(self, row: int) -> None:
-        """Fold a row whose process has ended: what it began and did not finish counts as missed(aborted) (rule R20)."""
-        for namespace, counter in self._bound.pop(row).items():
+    def end_row(self, row: int) -> list[NamespaceId]:
+        """Fold a row whose process has ended: what it began and did not finish counts as missed(aborted) (rule R20).
+
+        Returns the namespaces that it counted under.
+        """
+        bound = self._bound.pop(row)
+        for namespace, counter in bound.items():
             self._fold(namespace, *self._read(row, counter))
+            self._release(namespace)
+        return list(bound)
+
+    def is_bound(self, namespace: NamespaceId) -> bool:
+        """Whether a row counts under a namespace."""
+        return namespace in self._rows_of
+
+    def add(self, namespace: NamespaceId, counts: NamespaceCounts) -> None:
+        """Count what no row does."""
+        self._ended[namespace] = self._ended.get(namespace, NamespaceCounts()) + counts
+
+    def forget(self, namespace: NamespaceId) -> None:
+        """Tell a namespace that no row counts under apart no more; what it counted stays in the sum of such."""
+        assert not self.is_bound(namespace), "its rows go on counting"
+        self.forgotten += self._ended.pop(namespace, NamespaceCounts())
 
     def totals(self) -> Mapping[NamespaceId, NamespaceCounts]:
-        """Sums a namespace over rows that live and rows that have ended."""
+        """Sums a namespace over rows that live and rows that have ended, without what was forgotten."""
         totals = dict(self._ended)
         for row, bound in self._bound.items():
             for namespace, counter in bound.items():
@@ -116,6 +141,7 @@ class Accounts:
                     self._fold(namespace, unfinished, counts)
                     self._arena.reset_counts(row, counter)
                     del bound[namespace]
+                    self._release(namespace)
                     return counter
         raise LimitExceededError(
             f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or forget namespaces"
@@ -125,7 +151,12 @@ class Accounts:
         if unfinished > 0:
             aborted = tuple(unfinished if reason is MissReason.ABORTED else 0 for reason in MissReason)
             counts += NamespaceCounts(requested=unfinished, missed=aborted)
-        self._ended[namespace] = self._ended.get(namespace, NamespaceCounts()) + counts
+        self.add(namespace, counts)
+
+    def _release(self, namespace: NamespaceId) -> None:
+        self._rows_of[namespace] -= 1
+        if not self._rows_of[namespace]:
+            del self._rows_of[namespace]
 
     def _read(self, row: int, counter: int) -> tuple[int, NamespaceCounts]:
         """(pages begun and not finished, what is finished); nothing when the row's client wrote garbage there."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cache_l2.accounts import NamespaceCounts
 from cache_l2.client_rows import ClientRow
-from kv_types.ids import NamespaceId
 
 
-def page_figures(counts: Mapping[NamespaceId, NamespaceCounts]) -> dict[str, int]:
+def page_figures(total: NamespaceCounts) -> dict[str, int]:
     """Accounts over all namespaces, in pages; reasons that never occurred are left out."""
-    total = sum(counts.values(), NamespaceCounts())
     missed = total.missed_by_reason()
     return {
         "requested_pages": total.requested,

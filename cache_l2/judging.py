@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_l2.namespaces import NamespaceRegistry
-from cache_l2.reservations import PendingPage
+from cache_l2.reservations import PendingPage, ReservationBook
 from kv_types.ids import KEY_BYTES, PageKey, Stamp
 from kv_types.limits import ANCESTORS_WALKED_MAX, CHAIN_PAGES_MAX
 from kv_types.namespace import Namespace
@@ -82,6 +82,19 @@ class BatchJudging:
         self._lineage: dict[int, bool] | None = None
         self._keys_left = CHAIN_PAGES_MAX
 
+    def judge_all(self, book: ReservationBook, *, is_closed: bool) -> tuple[list[RefuseReason], list[int]]:
+        """Take the reservations from the book: a reason each, and those that end because of theirs."""
+        reasons, refused = [], []
+        for reservation in self._reservations:
+            page = book.take(self._row, reservation)
+            if page is None:
+                reasons.append(RefuseReason.EXPIRED)
+                continue
+            reasons.append(RefuseReason.CLOSED if is_closed else self.judge(reservation, page))
+            if reasons[-1]:
+                refused.append(reservation)
+        return reasons, refused
+
     def judge(self, reservation: int, page: PendingPage) -> RefuseReason:
         """Reason why this page must not be published; NONE where nothing speaks against it."""
         nothing_reused = self._terms.rests_on == NO_INSTANCE
@@ -95,6 +108,9 @@ class BatchJudging:
 
     def _ask(self, page: PendingPage, *, lineage_known: bool) -> RefuseReason:
         terms = self._terms
+        registered = self._namespaces.find(page.namespace)
+        if registered is None:  # nothing of it is in the arena any more
+            return RefuseReason.EXPIRED
         origin = Origin(
             producer=terms.producer,
             tags=terms.tags,
@@ -103,8 +119,7 @@ class BatchJudging:
             revision=terms.stamp.revision,
             lineage_known=lineage_known,
         )
-        namespace = self._namespaces.of_id(page.namespace).namespace
-        return self._judge.judge(namespace, terms.stamp, origin, lambda: self._chain(page))
+        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))
 
     def _chain(self, page: PendingPage) -> Sequence[PageKey] | None:
         """Keys that decide about a page: its own alone when its parent passed in this batch, by the same terms."""

@@ -91,6 +91,7 @@ class Selecting:
         Short walks share a step, so that a storm of small invalidations does not spend its time on taking turns.
         """
         left, hidden = HIDING_STEP_WORK_MAX, 0
+        began = self._namespaces.registrations
         for terms in self.terms(selectors):
             if terms is None:
                 yield hidden
@@ -98,6 +99,7 @@ class Selecting:
                 continue
             cursor = 0
             while cursor >= 0:
+                self._leave_out_newer(terms, began)
                 cursor, pages = self._arena.hide_step(
                     **terms, cursor=cursor, work_max=max(left, HIDING_WALK_WORK)
                 )
@@ -115,13 +117,14 @@ class Selecting:
         Raises LimitExceededError when another count that began meanwhile has ended this one.
         """
         self._censuses += 1
-        census = self._censuses
+        census, began = self._censuses, self._namespaces.registrations
         for terms in self.terms(selectors):
             if terms is None:
                 yield 0, 0
                 continue
             cursor = 0
             while cursor >= 0:
+                self._leave_out_newer(terms, began)
                 if census != self._censuses:  # the arena remembers the pages that one census has met
                     raise LimitExceededError("another count of pages began and ended this one: ask again")
                 cursor, pages, payload_bytes = self._arena.count_step(
@@ -162,6 +165,16 @@ class Selecting:
                 self._matched = 0
                 yield None
         return _bits(numbers) if numbers else None
+
+    def _leave_out_newer(self, terms: StepTerms, began: int) -> None:
+        """Take the numbers of namespaces registered since `began` out of a bitmap: those that had them before have no pages."""
+        if terms["namespaces"] is None or self._namespaces.registrations == began:
+            return
+        bitmap = bytearray(terms["namespaces"])
+        for record in self._namespaces:
+            if record.serial >= began and record.number >> 3 < len(bitmap):
+                bitmap[record.number >> 3] &= ~(1 << (record.number & 7)) & 0xFF
+        terms["namespaces"] = bytes(bitmap)
 
     def _selects_entry(self, selector: Selector) -> bool:
         """Whether the namespace of the page under the selector's key is one that it selects."""

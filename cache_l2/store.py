@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
@@ -14,6 +14,7 @@ from cache_l2.figures import client_figures, page_figures
 from cache_l2.inspection import PageFacts, page_facts
 from cache_l2.judging import BatchJudging, CommitJudge, CommitTerms
 from cache_l2.memory import MemoryProbe
+from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
 from cache_l2.provenance import ProvenanceTable
@@ -22,22 +23,10 @@ from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
-from kv_types.ids import (
-    KEY_BYTES,
-    NO_INCARNATION,
-    LifeId,
-    NamespaceId,
-    PageKey,
-    Stamp,
-    new_life_id,
-)
+from kv_types.ids import KEY_BYTES, NO_INCARNATION, LifeId, NamespaceId, PageKey, Stamp, new_life_id
 from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
-from kv_types.outcomes import (
-    LookUpOutcome,
-    PutOutcome,
-    PutStatus,
-    RefuseReason,
-)
+from kv_types.namespace import Namespace
+from kv_types.outcomes import LookUpOutcome, PutOutcome, PutStatus, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
@@ -78,13 +67,14 @@ class ArenaStore:
         self._arena = create_arena(config, self.life, probe=memory)
         self._judge = judge
         self._position = Stamp(NO_INCARNATION, 0)
-        self._namespaces = NamespaceRegistry()
+        self._accounts = Accounts(self._arena)
+        self._numbers = NamespaceNumbers(self._arena, self._accounts)
+        self._namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
         self._provenances = ProvenanceTable()
         self._selecting = Selecting(
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
         )
         self._book = ReservationBook()
-        self._accounts = Accounts(self._arena)
         self._rows: set[int] = set()
         self._engines: dict[int, EngineMode] = {}
         self._keep_opened = 0
@@ -159,20 +149,33 @@ class ArenaStore:
     # --- namespaces ---
 
     def register(self, canonical: bytes, page_bytes: int) -> NamespaceRecord:
-        """Make a namespace known; idempotent. Raises ProtocolError, LayoutConflictError, LimitExceededError."""
+        """Make a namespace known; idempotent. Past NAMESPACES_MAX one that is idle is forgotten.
+
+        Raises ProtocolError, LayoutConflictError, LimitExceededError (clients use all of them).
+        """
         return self._namespaces.register(canonical, page_bytes)
 
     def namespace(self, namespace: NamespaceId) -> NamespaceRecord:
-        """Look a namespace up; raises UnknownNamespaceError."""
+        """Look up a namespace that is about to be used; raises UnknownNamespaceError."""
         return self._namespaces.of_id(namespace)
 
     def namespace_of_number(self, number: int) -> NamespaceRecord:
-        """Look a namespace up by its number in this life; raises UnknownNamespaceError."""
+        """Look a namespace up by its number; raises UnknownNamespaceError."""
         return self._namespaces.of_number(number)
 
     def namespaces(self) -> list[NamespaceRecord]:
-        """Every namespace of this life, in the order of registration."""
+        """Every namespace that is registered, in the order of registration: that of their serials."""
         return list(self._namespaces)
+
+    def first_namespaces(self) -> Mapping[NamespaceId, Namespace]:
+        """The first METRIC_NAMESPACES_MAX of this life, registered still or not: they keep accounts of their own."""
+        return self._namespaces.first
+
+    def _give_up_namespace(self, idle: Iterable[NamespaceRecord]) -> NamespaceRecord | None:
+        record = self._numbers.give_up(idle)
+        if record is not None and record.id not in self._namespaces.first:
+            self._accounts.forget(record.id)
+        return record
 
     # --- clients ---
 
@@ -198,10 +201,12 @@ class ArenaStore:
 
     def bind_namespace(self, row: int, record: NamespaceRecord) -> int:
         """Counter that this row counts the namespace under; raises LimitExceededError."""
+        self._namespaces.used(record.id)
         return self._accounts.bind(row, record)
 
     def unbind_namespace(self, row: int, record: NamespaceRecord) -> None:
         """The client counts under this namespace no more; its counter is free for another one."""
+        self._namespaces.used(record.id)
         self._accounts.unbind(row, record.id)
 
     def orphan_client(self, row: int) -> None:
@@ -211,7 +216,8 @@ class ArenaStore:
 
     def end_client(self, row: int) -> None:
         """The process is gone, or has unmapped the arena: its leases and reservations end, its counts are kept."""
-        self._accounts.end_row(row)
+        for namespace in self._accounts.end_row(row):
+            self._namespaces.used(namespace)
         self._arena.end_row(row)
         self._book.end_row(row)
         self._rows.discard(row)
@@ -308,17 +314,7 @@ class ArenaStore:
         judging = BatchJudging(
             self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
         )
-        reasons = []
-        refused = []
-        for reservation in reservations:
-            page = self._book.take(row, reservation)
-            if page is None:
-                reasons.append(RefuseReason.EXPIRED)
-                continue
-            reason = RefuseReason.CLOSED if self._draining else judging.judge(reservation, page)
-            reasons.append(reason)
-            if reason:
-                refused.append(reservation)
+        reasons, refused = judging.judge_all(self._book, is_closed=self._draining)
         if refused:
             self._arena.abort(row=row, reservations=refused)
         return reasons
@@ -473,17 +469,28 @@ class ArenaStore:
         """The arena's counters and gauges, and those of the bookkeeping around it."""
         return {
             **self._arena.statistics(),
-            **page_figures(self._accounts.totals()),
+            **page_figures(sum(self._accounts.totals().values(), self._accounts.forgotten)),
             **client_figures(self.clients()),
             "namespaces": len(self._namespaces),
+            "namespaces_recycled": self._namespaces.recycled,
             "provenances": len(self._provenances),
             "view": self.view,
             "revision": self._position.revision,
         }
 
     def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:
-        """Exact page accounts a namespace over clients that live and have ended (I7)."""
+        """Exact page accounts of those that are registered and the first ones, over clients living and ended (I7)."""
         return self._accounts.totals()
+
+    def recycled_counts(self) -> NamespaceCounts:
+        """The sum of the accounts of all other namespaces, which were registered once."""
+        return self._accounts.forgotten
+
+    def count_written(self, namespace: NamespaceId, written_bytes: int) -> None:
+        """Count payload bytes of a put that the reader's own counters did not see."""
+        self._accounts.add(namespace, NamespaceCounts(bytes_written=written_bytes))
+        if self._namespaces.find(namespace) is None and namespace not in self._namespaces.first:
+            self._accounts.forget(namespace)
 
     def namespace_resident(self) -> Mapping[NamespaceId, tuple[int, int]]:
         """(pages, payload bytes) resident a namespace."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from invalidation.log import FenceState, MemberState
-from invalidation.notes import MemberNote
+from invalidation.silence import Silence
 from invalidation.timing import Timing
 from kv_types.ids import Stamp
 
@@ -44,27 +44,18 @@ class NewIncarnation:
 Verdict = Pending | Reached | NewIncarnation
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    number: int
-    first_ns: int
-
-
 class FenceEvaluation:
     """Evaluates one fence: everything up to `stamp`, which was appended before this was made. Pure.
 
-    A member has got there when it has acknowledged (drained) the revision. It is gone when it said so, or when its
-    renewal number has not changed for the window on this evaluator's clock since it was first seen with it: then the
-    freshness of its last renewal, sent before it was seen, is over, and each later renewal would bring it the record.
-    A member with clients whose own caches go on without it (`engines_keep`), or whose note can't be read, is never gone.
-    Members that join later start at or above the revision, or must acknowledge it as all others.
+    A member has got there when it has acknowledged (drained) the revision, or is gone, as Silence judges it: each later
+    renewal of it would bring it the record. Members that join later start at or above the revision, or must acknowledge
+    it as all others.
     """
 
     def __init__(self, *, stamp: Stamp, wait: Wait, timing: Timing) -> None:
         self._stamp = stamp
         self._wait = wait
-        self._timing = timing
-        self._seen: dict[bytes, _Seen] = {}
+        self._silence = Silence(timing)
 
     def observe(self, state: FenceState, *, now_ns: int) -> Verdict:
         """Judge what `InvalidationLog.fence` returned; `now_ns` (CLOCK_BOOTTIME) is read after it did, never before."""
@@ -78,34 +69,13 @@ class FenceEvaluation:
             for member, now in state.members.items()
             if (now.drained if self._wait is Wait.DRAINED else now.acknowledged) < self._stamp.revision
         }
-        self._watch(missing, now_ns)
-        gone = {
-            member: now
-            for member, now in missing.items()
-            if self._wait is Wait.HIDDEN and self._is_gone(member, now, now_ns)
-        }
+        silent = self._silence.observe(missing, now_ns=now_ns)
+        gone = silent if self._wait is Wait.HIDDEN else {}
         if not state.settled:
             return Pending("the log's incarnation is not settled yet", _without(missing, gone))
         if len(gone) < len(missing):
             return Pending("members have not acknowledged", _without(missing, gone))
         return Reached(gone)
-
-    def _watch(self, missing: Mapping[bytes, MemberState], now_ns: int) -> None:
-        self._seen = {
-            member: seen
-            if (seen := self._seen.get(member)) is not None and seen.number == now.number
-            else _Seen(now.number, now_ns)
-            for member, now in missing.items()
-        }
-
-    def _is_gone(self, member: bytes, now: MemberState, now_ns: int) -> bool:
-        silent_ns = now_ns - self._seen[member].first_ns
-        if not now.gone and silent_ns < self._timing.window_ns():  # no note says less: it need not be read
-            return False
-        note = MemberNote.decode(now.note)
-        if note is None or note.engines_keep:
-            return False
-        return now.gone or silent_ns >= self._timing.window_ns(lease_ns=note.lease_ns)
 
 
 def _without(

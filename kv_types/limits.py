@@ -138,6 +138,11 @@ LOG_WAKE_S_MAX = 10.0
 """How long one call waits to be woken by the log; then it asks anew."""
 LOG_STATISTICS_S = 10.0
 """How often a sidecar asks the log for the sizes of its tables."""
+LOG_REAP_LOOK_S = 1.0
+LOG_REAP_AGAIN_S = 30.0
+LOG_REAP_S = 3600.0
+"""How often a sidecar asks itself whether to look for silent members of its fleet, and how often it does: one that the full
+table of members refused, and the others while it is more than half full."""
 LOG_REPORT_S_MIN = 30.0
 """A trouble that goes on is logged no more often."""
 VIEW_POSITIONS_MAX = 4096

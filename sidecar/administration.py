@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from cache_l2.namespaces import NamespaceRecord
@@ -189,7 +189,7 @@ class Administration:
                 )
             old = Selected(Selector(model=model, weights_version=invalidate_version))
             replaced = derived_id(request_id, b"replaced weights", said, old.selector.encode())
-            appends.append(self._append(old, reason, author, replaced))
+            appends.append(replace(self._append(old, reason, author, replaced), is_after=True))
         _log.info(
             "announcing weights", model=model, version=version, invalidates=invalidate_version, reason=reason,
             author=author, request=request_id.hex(),

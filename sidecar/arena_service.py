@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cache_l2._native import Lease
-from cache_l2.store import ArenaStore, NamespaceCounts
+from cache_l2.store import ArenaStore
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
 from kv_types.outcomes import (
     Known,
@@ -47,7 +46,6 @@ class ArenaService:
     def __init__(self, store: ArenaStore) -> None:
         self._store = store
         self._mask = int.from_bytes(store.life[:8], "little")
-        self._written_bytes: Counter[NamespaceId] = Counter()
 
     @property
     def life(self) -> LifeId:
@@ -119,13 +117,4 @@ class ArenaService:
 
     def count_written(self, namespace: NamespaceId, written_bytes: int) -> None:
         """Account payload bytes of a put: the reader's own counters see only copies that it makes itself."""
-        self._written_bytes[namespace] += written_bytes
-
-    def namespace_counts(self) -> Mapping[NamespaceId, NamespaceCounts]:
-        """The arena's accounts with the bytes that came over gRPC."""
-        counts = dict(self._store.namespace_counts())
-        for namespace, written in self._written_bytes.items():
-            counts[namespace] = counts.get(namespace, NamespaceCounts()) + NamespaceCounts(
-                bytes_written=written
-            )
-        return counts
+        self._store.count_written(namespace, written_bytes)

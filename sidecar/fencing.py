@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -66,10 +66,14 @@ class FenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One entry and the id by which the log knows a repeated request for it."""
+    """One entry and the id by which the log knows a repeated request for it.
+
+    `is_after`: it means what it says only behind the one before it, as what replaced weights leave behind them does.
+    """
 
     entry: LogEntry
     request_id: bytes
+    is_after: bool = False
 
 
 def derived_id(request_id: bytes, *what: bytes) -> bytes:
@@ -183,10 +187,11 @@ class Fencing:
     async def _append_all(
         self, appends: Sequence[Append], turn: _Turn
     ) -> tuple[tuple[Stamp, ...], _Stop | None]:
-        """Append all of them, so that the last one stands behind all others: whoever waits for it waits for all."""
+        """Append all of them; whoever waits for the newest waits for all."""
         stamps: list[Stamp] = []
         for append in appends:
-            stamp = await self._append_behind(append, stamps[-1] if stamps else None, turn)
+            before = stamps[-1] if stamps and append.is_after else None
+            stamp = await self._append_behind(append, before, turn)
             if isinstance(stamp, _Stop):
                 return tuple(one for one in stamps if one.incarnation == stamps[-1].incarnation), stamp
             stamps.append(stamp)
@@ -204,7 +209,7 @@ class Fencing:
                 return stamp
             if stamp.revision > before.revision:
                 return stamp
-            append = Append(append.entry, derived_id(append.request_id, "again"))
+            append = replace(append, request_id=derived_id(append.request_id, b"again"))
 
     async def _append_one(self, append: Append, turn: _Turn) -> Stamp | _Stop:
         """Append one entry; a call that failed may have done it, and the same id makes trying again harmless (R7)."""

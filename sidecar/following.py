@@ -17,6 +17,7 @@ from sidecar.log_choice import ChosenLog
 from sidecar.log_shell import LogShell, ShellTiming
 from sidecar.log_state import LogPicture
 from sidecar.log_watch import LogWatch
+from sidecar.member_reaper import MemberReaper
 
 _SECOND_NS = 1_000_000_000
 
@@ -66,12 +67,17 @@ class Following:
         )
         self._watch = LogWatch(self.shell, chosen.log, store, clock=clock, call_ns=call_ns)
 
+        self._reaper = MemberReaper(self.shell, chosen.log, timing=self.timing, clock=clock, call_ns=call_ns)
+
     def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin; returns the tasks, which run until they are cancelled."""
-        return [
+        begun = [
             tasks.create_task(self.shell.run(), name="log"),
             tasks.create_task(self._watch.run(), name="log watch"),
         ]
+        if self.chosen.is_shared:  # nobody else is a member of a log of one's own
+            begun.append(tasks.create_task(self._reaper.run(), name="log members"))
+        return begun
 
     def picture(self) -> LogPicture:
         """Return how things stand, for status and metrics."""

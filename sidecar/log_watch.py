@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from cache_l2.store import ArenaStore
 from invalidation.log import InvalidationLog, LogUnavailableError
@@ -46,6 +47,7 @@ class LogWatch:
         self._pause = pause
         self._entered_in: LogIncarnation | None = None
         self._entered = 0
+        """Serial of the next namespace to enter."""
         self._entered_ns = 0
 
     async def run(self) -> None:
@@ -96,7 +98,8 @@ class LogWatch:
             is_old = now_ns - self._entered_ns > LOG_KNOW_AGAIN_S * _SECOND_NS
             if self._entered_in != position.incarnation or is_old:
                 self._entered_in, self._entered, self._entered_ns = position.incarnation, 0, now_ns
-            fresh = self._store.namespaces()[self._entered : self._entered + LOG_NAMESPACES_BATCH_MAX]
+            newer = (one for one in self._store.namespaces() if one.serial >= self._entered)
+            fresh = list(itertools.islice(newer, LOG_NAMESPACES_BATCH_MAX))
             if not fresh:
                 continue
             try:
@@ -106,7 +109,7 @@ class LogWatch:
             except LogUnavailableError:
                 await self._pause(LOG_BACKOFF_S_MAX)
             else:
-                self._entered += len(fresh)
+                self._entered = fresh[-1].serial + 1
 
     async def _keep_figures(self) -> None:
         while True:

@@ -43,12 +43,14 @@ _EVICTION_PREFIX = "evictions_"
 class Snapshot:
     """Everything that a scrape shows, read in one go on the store's own thread.
 
-    `models` names the namespaces, `resident` gives (pages, bytes) of each; `arena` and `attach` are statistics by
+    `models` names the namespaces, the first of this life first; `recycled` is what those counted that are among them no
+    more. `resident` gives (pages, bytes) of each; `arena` and `attach` are statistics by
     name, `clients` counts attached workers by state; `freshness_remaining_s` is negative once hits have stopped.
     """
 
     models: Mapping[NamespaceId, str]
     counts: Mapping[NamespaceId, NamespaceCounts]
+    recycled: NamespaceCounts
     resident: Mapping[NamespaceId, tuple[int, int]]
     arena: Mapping[str, int]
     clients: Mapping[str, int]
@@ -151,6 +153,8 @@ def _namespace_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         pages, size = snapshot.resident.get(namespace, (0, 0))
         before = resident.get(label, (0, 0))
         resident[label] = (before[0] + pages, before[1] + size)
+    if snapshot.recycled != NamespaceCounts():
+        counts[OTHER] = counts.get(OTHER, NamespaceCounts()) + snapshot.recycled
     yield from _page_counters(counts)
     yield _gauges(
         "stratakv_resident_pages",

@@ -57,7 +57,7 @@ class Services:
             observe=self.metrics.observe_applying,
         )  # fmt: skip
         self._report = StatusReport(
-            store, service, self.following.picture, version=version, clock=clock, addresses=self._addresses
+            store, self.following.picture, version=version, clock=clock, addresses=self._addresses
         )
         self._attach = AttachServer(
             store,

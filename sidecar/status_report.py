@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from cache_l2.store import ArenaStore, ClientRow, NamespaceCounts, NamespaceRecord
 from kv_types.clock import Clock
+from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
 from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
-from sidecar.arena_service import ArenaService
 from sidecar.log_state import LogPicture
 from sidecar.metrics import Snapshot
 
@@ -36,7 +36,6 @@ class StatusReport:
     def __init__(
         self,
         store: ArenaStore,
-        service: ArenaService,
         log: Callable[[], LogPicture],
         *,
         version: str,
@@ -44,7 +43,6 @@ class StatusReport:
         addresses: Addresses,
     ) -> None:
         self._store = store
-        self._service = service
         self._log = log
         self._version = version
         self._clock = clock
@@ -53,7 +51,7 @@ class StatusReport:
 
     def message(self, *, attach: Mapping[str, int], names: Mapping[int, str]) -> cache_pb2.StatusResponse:
         """Return the present state as a message; `names` gives what clients call themselves, by row."""
-        counts = self._service.namespace_counts()
+        counts = self._store.namespace_counts()
         resident = self._store.namespace_resident()
         log = self._log()
         answer = cache_pb2.StatusResponse(
@@ -85,8 +83,9 @@ class StatusReport:
     def snapshot(self, *, attach: Mapping[str, int], calls_running: int, calls_refused: int) -> Snapshot:
         """Return the present figures for a scrape."""
         return Snapshot(
-            models={record.id: record.namespace.model for record in self._store.namespaces()},
-            counts=self._service.namespace_counts(),
+            models=self._models(),
+            counts=self._store.namespace_counts(),
+            recycled=self._store.recycled_counts(),
             resident=self._store.namespace_resident(),
             arena=self._store.statistics(),
             clients=Counter(row.state for row in self._store.clients() if row.row != self._store.own_row),
@@ -97,6 +96,11 @@ class StatusReport:
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
+
+    def _models(self) -> dict[NamespaceId, str]:
+        """Models of the first namespaces of this life, which keep their places, and of those registered now."""
+        models = {id: namespace.model for id, namespace in self._store.first_namespaces().items()}
+        return models | {record.id: record.namespace.model for record in self._store.namespaces()}
 
     def _freshness_remaining_s(self) -> float:
         return (self._store.reader.freshness_ns() - self._clock.now_ns()) / _NS

@@ -224,6 +224,8 @@ void Arena::set_state(std::uint32_t entry, PageState state) {
     ++tally(state).pages;
     tally(state).bytes += bytes;
   }
+  namespace_of(entry).entries += state != PageState::kFree;
+  namespace_of(entry).entries -= was != PageState::kFree;
 }
 
 }  // namespace stratakv

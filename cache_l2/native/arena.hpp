@@ -132,6 +132,10 @@ class Arena {
   ArenaStatistics statistics();
   // Resident pages by namespace number.
   const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }
+  // Entries that still go by a namespace's number: visible, reserved, quarantined, or hidden and leased.
+  std::uint64_t namespace_entries(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].entries; }
+  // Evicts all pages of a namespace that nothing is reserved in; returns the entries that are left.
+  std::uint64_t evict_namespace(std::uint32_t namespace_slot);
   // Throws runtime_error naming the first broken invariant.
   void check_invariants();
 
@@ -152,6 +156,7 @@ class Arena {
   };
   struct NamespacePages {
     Tally resident;
+    std::uint64_t entries = 0;  // that are not free, whatever their state
     std::uint32_t first_root = kNoEntry;  // visible or reserved; its siblings are the other roots
   };
   struct Waiting {

@@ -22,6 +22,7 @@ void Arena::check_invariants() {
   check_index();
   check_roots();
   std::vector<Tally> namespaces(kNamespacesMax);
+  std::vector<std::uint64_t> entries(kNamespacesMax);
   std::vector<std::uint32_t> reservations(rows_.size());
   Tally seen[kPageStates];
   for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
@@ -29,6 +30,7 @@ void Arena::check_invariants() {
     check_entry(entry);
     Tally& of_state = seen[static_cast<std::size_t>(page.state)];
     ++of_state.pages;
+    if (page.state != PageState::kFree) ++entries[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
     of_state.bytes += view_.entries[entry].place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
     if (page.state == PageState::kReserved || page.state == PageState::kQuarantined) ++reservations[page.row];
     if (page.state == PageState::kVisible) {
@@ -50,6 +52,7 @@ void Arena::check_invariants() {
     const Tally& resident = namespaces_[number].resident;
     const bool equal = resident.pages == namespaces[number].pages && resident.bytes == namespaces[number].bytes;
     require(equal, "namespace " + std::to_string(number) + " miscounts its resident pages");
+    require(namespaces_[number].entries == entries[number], "namespace " + std::to_string(number) + " miscounts its entries");
   }
 }
 

@@ -57,6 +57,15 @@ bool Arena::hide_expired(std::uint32_t entry) {
   return is_hidden;
 }
 
+// The caller, who knows how many pages there are, bounds the work.
+std::uint64_t Arena::evict_namespace(std::uint32_t namespace_slot) {
+  const NamespacePages& space = namespaces_[namespace_slot];
+  if (space.entries != space.resident.pages) return space.entries;
+  while (space.first_root != kNoEntry) hide_subtree(space.first_root, HideCause::kCapacity);
+  reclaim();
+  return space.entries;
+}
+
 void Arena::schedule_expiry(const TimedItem& item) {
   page_expiries_.push(item, [&](const TimedItem& other) {
     return view_.entries[other.entry].generation.load(std::memory_order_relaxed) == other.generation;

@@ -234,6 +234,11 @@ nb::dict namespace_statistics(const PyArena& self) {
   return out;
 }
 
+std::uint32_t checked_slot(std::uint64_t number) {
+  if (number >= kNamespacesMax) throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
+  return static_cast<std::uint32_t>(number);
+}
+
 // The arguments of hide_step and count_step; borrows the bitmaps.
 struct PySelection {
   PySelection(const std::optional<nb::bytes>& key, const std::optional<nb::bytes>& namespaces,
@@ -308,6 +313,12 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("find", find, nb::arg("key"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)
+      .def("namespace_entries", [](const PyArena& self, std::uint64_t number) {
+             return self.core().namespace_entries(checked_slot(number));
+           }, nb::arg("namespace_slot"))
+      .def("evict_namespace", [](const PyArena& self, std::uint64_t number) {
+             return self.core().evict_namespace(checked_slot(number));
+           }, nb::arg("namespace_slot"))
       .def("check_invariants", [](const PyArena& self) { self.core().check_invariants(); })
       .def("close", &PyArena::close);
 }

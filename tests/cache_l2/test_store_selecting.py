@@ -14,7 +14,7 @@ from cache_l2.provenance import ProvenanceTable
 from cache_l2.selecting import Selecting, StepTerms
 from kv_types.errors import LimitExceededError
 from kv_types.ids import NamespaceId, PageKey, Stamp
-from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, SELECTORS_MATCHED_MAX
+from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, NAMESPACES_MAX, SELECTORS_MATCHED_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.selectors import EVERYTHING, Origin, Selector
@@ -294,6 +294,28 @@ def test_steps_are_bounded_in_work_whatever_is_selected(pages: int, count: int) 
     assert hidden == pages * count
     assert taken == len(arena.work), "nothing is hidden after the last step was told"
     assert max(arena.work) <= HIDING_STEP_WORK_MAX
+
+
+def test_a_number_used_again_in_the_midst_of_a_walk_is_left_out_of_its_rest() -> None:
+    """What another namespace puts under it meanwhile is none of the walk's business."""
+    made = NamespaceRegistry(give_up=lambda idle: next(iter(idle)))
+    for number in range(NAMESPACES_MAX):
+        made.register(namespace_of("old", tenant=f"t{number}").canonical, 4096)
+    for walk in ("hiding", "counting"):
+        arena = SteppingArena(3 * HIDING_STEP_WORK_MAX)
+        selecting = Selecting(arena, made, ProvenanceTable(), skew_ms=0)
+        steps = iter(getattr(selecting, walk)([Selector(model="old")]))
+        next(steps)
+        recycled = [
+            made.register(namespace_of(f"{walk}-{number}").canonical, 4096).number for number in range(9)
+        ]
+        assert len(list(steps)) == 2
+        first, last = (
+            int.from_bytes(terms["namespaces"] or b"", "little")
+            for terms in (arena.terms[0], arena.terms[-1])
+        )
+        assert first & ~last == sum(1 << number for number in recycled)
+        assert last & ~first == 0
 
 
 def test_a_storm_of_equal_and_of_wide_selectors_is_one_walk() -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from invalidation.fence import FenceEvaluation, NewIncarnation, Reached, Wait, _Seen
+from invalidation.fence import FenceEvaluation, NewIncarnation, Reached, Wait
 from invalidation.log import FenceState, MemberState
 from invalidation.notes import MemberNote
+from invalidation.silence import Silence, _Seen
 from invalidation.timing import Timing
 from kv_types.ids import LogIncarnation, Stamp
 
@@ -139,7 +140,7 @@ def _observed(world: World, rules: Rules) -> World:
         stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing
     )
     if world.seen is not None:
-        fence._seen[MEMBER] = world.seen
+        fence._silence._seen[MEMBER] = world.seen
     state = FenceState(
         tip=Stamp(INCARNATIONS[world.incarnation], world.tip),
         settled=world.settled,
@@ -150,7 +151,7 @@ def _observed(world: World, rules: Rules) -> World:
     verdict = fence.observe(state, now_ns=world.time)
     if isinstance(verdict, NewIncarnation):
         return replace(world, appended=None, seen=None)
-    return replace(world, seen=fence._seen.get(MEMBER), is_reached=isinstance(verdict, Reached))
+    return replace(world, seen=fence._silence._seen.get(MEMBER), is_reached=isinstance(verdict, Reached))
 
 
 def _explore(rules: Rules) -> tuple[int, int, World | None]:
@@ -200,5 +201,5 @@ def test_a_fence_that_gives_up_too_early_is_found_out(monkeypatch: pytest.Monkey
             {member: _Seen(now.number, NEVER) for member, now in missing.items()}
         ),
     }
-    monkeypatch.setattr(FenceEvaluation, name, careless[name])
+    monkeypatch.setattr(Silence, name, careless[name])
     assert _explore(Rules())[2] is not None

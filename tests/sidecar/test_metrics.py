@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cache_l2.reader import AttachedArena, Reserved
 from cache_l2.store import NamespaceCounts
 from kv_types import limits
+from kv_types.clock import BoottimeClock
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import STORED, MissReason
 from kv_types.page_keys import pack_keys
@@ -25,11 +26,14 @@ from kv_wire.channel import open_channel
 from sidecar.log_metrics import NEVER_S
 from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
+from sidecar.status_report import Addresses, StatusReport
 from tests.support.daemon import Daemon
-from tests.support.log_pictures import log_state
+from tests.support.log_pictures import log_picture, log_state
+from tests.support.pages import namespace_of
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
 from tests.support.spaces import fresh_chain, page_of, space_of
+from tests.support.stores import add, make_store
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -175,6 +179,7 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
     return Snapshot(
         models={namespace: f"model-{index}" for index, namespace in enumerate(ids)},
         counts=dict.fromkeys(ids, counts),
+        recycled=NamespaceCounts(),
         resident=dict.fromkeys(ids, (1, 10)),
         arena={"evictions_capacity": 5, "evictions_ttl": 2},
         clients={"attached": 3},
@@ -207,6 +212,39 @@ def test_namespaces_beyond_the_limit_share_one_label_and_nothing_is_lost() -> No
     assert value(series, "stratakv_resident_pages", namespace=OTHER) == 40
     total = sum(number for (name, _), number in series.items() if name == "stratakv_pages_requested_total")
     assert total == 10 * many
+
+
+def test_what_forgotten_namespaces_counted_stays_with_the_others() -> None:
+    taken = snapshot(limits.METRIC_NAMESPACES_MAX + 1, NamespaceCounts(requested=10, l2=10))
+    series = rendered(replace(taken, recycled=NamespaceCounts(requested=5, l1=5)))
+    assert value(series, "stratakv_pages_requested_total", namespace=OTHER) == 15
+    assert value(series, "stratakv_pages_hit_total", namespace=OTHER, tier="l1") == 5
+
+
+def test_a_label_outlives_its_namespaces_registration_and_no_counter_steps_back() -> None:
+    store = make_store()
+    report = StatusReport(store, log_picture, version="1", clock=BoottimeClock(), addresses=Addresses())
+
+    def requested() -> dict[str, float]:
+        series = rendered(report.snapshot(attach={}, calls_running=0, calls_refused=0))
+        counted = {
+            dict(labels)["namespace"]: number for (name, labels), number in series.items()
+            if name == "stratakv_pages_requested_total"
+        }  # fmt: skip
+        assert sum(counted.values()) == store.statistics()["requested_pages"]
+        return counted
+
+    before: dict[str, float] = {}
+    for number in range(2 * limits.NAMESPACES_MAX):
+        record = add(store, namespace_of(f"m{number}"))
+        store.get(record.id, fresh_chain(1), [memoryview(bytearray(record.page_bytes))])
+        if number % 100 == 99:
+            now = requested()
+            assert all(now[label] >= count for label, count in before.items())
+            before = now
+    assert len(before) == limits.METRIC_NAMESPACES_MAX + 1
+    assert before[OTHER] > limits.NAMESPACES_MAX
+    store.close()
 
 
 def test_labels_do_not_change_when_more_namespaces_come() -> None:

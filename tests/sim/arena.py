@@ -13,6 +13,7 @@ from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
 from kv_types.outcomes import PutStatus, RefuseReason
 from tests.sim.arena_entries import (
     COUNTED,
+    FREE,
     HIDDEN,
     MISSED,
     QUARANTINED,
@@ -314,6 +315,12 @@ class ModelArena(PageTree):
             "entries_hidden_leased": states[HIDDEN], "entries_quarantined": states[QUARANTINED],
             "oldest_hidden_view": min(hidden, default=0), **self.counters,
         }  # fmt: skip
+
+    def namespace_entries(self, namespace_slot: int) -> int:
+        return sum(entry.state != FREE and entry.namespace_slot == namespace_slot for entry in self.entries)
+
+    def evict_namespace(self, namespace_slot: int) -> int:
+        raise AssertionError("no simulated sidecar runs out of numbers of namespaces")
 
     def close(self) -> None:
         self.close_header()

@@ -170,6 +170,8 @@ class Keyspace:
         first = (0, 0) if start == b"-" else _id(start)
         last = (1 << 64, 0) if end == b"+" else _id(end, default=(1 << 64) - 1)
         count = int(options[1]) if options and options[0].upper() == b"COUNT" else len(stream.entries)
+        if not count:
+            return None  # as a real server answers, though not for a key that is absent
         found: list[Reply] = []
         for entry, pairs in stream.entries:
             if len(found) >= count:

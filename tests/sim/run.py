@@ -23,6 +23,8 @@ from tests.sim.plan import Plan, plan_of
 CHUNK = 50
 """Seeds between two collections of garbage, and of one piece of work."""
 
+CHUNKS_PER_PROCESS = 10
+
 Line = tuple[int, str, str]
 """True time in ns, who, what."""
 
@@ -101,7 +103,10 @@ def _show(outcome: Outcome, plan: Plan) -> None:
 
 def _run_all(spans: Sequence[tuple[int, int]], processes: int) -> int:
     began, failed, seconds, done = time.monotonic(), 0, 0.0, 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    # Worlds are woven of cycles through Lua and greenlets, some of which no collection ends: a process does not live long.
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), max_tasks_per_child=CHUNKS_PER_PROCESS
+    ) as pool:
         waiting = [pool.submit(run_range, *chunk) for chunk in _chunks(spans)]
         for finished in as_completed(waiting):
             broken, spent = finished.result()

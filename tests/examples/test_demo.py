@@ -1,0 +1,69 @@
+"""The demo is honest: whatever it promises of its invalidation and does not hold is said, and ends it with a failure."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import ROOT
+
+STEP = {"reused": 1392, "pages_l1": 0, "pages_l2": 87, "pages_stored": 0, "off": "", "first_token_s": 0.2}
+GOOD: dict[str, Any] = {
+    "tokens": 1400,
+    "kept_tokens": 16,
+    "counted": {
+        "exit_code": 0,
+        "said": "",
+        "told": {"tiers": [{"tier": "L2", "pages": 107, "bytes": 1 << 20}]},
+    },
+    "command": {
+        "exit_code": 0,
+        "said": "",
+        "told": {"confirmed": True, "waited_ms": 4, "appended": [{"incarnation": "ab" * 16, "revision": 1}]},
+    },
+    "before": dict(STEP),
+    "after": {**STEP, "reused": 16, "pages_l1": 1, "pages_l2": 0, "pages_stored": 86},
+    "again": dict(STEP),
+    "same_first_token": True,
+    "logits_difference": 1e-5,
+}
+BREAKS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "nothing was reused before": (("before", "reused"), 0),
+    "the dry run selects nothing": (("counted", "told"), {"tiers": []}),
+    "the command fails": (("command", "exit_code"), 3),
+    "the command confirms nothing": (("command", "told", "confirmed"), False),
+    "a stale page is reused": (("after", "reused"), 32),
+    "more goes than was named": (("after", "reused"), 0),
+    "nothing is stored anew": (("after", "pages_stored"), 0),
+    "reuse is off": (("after", "off"), "the sidecar is gone"),
+    "it does not hit again": (("again", "reused"), 16),
+    "computed and reused answers differ": (("logits_difference",), 0.5),
+    "another token comes first": (("same_first_token",), False),
+}
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts there import each other as python runs them: by their own folder."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+def test_a_demo_that_went_well_breaks_no_promise() -> None:
+    import demo_purge
+
+    assert demo_purge.broken_promises(GOOD) == []
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_each_promise_that_is_broken_is_said(name: str) -> None:
+    import demo_purge
+
+    (*way, last), value = BREAKS[name]
+    purged = copy.deepcopy(GOOD)
+    at = purged
+    for step in way:
+        at = at[step]
+    at[last] = value
+    assert len(demo_purge.broken_promises(purged)) == 1
