@@ -26,6 +26,8 @@ class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._undo: list[Callable[[], None]] = []
+        self._is_lowered = False
+        """Whether an operator has lowered k, after which nobody may promote a replica: what it lacks is not waited for."""
         self._dumps: dict[RedisServer, list[dict[bytes, Any]]] = {}
 
     def schedule(self, faults: Sequence[Fault]) -> None:
@@ -140,7 +142,7 @@ class Faults:
 
     def _promote_one(self, fault: Fault, *, kills: bool) -> None:
         world, old, replicas = self._world, self.primary(), self._replicas()
-        if not replicas:
+        if not replicas or self._is_lowered:
             return
         new = self._pick(fault, replicas)
         if fault.size < 0.7:  # mostly because the two can't see each other
@@ -155,6 +157,9 @@ class Faults:
         for other in replicas:
             if other is not new:
                 world.clockwork.after(int(fault.size * S), partial(self._join, other, new))
+        if kills and fault.pick < 0.4 and len(world.servers) == 2:
+            self._is_lowered = True
+            world.clockwork.after(300 * MS, partial(world.operator.set_replicas, 0))
         self._for(fault, lambda: self._demote(old, new))
 
     def _join(self, server: RedisServer, primary: RedisServer) -> None:
@@ -166,6 +171,8 @@ class Faults:
             old.restart(self._latest(old))
         if old in self._world.superseded and new not in self._world.superseded:
             old.follow(new)
+            if self._is_lowered:
+                self._world.clockwork.after(500 * MS, partial(self._world.operator.set_replicas, 1))
 
     def _fail_back(self, fault: Fault) -> None:
         self._promote_one(fault, kills=False)

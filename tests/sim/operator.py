@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
+@dataclass(frozen=True)
+class _Call:
+    """An invalidation that somebody waits for."""
+
+    life: Life
+    selectors: tuple[Selector, ...]
+    wait: str
+    request_id: bytes
+
+
 class Operator:
     """Whoever runs `stratakv invalidate`."""
 
@@ -30,6 +40,7 @@ class Operator:
         self.purged: list[tuple[Namespace, Selector]] = []
         self.waiting: list[Life] = []
         """Through whom an invalidation is under way."""
+        self._calls: list[_Call] = []
 
     def schedule(self, wishes: list[Wish]) -> None:
         """Ask for all of this in its time."""
@@ -51,9 +62,8 @@ class Operator:
                 if not worker.process.stops:
                     worker.weights = "2"
         world.note("operator", "has loaded weights 2 everywhere")
-        lives = [one.life for one in world.sidecars if one.life is not None]
-        if lives and not world.is_quiet:
-            life = world.clockwork.random.choice(lives)
+        life = self._somebody(world.clockwork.random.random())
+        if life is not None and not world.is_quiet:
             self.waiting.append(life)
             life.loop.call_soon(lambda: life.spawn(self._announce(life)))
 
@@ -69,7 +79,7 @@ class Operator:
             world.note("operator", f"is told that nothing was announced: {error}")
         else:
             stamps = result.stamps[1:]
-            self._returned(replace(result, stamps=stamps), old, "hidden")
+            self._returned(replace(result, stamps=stamps), [old], "hidden")
         finally:
             self.waiting.remove(life)
 
@@ -79,35 +89,68 @@ class Operator:
             if not life.ended:
                 life.loop.call_soon(life.administration.end)
 
+    def set_replicas(self, count: int) -> None:
+        """Lower or raise k, through whoever is there (rule R10)."""
+        life = self._somebody(self._world.clockwork.random.random())
+        if life is not None:
+            self._world.note("operator", f"sets k to {count} through {life.sidecar.node}")
+            life.loop.call_soon(lambda: life.spawn(self._set_replicas(life, count)))
+
+    async def _set_replicas(self, life: Life, count: int) -> None:
+        try:
+            await life.administration.set_replicas(count)
+        except LogUnreachableError as error:
+            self._world.note("operator", f"is told that k stays: {error}")
+
+    def lost(self, life: Life) -> None:
+        """A sidecar died: whoever waited for it asks another one, under the same request id (rule R7)."""
+        for call in [call for call in self._calls if call.life is life]:
+            self._calls.remove(call)
+            self._world.clockwork.after(
+                int(self._world.clockwork.random.random() * 300 * MS), partial(self._again, call)
+            )
+
+    def _again(self, call: _Call) -> None:
+        other = self._somebody(self._world.clockwork.random.random())
+        if other is not None and not self._world.is_quiet:
+            self._world.note("operator", f"asks again, through {other.sidecar.node}")
+            self._begin(replace(call, life=other))
+
+    def _somebody(self, pick: float) -> Life | None:
+        lives = [one.life for one in self._world.sidecars if one.life is not None]
+        return lives[int(pick * len(lives))] if lives else None
+
     def _ask(self, wish: Wish) -> None:
         world = self._world
-        lives = [one.life for one in world.sidecars if one.life is not None]
-        if not lives or world.is_quiet:
+        life = self._somebody(wish.pick)
+        if life is None or world.is_quiet:
             return
-        life = lives[int(wish.pick * len(lives))]
-        selector = self._selector(wish.selector)
-        world.note(
-            "operator", f"invalidates {selector.describe()} through {life.sidecar.node}, waits: {wish.wait}"
-        )
-        self.waiting.append(life)
-        life.loop.call_soon(lambda: life.spawn(self._invalidate(life, selector, wish.wait)))
+        selectors = tuple(self._selector(wish.selector) for _ in range(2 if world.chance(0.15) else 1))
+        told = " and then ".join(selector.describe() for selector in selectors)
+        world.note("operator", f"invalidates {told} through {life.sidecar.node}, waits: {wish.wait}")
+        self._begin(_Call(life, selectors, wish.wait, world.clockwork.random.randbytes(16)))
 
-    async def _invalidate(self, life: Life, selector: Selector, wait: str) -> None:
+    def _begin(self, call: _Call) -> None:
+        self.waiting.append(call.life)
+        self._calls.append(call)
+        call.life.loop.call_soon(lambda: call.life.spawn(self._invalidate(call)))
+
+    async def _invalidate(self, call: _Call) -> None:
         world = self._world
-        request_id = world.clockwork.random.randbytes(16)
         try:
-            result = await life.administration.invalidate(
-                [selector], reason="", author="", wait=None if wait == "none" else Wait(wait),
-                timeout_s=3.0 * world.plan.window_ns / S, request_id=request_id,
+            result = await call.life.administration.invalidate(
+                call.selectors, reason="", author="", wait=None if call.wait == "none" else Wait(call.wait),
+                timeout_s=3.0 * world.plan.window_ns / S, request_id=call.request_id,
             )  # fmt: skip
         except LogUnreachableError as error:
             world.note("operator", f"is told that nothing was appended: {error}")
         else:
-            self._returned(result, selector, wait)
+            self._returned(result, call.selectors, call.wait)
         finally:
-            self.waiting.remove(life)
+            self.waiting.remove(call.life)
+            self._calls.remove(call)
 
-    def _returned(self, result: FenceResult, selector: Selector, wait: str) -> None:
+    def _returned(self, result: FenceResult, selectors: Sequence[Selector], wait: str) -> None:
         world = self._world
         if result.unconfirmed is not None:
             world.note("operator", f"is told: {result.unconfirmed}, {result.why}")
@@ -115,11 +158,11 @@ class Operator:
         gone = "".join(f" {member.hex()[:4]}" for member in result.gone)
         world.note(
             "operator",
-            f"is told that {selector.describe()} is {wait} at {result.stamps[-1].revision}"
+            f"is told that {selectors[-1].describe()} is {wait} at {result.stamps[-1].revision}"
             + (f", gone:{gone}" if gone else ""),
         )
         stamps = [(bytes(stamp.incarnation), stamp.revision) for stamp in result.stamps]
-        for record in world.truth.fence_returned(stamps, [selector]):
+        for record in world.truth.fence_returned(stamps, selectors):
             if wait == "drained":
                 self._check_drained(record)
 

@@ -158,6 +158,7 @@ class SimulatedSidecar:
         attachments, self.attachments = self.attachments, []
         for attachment in attachments:
             attachment.hang_up()
+        self.world.operator.lost(life)
 
     def attach(self, process: Process, *, engine: EngineMode = EngineMode.NONE) -> Attachment | None:
         """Attach a client, in no time; None when nobody listens."""

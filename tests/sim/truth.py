@@ -6,6 +6,7 @@ its computation truly began, and all that it was derived from. Validators compar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kv_types.ids import PageKey
@@ -132,7 +133,9 @@ class Truth:
         grants.append(grant)
         del grants[:-8]
 
-    def fence_returned(self, stamps: list[tuple[bytes, int]], selectors: list[Selector]) -> list[Append]:
+    def fence_returned(
+        self, stamps: Sequence[tuple[bytes, int]], selectors: Sequence[Selector]
+    ) -> list[Append]:
         """An invalidation returned with its promise kept; returns the records of it."""
         found = []
         for stamp, selector in zip(stamps, selectors, strict=True):
