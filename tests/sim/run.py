@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 
@@ -101,15 +100,16 @@ def _show(outcome: Outcome, plan: Plan) -> None:
     print(outcome.broken or "clean")
 
 
+def _run_chunk(chunk: tuple[int, int]) -> tuple[list[Outcome], float]:
+    return run_range(*chunk)
+
+
 def _run_all(spans: Sequence[tuple[int, int]], processes: int) -> int:
     began, failed, seconds, done = time.monotonic(), 0, 0.0, 0
     # Worlds are woven of cycles through Lua and greenlets, some of which no collection ends: a process does not live long.
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), max_tasks_per_child=CHUNKS_PER_PROCESS
-    ) as pool:
-        waiting = [pool.submit(run_range, *chunk) for chunk in _chunks(spans)]
-        for finished in as_completed(waiting):
-            broken, spent = finished.result()
+    # Not an executor of concurrent.futures: with short-lived processes it can stand still for ever (gh-115634).
+    with get_context("spawn").Pool(processes, maxtasksperchild=CHUNKS_PER_PROCESS) as pool:
+        for broken, spent in pool.imap_unordered(_run_chunk, _chunks(spans)):
             seconds, done = seconds + spent, done + 1
             for outcome in broken:
                 failed += 1
