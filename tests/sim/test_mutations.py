@@ -23,7 +23,9 @@ def test_its_patch_fits_and_a_seed_finds_it(mutation: Mutation) -> None:
     noted = FOUND.get(mutation.number)
     assert noted is not None, "nothing finds it: make sim-hunt"
     finding = replay(mutation.number, noted.seed, noted.seed + NEXT)
-    assert finding is not None, f"seed {noted.seed} finds it no longer: make sim-hunt MUTATIONS={mutation.number!r}"
+    assert finding is not None, (
+        f"seed {noted.seed} finds it no longer: make sim-hunt MUTATIONS={mutation.number!r}"
+    )
     assert finding.validator in mutation.breaks
 
 

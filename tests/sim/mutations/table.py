@@ -327,7 +327,7 @@ MUTATIONS = (
                 "local history = string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
             ),
         ),
-        profile=1,
+        profile=11,
     ),
     Mutation(
         "24", "a renewal is not confirmed by replicas",
@@ -337,7 +337,7 @@ MUTATIONS = (
     Mutation(
         "25", "a fence is not confirmed by replicas",
         (Edit(_REDIS_LOG, _CONFIRMED, _CONFIRMED.replace("= answer", '= verb == "fence" or answer')),),
-        profile=1,
+        profile=10,
     ),
     Mutation(
         "26", "WAIT goes over another connection",
@@ -353,7 +353,7 @@ MUTATIONS = (
                 "                )\n",
             ),
         ),
-        profile=1,
+        profile=10,
     ),
     Mutation(
         "26, k", "k is the number of replicas that are connected",
