@@ -249,6 +249,27 @@ def _bounces(plan: Plan, draw: random.Random) -> None:
     ]
 
 
+def _stalls(plan: Plan, draw: random.Random) -> None:
+    """Workers that stand still while they store, for longer than what they reserved is kept."""
+    plan.is_settled, plan.engines, plan.switches_weights = True, 0, False
+    plan.workers, plan.arena_entries, plan.turn_ns = 2, 10, draw.choice((1 * MS, 20 * MS))
+    plan.reservation_s = 0.3
+    plan.duration_ns = int(draw.uniform(2.5, 4) * S)
+    plan.give_way_every = draw.choice((10.0, 30.0))
+    plan.think_ns, plan.pass_ns = (5 * MS, 40 * MS), (1 * MS, 20 * MS)
+    plan.faults = [
+        Fault(
+            int(draw.uniform(0.2, 0.9) * plan.duration_ns),
+            "stop_worker",
+            draw.randint(350, 700) * MS,
+            draw.random(),
+            draw.random(),
+        )
+        for _ in range(6)
+    ]
+    _spread(plan, draw, draw.randint(1, 3))
+
+
 def _spread(plan: Plan, draw: random.Random, count: int) -> None:
     plan.wishes = [
         Wish(
@@ -264,4 +285,5 @@ def _spread(plan: Plan, draw: random.Random, count: int) -> None:
 PROFILE = 1_000_000
 PROFILES: tuple[Callable[[Plan, random.Random], None], ...] = (
     _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines, _wall_steps, _deaths, _goodbyes, _splits, _bounces,
+    _stalls,
 )  # fmt: skip

@@ -399,6 +399,7 @@ MUTATIONS = (
                 "        self._release(entry)\n",
             ),
         ),
+        profile=12,
     ),
     Mutation(
         "33", "an engine evicts once, and does not mark requests that used what went (in the model of an engine)",
