@@ -143,11 +143,11 @@ MUTATIONS = (
         (
             Edit(
                 _JUDGING,
-                "        return self._judge.judge(namespace, terms.stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
                 "        below = self._arena.find(page.parent) if page.parent is not None else None\n"
                 "        oldest = min(terms.stamp.revision, below['revision'] if below else terms.stamp.revision)\n"
                 "        stamp = Stamp(terms.stamp.incarnation, oldest)\n"
-                "        return self._judge.judge(namespace, stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge.judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
             ),
         ),
         breaks=LIVENESS,
