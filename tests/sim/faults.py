@@ -174,6 +174,37 @@ class Faults:
             if self._is_lowered:
                 self._world.clockwork.after(500 * MS, partial(self._world.operator.set_replicas, 1))
 
+    def _split(self, fault: Fault) -> None:
+        """A replica is promoted; some sidecar reaches the old primary alone, all others the new one alone."""
+        old = self.primary()
+        self._promote_one(fault, kills=False)
+        new = self.primary()
+        if new is old:
+            return
+        alone = self._sidecar(fault)
+        for sidecar in self._world.sidecars:
+            hidden = new if sidecar is alone else old
+            self._cut(fault, sidecar.node.name, hidden.node.name)
+            self._cut(fault, hidden.node.name, sidecar.node.name)
+
+    def _bounce(self, fault: Fault) -> None:
+        """A replica that lacks the newest is promoted, and the old primary again at once: what was lost is lost there too."""
+        world, old, replicas = self._world, self.primary(), self._replicas()
+        if not replicas or self._is_lowered or not old.process.alive:
+            return
+        new = self._pick(fault, replicas)
+        new.promote()
+        old.follow(new)
+
+        def back() -> None:
+            if not old.is_linked:
+                world.clockwork.after(1 * MS, back)
+                return
+            old.promote()
+            new.follow(old)
+
+        world.clockwork.after(2 * MS, back)
+
     def _fail_back(self, fault: Fault) -> None:
         self._promote_one(fault, kills=False)
 

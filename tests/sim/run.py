@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 
 from tests.sim import environment
-from tests.sim.plan import Plan, plan_of
+from tests.sim.plan import Plan
+from tests.sim.planning import plan_of
 
 CHUNK = 50
 """Seeds between two collections of garbage, and of one piece of work."""

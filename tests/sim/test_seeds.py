@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kv_types.selectors import Selector
-from tests.sim.plan import PROFILE, PROFILES, plan_of
+from tests.sim.planning import plan_of
+from tests.sim.profiles import PROFILE, PROFILES
 from tests.sim.spaces import chain, namespace
 from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from tests.sim.mutations.patching import ROOT
 from tests.sim.mutations.table import FOUND, MUTATIONS, Finding, Mutation, found
-from tests.sim.plan import PROFILE
+from tests.sim.profiles import PROFILE
 
 SLICE = 200
 """Seeds of one process."""

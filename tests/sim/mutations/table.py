@@ -143,11 +143,11 @@ MUTATIONS = (
         (
             Edit(
                 _JUDGING,
-                "        return self._judge.judge(namespace, terms.stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
                 "        below = self._arena.find(page.parent) if page.parent is not None else None\n"
                 "        oldest = min(terms.stamp.revision, below['revision'] if below else terms.stamp.revision)\n"
                 "        stamp = Stamp(terms.stamp.incarnation, oldest)\n"
-                "        return self._judge.judge(namespace, stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge.judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
             ),
         ),
         breaks=LIVENESS,
@@ -327,7 +327,7 @@ MUTATIONS = (
                 "local history = string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
             ),
         ),
-        profile=1,
+        profile=11,
     ),
     Mutation(
         "24", "a renewal is not confirmed by replicas",
@@ -337,7 +337,7 @@ MUTATIONS = (
     Mutation(
         "25", "a fence is not confirmed by replicas",
         (Edit(_REDIS_LOG, _CONFIRMED, _CONFIRMED.replace("= answer", '= verb == "fence" or answer')),),
-        profile=1,
+        profile=10,
     ),
     Mutation(
         "26", "WAIT goes over another connection",
@@ -353,7 +353,7 @@ MUTATIONS = (
                 "                )\n",
             ),
         ),
-        profile=1,
+        profile=10,
     ),
     Mutation(
         "26, k", "k is the number of replicas that are connected",
@@ -399,6 +399,7 @@ MUTATIONS = (
                 "        self._release(entry)\n",
             ),
         ),
+        profile=12,
     ),
     Mutation(
         "33", "an engine evicts once, and does not mark requests that used what went (in the model of an engine)",
