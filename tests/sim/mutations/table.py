@@ -335,11 +335,6 @@ MUTATIONS = (
         profile=1,
     ),
     Mutation(
-        "25", "a fence is not confirmed by replicas",
-        (Edit(_REDIS_LOG, _CONFIRMED, _CONFIRMED.replace("= answer", '= verb == "fence" or answer')),),
-        profile=10,
-    ),
-    Mutation(
         "26", "WAIT goes over another connection",
         (
             Edit(
@@ -436,22 +431,6 @@ MUTATIONS = (
                 "        if any(selector.is_everything or selector.tenant is not None for selector in unique):\n",
             ),
         ),
-    ),
-    Mutation(
-        "D", "a goodbye leaves an engine's claim behind",
-        (Edit("sidecar/log_shell.py", "        if self._store.engines_may_serve():\n", "        if False:\n"),),
-        profile=9,
-    ),
-    Mutation(
-        "E", "L1 serves on after its sidecar has closed the header",
-        (
-            Edit(
-                "inference_worker/local.py",
-                "            return 0 if self.reader.closed else self.reader.freshness_ns()\n",
-                "            return self.reader.freshness_ns()\n",
-            ),
-        ),
-        profile=9,
     ),
 )  # fmt: skip
 
