@@ -58,7 +58,7 @@ MUTATIONS: Mapping[int, tuple[str, str]] = {
 }
 """By their numbers: which rule is taken away, and how."""
 
-TABLES = ("tests.native.mutations.table", "tests.sim.mutations.table")
+TABLES = ("tests.native.mutations.table", "tests.sim.mutations.table", "tests.invalidation.redis_mutations")
 """Modules with CAUGHT_BY: number, or number and a comma and what is special about it → what finds it."""
 
 BROKEN_TWINS: Mapping[int, str] = {
