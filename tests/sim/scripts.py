@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 from invalidation.log import LogLimits
 from invalidation.redis_script import script_arguments, script_keys, script_text
+from kv_types.ids import INCARNATION_BYTES
 from tests.sim.redis_server import RedisServer, Session
 from tests.support.lua_redis import LuaScripts
 
@@ -27,7 +29,10 @@ def tip_of(server: RedisServer) -> tuple[bytes, int] | None:
     """Where the log on a server ends, its guard having looked at it; None where nobody can be asked."""
     if server.primary is not None or not server.process.alive:
         return None
-    reply = _call(server, "statistics", incarnation=bytes(16), replicas=0)
+    # Who looks may be the first to come after a loss: the incarnation that begins then must be like no other.
+    looked = f"{server.run_id} {server.replication_id} {server.node.now_ns()}"
+    incarnation = blake2b(looked.encode(), digest_size=INCARNATION_BYTES).digest()
+    reply = _call(server, "statistics", incarnation=incarnation, replicas=0)
     return bytes.fromhex(reply[1].decode()), int(reply[3])
 
 
