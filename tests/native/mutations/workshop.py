@@ -15,7 +15,14 @@ from tests.native.mutations.table import Edit
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 FLAGS = ("-std=c++17", "-O1", "-w", "-DSTRATAKV_PAUSES")
-SOURCES = ("cache_l2/native", "tests/native", "sidecar/log_applier.py", "invalidation/follower.py")
+SOURCES = (
+    "cache_l2/native",
+    "tests/native",
+    "cache_l2/store.py",
+    "sidecar/log_applier.py",
+    "sidecar/log_shell.py",
+    "invalidation/follower.py",
+)
 STRESS_S = 20
 SEED = 1
 PAUSE_EVERY = 32
