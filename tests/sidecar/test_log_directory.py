@@ -33,6 +33,17 @@ def verbs(site: FollowingSite, *names: str) -> list[str]:
     return [entry[1] for entry in site.trace if entry[0] == "called" and entry[1] in names]
 
 
+def hold_renewals(site: FollowingSite) -> asyncio.Event:
+    """Keep the sidecar from following until the event is set."""
+    held = asyncio.Event()
+
+    async def wait() -> None:
+        await held.wait()
+
+    site.log.before_renewal = wait
+    return held
+
+
 # --- what is registered is entered ---
 
 
@@ -92,10 +103,11 @@ async def test_a_log_that_begins_anew_while_it_is_joined_is_joined_again(
     monkeypatch.setattr(site.log, "boot", begun_anew)
     async with site.running(joined=False) as shell:
         await settle()
-        assert shell.position is None, "what the first incarnation's directory has says nothing of the second"
+        assert not shell.confirmed.is_set(), "the first incarnation's directory says nothing of the second"
         await site.time.run(1.0)
-        assert shell.position is not None
-        assert shell.position.incarnation != forked[0]
+        position = shell.position
+        assert position is not None
+        assert position.incarnation != forked[0]
         assert site.directory.is_listed(record.id)
 
 
@@ -115,8 +127,7 @@ async def test_a_new_namespace_is_listed_by_one_call_of_the_log(site: FollowingS
 
 async def test_it_is_listed_only_once_the_sidecar_has_followed_the_log_to_there(site: FollowingSite) -> None:
     async with site.running() as shell:
-        held = asyncio.Event()
-        site.log.before_renewal = held.wait
+        held = hold_renewals(site)
         last = await site.append(Selected(Selector(tenant="somebody")))
         record = add(site.store, namespace_of())
         waiting = asyncio.create_task(site.directory.list_namespace(record))
@@ -137,8 +148,7 @@ async def test_it_is_listed_only_once_the_sidecar_has_followed_the_log_to_there(
 
 async def test_who_waits_for_a_record_that_does_not_come_is_told_in_time(site: FollowingSite) -> None:
     async with site.running():
-        held = asyncio.Event()
-        site.log.before_renewal = held.wait
+        held = hold_renewals(site)
         await site.append(Selected(Selector(tenant="somebody")))
         record = add(site.store, namespace_of())
         waiting = asyncio.create_task(site.directory.list_namespace(record))
