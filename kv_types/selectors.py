@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import cast
@@ -13,6 +14,7 @@ from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
 from kv_types.limits import PRODUCER_BYTES_MAX, SELECTOR_BYTES_MAX, TAG_BYTES_MAX
 from kv_types.namespace import Namespace
 
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
 _HEAD = struct.Struct("<BH")  # field number, bytes of its value
 _U64 = struct.Struct("<Q")
 
@@ -30,11 +32,12 @@ _NUMBERS = {
     "until_ms": 10,
     "since_revision": 11,
     "until_revision": 12,
+    "other_weights_than": 13,
 }
 _NAMES = {number: name for name, number in _NUMBERS.items()}
-_TEXTS = frozenset({"model", "weights_version", "adapter", "tenant"})
+_TEXTS = frozenset({"model", "weights_version", "adapter", "tenant", "other_weights_than"})
 _WHOLE_NUMBERS = frozenset({"since_ms", "until_ms", "since_revision", "until_revision"})
-_OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant")
+_OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant", "other_weights_than")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,8 @@ class Selector:
     """What a record selects: every field that is set must match (fields combine by "and"); none set selects everything.
 
     `model`, `weights_version` (a Weights.version, or 64 hexadecimal digits of a weights digest), `adapter` (a name; ""
-    for none) and `tenant` ("" for none) are fields of a Namespace. `key` selects the page and everything computed on
+    for none) and `tenant` ("" for none) are fields of a Namespace. `other_weights_than` selects where `weights_version`
+    with the same text would not: every version but that one. `key` selects the page and everything computed on
     top of it (rule R3). `producer` and `tag` are those a put named. `since_ms` and `until_ms` (Unix ms, both ends
     included) select what was computed in an interval that overlaps theirs, widened by a skew bound; `since_revision` and
     `until_revision` (included) bound the stamp. What stands on a selected page is selected too, always.
@@ -79,6 +83,7 @@ class Selector:
     until_ms: int | None = None
     since_revision: int | None = None
     until_revision: int | None = None
+    other_weights_than: str | None = None
 
     def __post_init__(self) -> None:
         if self.namespace is not None:
@@ -132,6 +137,7 @@ class Selector:
             and self.weights_version is None
             and self.adapter is None
             and self.tenant is None
+            and self.other_weights_than is None
         )
 
     @property
@@ -153,15 +159,14 @@ class Selector:
         return (
             (self.namespace is None or self.namespace == namespace.id)
             and (self.model is None or self.model == namespace.model)
-            and (self.weights_version is None or self._names_weights(namespace.weights))
+            and (self.weights_version is None or names_weights(self.weights_version, namespace.weights))
+            and (
+                self.other_weights_than is None
+                or not names_weights(self.other_weights_than, namespace.weights)
+            )
             and (self.adapter is None or self.adapter == adapter)
             and (self.tenant is None or self.tenant == namespace.tenant)
         )
-
-    def _names_weights(self, weights: Weights) -> bool:
-        if weights.digest is not None:
-            return self.weights_version is not None and self.weights_version.lower() == weights.digest.hex()
-        return self.weights_version == weights.version
 
     def matches_origin(self, origin: Origin, *, skew_ms: int) -> bool:
         """Whether a page of this origin is selected by its own origin, or may be by that of an unknown ancestor."""
@@ -234,6 +239,18 @@ class Selector:
                 else f"{name.replace('_', '-')}={value}"
             )
         return " and ".join(shown)
+
+
+def names_weights(version: str, weights: Weights) -> bool:
+    """Whether weights have this version, or this digest, whose hexadecimal digits may be of either case."""
+    if weights.digest is not None:
+        return version.lower() == weights.digest.hex()
+    return version == weights.version
+
+
+def may_be_same_weights(version: str, other: str) -> bool:
+    """Whether some weights have both names: one version, or one digest written in two ways."""
+    return version == other or (_DIGEST.fullmatch(version) is not None and version.lower() == other.lower())
 
 
 EVERYTHING = Selector()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from invalidation.fence import Wait
 from invalidation.log import InvalidationLog
+from invalidation.validity import Validity
 from kv_types.errors import InvalidArgumentError, LimitExceededError, LogUnreachableError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import Stamp
@@ -17,9 +20,12 @@ from kv_types.limits import (
     FENCE_INCARNATIONS_MAX,
     INVALIDATE_SELECTORS_MAX,
 )
-from kv_types.selectors import EVERYTHING, Selector
+from kv_types.namespace import Weights
+from kv_types.outcomes import RefuseReason
+from kv_types.selectors import EVERYTHING, Origin, Selector
 from sidecar.admin.administration import Administration
 from sidecar.admin.fencing import FenceResult, Unconfirmed
+from tests.kv_types.selector_samples import space
 from tests.support.fleet import TIMING, WINDOW_S, ScriptedFleet, ScriptedMember
 from tests.support.node import FakeStore
 
@@ -254,7 +260,8 @@ async def test_a_repeated_request_appends_nothing_anew() -> None:
     assert second.unconfirmed is None
     assert len(await fleet.records()) == 2
     await announce(fleet, "m", "2", request_id=request_id)
-    assert len(await fleet.records()) == 3, "an announcement is another request, whatever its id"
+    await announce(fleet, "m", "2", request_id=request_id)
+    assert len(await fleet.records()) == 4, "an announcement is another request, whatever its id"
 
 
 async def test_what_was_not_asked_for_before_is_appended_whatever_the_request_id() -> None:
@@ -399,6 +406,7 @@ async def test_weights_are_announced_before_the_old_ones_are_invalidated() -> No
         ("", "2", None),
         ("m", "", None),
         ("m", "2", "2"),
+        ("m", "ab" * 32, "AB" * 32),
         ("m\ud800", "2", None),
         ("m" * 430, "2", None),
         ("m", "2", ""),
@@ -411,3 +419,70 @@ async def test_what_no_reader_of_the_log_would_understand_is_never_appended(
     with pytest.raises(InvalidArgumentError):
         await announce(fleet, model, version, old=old)
     assert not await fleet.records()
+
+
+@pytest.mark.parametrize("announced", [None, "1", "2"])
+async def test_weights_replace_every_other_version_whatever_was_announced_before(
+    announced: str | None,
+) -> None:
+    """The log may have forgotten what was announced (a flush, a failover), and the first announcement follows none."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    if announced is not None:
+        await announce(fleet, "m", announced, request_id=b"before".ljust(16))
+    await announce(fleet, "m", "2")
+    last = (await fleet.records())[-1].event
+    assert last == Selected(Selector(model="m", other_weights_than="2"))
+
+
+NOBODY = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0)
+
+
+class _InAnyOrder:
+    """Lets calls that append to one log at once take turns as a seed says."""
+
+    def __init__(self, fleet: ScriptedFleet, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._append = fleet.local.append
+        fleet.local.append = self.append  # type: ignore[method-assign]
+
+    async def append(self, *terms: Any, **more: Any) -> Any:
+        for _ in range(self._random.randrange(8)):
+            await asyncio.sleep(0)
+        return await self._append(*terms, **more)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_versions_that_are_announced_at_once_leave_no_page_of_those_superseded(seed: int) -> None:
+    """However the records of several calls come to stand: pages of what was announced last may go too, all others must."""
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    versions = ["2", "3", "4", "5"]
+    _InAnyOrder(fleet, seed)
+    await asyncio.gather(
+        *(announce(fleet, "m", version, request_id=version.encode().ljust(16)) for version in versions)
+    )
+    records = await fleet.records()
+    assert len(records) == 2 * len(versions)
+    validity = Validity(skew_ms=0)
+    validity.restart(await fleet.local.boot(deadline_ns=0))
+    announcements = {
+        record.event.version: record.revision
+        for record in records
+        if isinstance(record.event, WeightsAnnounced)
+    }
+    for version, revision in {"1": 0, **announcements}.items():
+        later = [each for each in announcements.values() if each > revision]
+        # a worker that follows computes under this name from one announcement to the next
+        found = {
+            validity.judge(
+                space("m", Weights(version=version)),
+                replace(fleet.position, revision=stamp),
+                NOBODY,
+                lambda: (),
+            )
+            for stamp in range(revision, min(later, default=len(records) + 1))
+        }
+        if later:
+            assert found == {RefuseReason.INVALIDATED}, f"{version} is superseded"
+        else:
+            assert version == validity.weights["m"]
+            assert RefuseReason.NONE in found, "what is computed from now on is served"
