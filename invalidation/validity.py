@@ -70,11 +70,14 @@ class Validity:
 
     @property
     def weights(self) -> Mapping[str, str]:
-        """Weights version announced last for each model."""
+        """Weights version announced last for each model: in this incarnation, or else in one before it.
+
+        That a log is lost does not load the old weights again, and nobody but those who heard of them remembers.
+        """
         return self._weights
 
     def restart(self, boot: Boot) -> None:
-        """Replace all by what the log says."""
+        """Replace all by what the log says; of weights that it says nothing of, what was heard before stays."""
         self._clear()
         self.position, self.digest = boot.tip, boot.digest
         self._kept = load(boot.floors, boot.tombstones, limits=self._limits)
@@ -82,7 +85,6 @@ class Validity:
             self._index(selector, revision)
         self._newest = max(floors_of(self._kept).values(), default=0)
         self._newest = max(self._newest, *self._kept.tombstones.values(), 0)
-        self._weights = OrderedDict()
         for model, version in boot.weights.items():
             self._announce(model, version)
 

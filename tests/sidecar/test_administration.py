@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from dataclasses import replace
@@ -239,6 +240,40 @@ async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> N
     assert result.unconfirmed is Unconfirmed.INCARNATION
     assert result.stamps == (), "none of them stands"
     assert fleet.log.calls["append"] == FENCE_INCARNATIONS_MAX
+
+
+def answer_as_an_old_primary(fleet: ScriptedFleet, *, servers: int = 1) -> None:
+    """Looks are answered, unconfirmed, of another incarnation; appends reach one server after the other."""
+    fence, append, appends = fleet.local.fence, fleet.local.append, itertools.count()
+    elsewhere = type(fleet.position.incarnation)(os.urandom(16))
+
+    async def looked(**terms: Any) -> Any:
+        return replace(await fence(**terms), tip=Stamp(elsewhere, 0), confirmed=False, replicas=1)
+
+    async def appended(*terms: Any, **more: Any) -> Any:
+        told = await append(*terms, **more)
+        at = told.stamp if next(appends) % servers == 0 else Stamp(elsewhere, told.stamp.revision)
+        return replace(told, stamp=at)
+
+    fleet.local.fence, fleet.local.append = looked, appended  # type: ignore[method-assign]
+
+
+async def test_an_answer_that_nobody_confirms_appends_nothing_again_and_names_the_remedy() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    answer_as_an_old_primary(fleet)
+    result = await invalidate(fleet, timeout_s=3)
+    assert (result.unconfirmed, len(result.stamps)) == (Unconfirmed.REPLICATION, 1)
+    assert fleet.log.calls["append"] == 1
+    waited = await administration(fleet).await_fence(result.stamps[0], wait=Wait.HIDDEN, timeout_s=1)
+    assert waited.unconfirmed is Unconfirmed.REPLICATION
+
+
+async def test_two_servers_of_which_none_is_confirmed_are_no_log_that_begins_anew() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    answer_as_an_old_primary(fleet, servers=2)
+    result = await invalidate(fleet, MODEL, EVERYTHING, timeout_s=3)
+    assert (result.unconfirmed, result.stamps) == (Unconfirmed.REPLICATION, ())
+    assert "replica" in result.why
 
 
 async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> None:

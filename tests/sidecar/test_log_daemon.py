@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inference_worker.client import Client
+from inference_worker.settings import ClientSettings
+from inference_worker.weights import FollowedVersion
 from kv_types.clock import BoottimeClock
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
@@ -240,6 +243,29 @@ def test_fleets_on_one_server_never_see_each_other_and_sidecars_of_one_do(
         assert other.look() == HIT, "another fleet"
         assert (there.put(), there.look()) == (STORED, HIT), "BrokeRecreate"
         assert (there.log.applied, other.log.applied) == (1, 0)
+
+
+def test_c15_a_flush_of_the_log_does_not_undo_what_was_announced(
+    runtime_dir: Path, servers: RedisServers
+) -> None:
+    """A worker that looks for the first time after it still learns how the weights are called that it was given."""
+    server = servers.start()
+    with sidecar(runtime_dir, "--l3-url", server.url) as (_, worker):
+        command = ("weights", "set-version", "2", "--model", "m", "--no-wait", "--runtime-dir")
+        assert run_command(*command, str(runtime_dir)).returncode == 0
+        wait_until(
+            lambda: dict(worker.store.status().weights_versions) == {"m": "2"}, what="the announcement"
+        )
+        before = worker.log.incarnation
+        server.client.flushall()
+        wait_until(lambda: worker.log.incarnation not in (before, b""), timeout_s=HEALS_S, what="a new log")
+        assert worker.log.tip == 0, "which says nothing of it"
+        assert dict(worker.store.status().weights_versions) == {"m": "2"}
+        with Client.connect(runtime_dir, settings=ClientSettings(prefault=False)) as client:
+            assert client.wait_ready(deadline_s=HEALS_S)
+            followed = FollowedVersion("1")
+            assert "version 2" in followed.observe(client.announced("m", deadline_s=HEALS_S))
+            assert FollowedVersion("2").observe(client.announced("m")) == ""
 
 
 def test_c40_a_page_is_stored_only_when_every_node_can_read_of_its_namespace(
