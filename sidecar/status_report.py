@@ -126,6 +126,7 @@ def _log_status(log: LogPicture) -> cache_pb2.LogStatus:
         sizes=dict(state.sizes),
         settled=state.settled,
         why_local=log.why_local,
+        warnings=state.warnings,
     )
 
 

@@ -148,7 +148,11 @@ def _log(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    return [table, *(Text(plain(trouble).plain, style="red") for trouble in troubles)]
+    return [
+        table,
+        *(Text(plain(trouble).plain, style="red") for trouble in troubles),
+        *(Text(f"warning: {plain(warning).plain}", style="yellow") for warning in log.warnings),
+    ]
 
 
 def _where(log: cache_pb2.LogStatus) -> str:

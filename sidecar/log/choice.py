@@ -45,6 +45,10 @@ class ChosenLog:
     why_local: str = ""
     admit: Callable[[], Awaitable[None]] | None = None
     """Judges the log's server: raises LogUnavailableError when it can't, ConfigError with the remedy when it must not be used."""
+    look: Callable[[], Awaitable[None]] | None = None
+    """Looks at the server anew for `warnings`. Raises LogUnavailableError."""
+    warnings: tuple[str, ...] = ()
+    """What will hurt of the server as it was seen last."""
     child: PrivateRedis | None = None
 
     @property
@@ -97,7 +101,6 @@ async def _start_child(runtime_dir: Path, memory_bytes: int) -> PrivateRedis:
 
 def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -> ChosenLog:
     addresses = parse_addresses(urls)
-    told: list[RedisFacts] = []
     log = RedisLog(
         RedisLogSettings(
             addresses=addresses,
@@ -106,23 +109,37 @@ def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -
         ),
         clock=clock,
     )
+    address = ", ".join(one.label for one in addresses)
+    chosen = ChosenLog(log, kind, settings.fleet, address=address)
+    told: set[str] = set()
+
+    async def look() -> RedisFacts:
+        facts = await log.check(deadline_ns=clock.now_ns() + int(settings.log_deadline * _SECOND_NS))
+        chosen.warnings = facts.errors + facts.warnings
+        if (said := f"{facts.server}: {chosen.warnings}") not in told:
+            told.clear()
+            told.add(said)
+            _tell(facts)
+        return facts
 
     async def admit() -> None:
-        deadline_ns = clock.now_ns() + int(settings.log_deadline * _SECOND_NS)
-        facts = await log.check(deadline_ns=deadline_ns)
-        facts.demand()
-        if [(one.server, one.warnings) for one in told] == [(facts.server, facts.warnings)]:
-            return
-        told[:] = [facts]
-        _log.info(
-            "the invalidation log's server", server=facts.server, software=facts.software, version=facts.version,
-            eviction=facts.policy, persistence=facts.persistence, replicas=facts.connected_replicas,
-        )  # fmt: skip
-        for warning in facts.warnings:
-            _log.warning("the invalidation log's server", server=facts.server, warning=warning)
+        (await look()).demand()
 
-    address = ", ".join(one.label for one in addresses)
-    return ChosenLog(log, kind, settings.fleet, address=address, admit=admit)
+    async def look_again() -> None:
+        await look()
+
+    chosen.admit, chosen.look = admit, look_again
+    return chosen
+
+
+def _tell(facts: RedisFacts) -> None:
+    """Write what a server is to the daemon's log, and what will hurt of it."""
+    _log.info(
+        "the invalidation log's server", server=facts.server, software=facts.software, version=facts.version,
+        eviction=facts.policy, persistence=facts.persistence, replicas=facts.connected_replicas,
+    )  # fmt: skip
+    for warning in facts.errors + facts.warnings:
+        _log.warning("the invalidation log's server", server=facts.server, warning=warning)
 
 
 async def _judge_now(chosen: ChosenLog) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from cache_l2.store import ArenaStore
 from invalidation.listing import Listings
@@ -71,7 +72,9 @@ class Following:
             observe=observe,
         )
         self.directory.follow(self.shell)
-        self._watch = LogWatch(self.shell, chosen.log, self.directory, clock=clock, call_ns=call_ns)
+        self._watch = LogWatch(
+            self.shell, chosen.log, self.directory, clock=clock, call_ns=call_ns, look=chosen.look
+        )
         self._reaper = MemberReaper(self.shell, chosen.log, timing=self.timing, clock=clock, call_ns=call_ns)
 
     def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -89,7 +92,7 @@ class Following:
         chosen = self.chosen
         return LogPicture(
             fleet=chosen.fleet, kind=str(chosen.kind), address=chosen.address, why_local=chosen.why_local,
-            state=self.shell.state(), weights=dict(self.shell.validity.weights),
+            state=replace(self.shell.state(), warnings=chosen.warnings), weights=dict(self.shell.validity.weights),
         )  # fmt: skip
 
     async def wait_confirmed(self, timeout_s: float) -> bool:

@@ -39,6 +39,7 @@ def log_metrics(state: LogState) -> Iterable[Metric]:
             int(state.settled),
         ),
         ("replicas_configured", "Replicas that must confirm what the log says.", state.replicas),
+        ("warnings", "Things about the log's server that will hurt: status says which.", len(state.warnings)),
         ("clients_holding_back", "Clients whose engines hold back an acknowledgement.", len(state.held_by)),
     ):
         yield GaugeMetricFamily(f"stratakv_log_{name}", text, value=value)

@@ -32,6 +32,7 @@ class LogState:
 
     `phase` and `reason` are short words for people and metrics, `reason` empty while hits are confirmed. `position` None:
     no log was joined yet. `confirmed_ago_s` None: never. `sizes` are tables of this sidecar and of the log, by name.
+    `warnings`: what will hurt of the log's server, in words.
     """
 
     phase: str
@@ -49,6 +50,7 @@ class LogState:
     sizes: Mapping[str, int]
     pages_hidden: int
     records_applied: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 
 from invalidation.log import InvalidationLog, LogUnavailableError
 from kv_types.clock import Clock
@@ -33,13 +35,16 @@ class LogWatch:
         *,
         clock: Clock,
         call_ns: int,
+        look: Callable[[], Awaitable[None]] | None = None,
         pause: Pause = asyncio.sleep,
     ) -> None:
+        """`look` looks at the log's server anew: how it is replicated and configured changes while it is followed."""
         self._shell = shell
         self._log = log
         self._directory = directory
         self._clock = clock
         self._call_ns = call_ns
+        self._look = look
         self._pause = pause
 
     async def run(self) -> None:
@@ -88,7 +93,13 @@ class LogWatch:
                     figures = None  # the last ones are better than none
                 if figures is not None:
                     self._shell.counters.statistics = figures
+                    await self._look_at_server()
             await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _FIGURES_S)
+
+    async def _look_at_server(self) -> None:
+        if self._look is not None:
+            with contextlib.suppress(LogUnavailableError):  # the last look is better than none
+                await self._look()
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._call_ns

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -286,6 +287,30 @@ def test_c40_a_page_is_stored_only_when_every_node_can_read_of_its_namespace(
             assert worker.space.canonical in {one for part in parts for one in part.canonical}
 
 
+def test_replicas_that_need_not_confirm_are_warned_of_everywhere(
+    runtime_dir: Path, servers: RedisServers
+) -> None:
+    server = servers.start(repl_backlog_ttl="0")
+    servers.start_replica(server)
+    with sidecar(runtime_dir, "--log-url", server.url) as (daemon, worker):
+        (warning,) = worker.log.warnings
+        assert "fences that are wrong, not only lost pages" in warning
+        assert "stratakv replicas set" in warning
+        assert [line["warning"] for line in daemon.lines if "warning" in line] == [warning]
+        assert f"warning: {warning}" in " ".join(
+            run_command("status", "--runtime-dir", str(runtime_dir)).stdout.split()
+        )
+        metrics = urlopen(f"http://{worker.store.status().metrics_address}/metrics").read().decode()
+        assert "stratakv_log_warnings 1.0" in metrics
+
+
+def test_several_servers_need_a_replica_that_confirms(runtime_dir: Path) -> None:
+    urls = "redis://127.0.0.1:1,redis://127.0.0.1:2"
+    ended = run_command("serve", "--runtime-dir", str(runtime_dir), "--log-url", urls)
+    assert ended.returncode == 2, ended.stderr
+    assert "--log-replicas 1" in ended.stderr
+
+
 def test_a_password_in_a_url_is_shown_nowhere(runtime_dir: Path) -> None:
     url = "redis://admin:hunter2@127.0.0.1:1/0"
     with sidecar(runtime_dir, "--log-url", url, "--log-deadline", "100ms") as (daemon, worker):
@@ -326,6 +351,21 @@ async def test_a_log_url_wins_over_everything_else(tmp_path: Path, servers: Redi
     settings = Settings(l3=False, log_url=server.url, fleet="f", log_replicas=0)
     chosen = await choose_log(settings, tmp_path, clock=BoottimeClock())
     assert (chosen.kind, chosen.address, chosen.is_shared) == (LogKind.REDIS, server.url, True)
+    await chosen.close()
+
+
+@pytest.mark.asyncio
+async def test_what_will_hurt_of_a_server_is_looked_for_anew(tmp_path: Path, servers: RedisServers) -> None:
+    server = servers.start(repl_backlog_ttl="0")
+    chosen = await choose_log(Settings(log_url=server.url), tmp_path, clock=BoottimeClock())
+    assert chosen.look is not None
+    assert not chosen.warnings
+    servers.start_replica(server)
+    await chosen.look()
+    assert "fences that are wrong" in "".join(chosen.warnings)
+    await chosen.log.set_replicas(1, deadline_ns=BoottimeClock().now_ns() + 10**9)
+    await chosen.look()
+    assert chosen.warnings == ()
     await chosen.close()
 
 

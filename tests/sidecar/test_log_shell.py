@@ -493,3 +493,17 @@ async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) ->
         asked = len(places(site.trace, "called", "statistics"))
         assert 2 <= asked <= 4
         assert site.durations, "applying is timed"
+
+
+async def test_the_logs_server_is_looked_at_now_and_then_whatever_comes_of_it(site: FollowingSite) -> None:
+    looks: list[int] = []
+
+    async def look() -> None:
+        looks.append(site.time.now_ns())
+        if len(looks) == 1:
+            raise LogUnavailableError("timeout")
+
+    site.look = look
+    async with site.running():
+        await site.time.run(25.0)
+    assert 2 <= len(looks) <= 4
