@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from stratakv.selection import parse_name, show_name
 from stratakv.times import parse_time
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.daemon import run_command, start_command
 from tests.support.polling import wait_until
 
 HOSTILE = "a\x1b[31mb [/red]"
@@ -57,11 +55,14 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
 
 
 def test_log_follows_until_ctrl_c(site: AdminSite, stratakv: Command) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = start_command(
+        "log",
+        "--follow",
+        "--json",
+        "--runtime-dir",
+        str(site.runtime_dir),
+        environment={"PYTHONUNBUFFERED": "1"},
+    )
     assert process.stdout is not None
     for revision in (1, 2):
         assert stratakv("invalidate", "--all", "--yes").exit_code == 0
@@ -349,11 +350,14 @@ def test_names_come_back_as_the_options_take_them(value: bytes) -> None:
 
 def test_log_waits_for_a_sidecar_that_comes_back(site: AdminSite, stratakv: Command) -> None:
     """A follower outlives its sidecar: nothing is shown twice, nothing is lost."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = start_command(
+        "log",
+        "--follow",
+        "--json",
+        "--runtime-dir",
+        str(site.runtime_dir),
+        environment={"PYTHONUNBUFFERED": "1"},
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     wait_until(lambda: site.calls.running == 1, timeout_s=30, what="a follower of an empty log")

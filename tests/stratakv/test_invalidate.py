@@ -6,7 +6,6 @@ import getpass
 import json
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +20,7 @@ from kv_types.selectors import Selector
 from stratakv import invalidate
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment
+from tests.support.daemon import run_command, start_command
 from tests.support.polling import wait_until
 
 KEY = "ab" * 32
@@ -281,10 +280,7 @@ def test_a_log_out_of_reach_in_between_is_exit_3(site: AdminSite, stratakv: Comm
 
 
 def test_administration_over_tcp_is_refused(site: AdminSite) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "stratakv", "invalidate", "--all", "--yes", "--endpoint", site.tcp],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
+    result = run_command("invalidate", "--all", "--yes", "--endpoint", site.tcp)
     assert result.returncode == 1
     assert "Unix socket" in result.stderr
     assert selectors(site) == []
@@ -310,10 +306,7 @@ def test_a_connection_that_breaks_after_sending_is_exit_3_and_says_how_to_repeat
 
 def test_ctrl_c_is_exit_3_and_says_how_to_repeat(site: AdminSite) -> None:
     site.members[1].acknowledges = False
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "invalidate", "--all", "--yes", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start_command("invalidate", "--all", "--yes", "--runtime-dir", str(site.runtime_dir))
     wait_until(lambda: bool(selectors(site)), timeout_s=30, what="the record")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
