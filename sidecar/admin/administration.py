@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -279,7 +279,7 @@ class Administration:
 
     async def records(
         self, *, after: int, incarnation: bytes, count: int, follow: bool
-    ) -> AsyncIterator[tuple[Stamp, LogRecord]]:
+    ) -> AsyncGenerator[tuple[Stamp, LogRecord], None]:
         """Yield the kept records after a revision, oldest first, with their positions.
 
         `incarnation` is that of `after`; where it is not the present one, all records of the present one come. `count` 0:

@@ -13,6 +13,7 @@ from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey
+from kv_types.limits import LOG_REVISION_MAX
 from kv_types.page_keys import page_keys, unpack_keys
 from kv_types.selectors import Selector
 from stratakv.selection import parse_name, show_name
@@ -52,6 +53,9 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
         json.loads(line)["revision"] for line in stratakv("log", "--after", "1", "--json").stdout.splitlines()
     ] == [2]
     assert stratakv("log", "--after", "9").stdout == ""
+    assert stratakv("log", "--after", str(LOG_REVISION_MAX)).stdout == ""
+    for beyond in (-1, LOG_REVISION_MAX + 1, 2**64):
+        assert stratakv("log", "--after", str(beyond)).exit_code == 2
 
 
 def test_log_follows_until_ctrl_c(site: AdminSite, stratakv: Command) -> None:

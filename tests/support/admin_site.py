@@ -97,7 +97,7 @@ class AdminSite:
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62
         )
         self.calls = Calls(lambda method, code, seconds: None, calls_max=self._calls_max)
-        self._service = AdminService(self.admin, inspection, self.calls, fleet="test")
+        self.service = AdminService(self.admin, inspection, self.calls, fleet="test")
         await self._listen()
         self._ready.set()
         stopped = asyncio.ensure_future(self._stopping.wait())
@@ -112,7 +112,7 @@ class AdminSite:
 
     async def _listen(self) -> None:
         self.server = grpc.aio.server(options=server_options())
-        self.server.add_generic_rpc_handlers((self._service.handler(), self._cache()))
+        self.server.add_generic_rpc_handlers((self.service.handler(), self._cache()))
         self.server.add_insecure_port(self.address)
         self.tcp = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()
