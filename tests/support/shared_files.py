@@ -9,14 +9,17 @@ from pathlib import Path
 from tests.support.polling import wait_until
 
 _WHERE = Path("/dev/shm")
+_OF_MULTIPROCESSING = "sem.mp-"
+"""Semaphores of Python's multiprocessing. A test sees to it that what runs beside workers makes none."""
 
 
 @contextmanager
 def nothing_new_in_shared_memory(*, ours: Set[int] = frozenset(), timeout_s: float = 5.0) -> Iterator[None]:
     """The block leaves no file of its own behind; AssertionError names those that it does.
 
-    A new file is the block's unless a living process uses it that is none of `ours` (pids): what processes that have
-    ended left is used by nobody. Who has just made a file may not use it yet, so it is looked for again, for `timeout_s`.
+    A new file is the block's unless a living process uses it that is none of `ours` (pids), or it is a semaphore of
+    multiprocessing, of which nobody shows the use: what processes that have ended left is used by nobody. Who has just
+    made a file may not use it yet, so it is looked for again, for `timeout_s`.
     """
     before = set(_WHERE.iterdir())
     yield
@@ -24,7 +27,8 @@ def nothing_new_in_shared_memory(*, ours: Set[int] = frozenset(), timeout_s: flo
 
     def none_is_left() -> bool:
         nonlocal left
-        left = {path for path in set(_WHERE.iterdir()) - before if not _others_use(path, ours)}
+        new = {path for path in _WHERE.iterdir() if not path.name.startswith(_OF_MULTIPROCESSING)} - before
+        left = {path for path in new if not _others_use(path, ours)}
         return not left
 
     try:

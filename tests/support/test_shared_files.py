@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.daemon import ROOT
 from tests.support.shared_files import nothing_new_in_shared_memory
 
 HOLDS = {
@@ -27,6 +29,17 @@ def path() -> Iterator[Path]:
     path = Path("/dev/shm") / f"stratakv-test-{os.getpid()}"
     yield path
     path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "package", ["kv_types", "kv_wire", "cache_l2", "invalidation", "sidecar", "stratakv"]
+)
+def test_nothing_of_the_daemon_uses_multiprocessing(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                named = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not any(name.split(".")[0] == "multiprocessing" for name in named), path
 
 
 def test_what_nobody_uses_was_left(path: Path) -> None:
