@@ -24,6 +24,7 @@ from sidecar.admin.inspection import Inspection
 from sidecar.admin.service import AdminService
 from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
+from tests.support.grpc_servers import end_server
 from tests.support.node import FakeStore
 
 MS_NS = 1_000_000
@@ -103,7 +104,8 @@ class AdminSite:
         stopped = asyncio.ensure_future(self._stopping.wait())
         while not (await asyncio.wait([stopped], timeout=RENEW_S))[0]:
             await self.fleet.renew()
-        await self.server.stop(None)
+        self.admin.end()
+        await end_server(self.server)
 
     async def restart_server(self) -> None:
         """Break every connection, and listen again at the same place."""
