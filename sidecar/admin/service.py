@@ -211,7 +211,7 @@ class AdminService:
         """Set k."""
         del context
         request = _parsed(admin_pb2.SetReplicasRequest(), raw)
-        await self._administration.set_replicas(request.replicas)
+        await self._administration.set_replicas(request.replicas, force=request.force)
         return admin_pb2.SetReplicasResponse().SerializeToString()
 
     async def _write(self, message: Message, context: Context, *, what: str) -> None:

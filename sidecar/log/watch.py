@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import Awaitable, Callable
 
 from cache_l2.store import ArenaStore
 from invalidation.log import InvalidationLog, LogUnavailableError
@@ -15,6 +17,7 @@ from kv_types.limits import (
     LOG_BACKOFF_S_MAX,
     LOG_KNOW_AGAIN_S,
     LOG_NAMESPACES_BATCH_MAX,
+    LOG_SERVER_LOOK_S,
     LOG_STATISTICS_S,
     LOG_WAKE_S_MAX,
     RENEWALS_PER_S_MAX,
@@ -37,13 +40,16 @@ class LogWatch:
         *,
         clock: Clock,
         call_ns: int,
+        look: Callable[[], Awaitable[None]] | None = None,
         pause: Pause = asyncio.sleep,
     ) -> None:
+        """`look` looks at the log's server, and says what has changed; raises LogUnavailableError."""
         self._shell = shell
         self._log = log
         self._store = store
         self._clock = clock
         self._call_ns = call_ns
+        self._look = look
         self._pause = pause
         self._entered_in: LogIncarnation | None = None
         self._entered = 0
@@ -58,6 +64,8 @@ class LogWatch:
                 tasks.create_task(self._watch_clients(), name="clients")
                 tasks.create_task(self._keep_directory(), name="log directory")
                 tasks.create_task(self._keep_figures(), name="log figures")
+                if self._look is not None:
+                    tasks.create_task(self._look_at_server(self._look), name="log server")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -121,6 +129,14 @@ class LogWatch:
                 if figures is not None:
                     self._shell.counters.statistics = figures
             await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _DIRECTORY_S)
+
+    async def _look_at_server(self, look: Callable[[], Awaitable[None]]) -> None:
+        """A server may be configured otherwise while it is followed, which nothing else would tell before it is joined anew."""
+        while True:
+            await self._pause(LOG_SERVER_LOOK_S)
+            if self._shell.is_following:
+                with contextlib.suppress(LogUnavailableError):  # renewals say it
+                    await look()
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._call_ns
