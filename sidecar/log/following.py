@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cache_l2.store import ArenaStore
+from invalidation.listing import Listings
 from invalidation.notes import MemberNote
 from invalidation.timing import Timing
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from sidecar.config import Settings
 from sidecar.log.choice import ChosenLog
+from sidecar.log.directory import FleetDirectory
 from sidecar.log.member_reaper import MemberReaper
 from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.state import LogPicture
@@ -31,6 +33,7 @@ class Following:
         chosen: ChosenLog,
         store: ArenaStore,
         validity: Validity,
+        listings: Listings,
         settings: Settings,
         *,
         version: str,
@@ -45,6 +48,7 @@ class Following:
             drift=settings.drift_bound,
         )
         call_ns = int(settings.log_deadline * _SECOND_NS)
+        self.directory = FleetDirectory(chosen.log, store, listings, clock=clock, call_ns=call_ns)
         self.shell = LogShell(
             chosen.log,
             store,
@@ -64,12 +68,14 @@ class Following:
                 version=version,
             ),
             admit=None if chosen.server is None else chosen.server.admit,
+            enter=self.directory.enter_all,
             observe=observe,
         )
+        self.directory.follow(self.shell)
         self._watch = LogWatch(
             self.shell,
             chosen.log,
-            store,
+            self.directory,
             clock=clock,
             call_ns=call_ns,
             look=None if chosen.server is None else chosen.server.look,
