@@ -79,7 +79,7 @@ class Operator:
             world.note("operator", f"is told that nothing was announced: {error}")
         else:
             stamps = result.stamps[1:]
-            self._returned(replace(result, stamps=stamps), [old], "hidden")
+            self._returned(replace(result, stamps=stamps), [old], "hidden", life)
         finally:
             self.waiting.remove(life)
 
@@ -145,12 +145,14 @@ class Operator:
         except LogUnreachableError as error:
             world.note("operator", f"is told that nothing was appended: {error}")
         else:
-            self._returned(result, call.selectors, call.wait)
+            self._returned(result, call.selectors, call.wait, call.life)
         finally:
             self.waiting.remove(call.life)
             self._calls.remove(call)
 
-    def _returned(self, result: FenceResult, selectors: Sequence[Selector], wait: str) -> None:
+    def _returned(
+        self, result: FenceResult, selectors: Sequence[Selector], wait: str, evaluator: Life
+    ) -> None:
         world = self._world
         if result.unconfirmed is not None:
             world.note("operator", f"is told: {result.unconfirmed}, {result.why}")
@@ -164,14 +166,24 @@ class Operator:
         stamps = [(bytes(stamp.incarnation), stamp.revision) for stamp in result.stamps]
         for record in world.truth.fence_returned(stamps, selectors):
             if wait == "drained":
-                self._check_drained(record)
+                self._check_drained(record, evaluator)
 
-    def _check_drained(self, record: Append) -> None:
-        """R19: no request that still runs anywhere holds what the record selects."""
+    def _check_drained(self, record: Append, evaluator: Life) -> None:
+        """R19: no request that still runs anywhere holds what the record selects.
+
+        Of members that the log lists: whose sidecar has not joined this incarnation by the last look may still compute,
+        and reuses nothing. But not below the sidecar that says so itself.
+        """
         for worker in self._world.workers:
             if worker.process.alive:
                 for now in worker.passes:
-                    for page in now.pages if now.is_known else now.reused:
+                    is_awaited = now.life is not None and (
+                        now.life is evaluator
+                        or self._world.truth.is_listed(
+                            now.life.shell.member, record.incarnation, by_ns=evaluator.log.looked_ns
+                        )
+                    )
+                    for page in now.pages if is_awaited else now.reused:
                         guilty = self._world.truth.selected_by(record, page)
                         if guilty is not None:
                             raise BrokenPromiseError(

@@ -96,7 +96,6 @@ def _losses(plan: Plan, draw: random.Random) -> None:
 
 def _compaction(plan: Plan, draw: random.Random) -> None:
     """Storms of records in a log that keeps few, with sidecars that come late or start again in their midst."""
-    plan.is_compacted = True
     plan.log_limits = (
         draw.choice((1, 2)),
         draw.choice((1, 2, 100)),

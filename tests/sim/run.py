@@ -26,8 +26,6 @@ CHUNK = 50
 CHUNKS_PER_PROCESS = 10
 
 OPEN = {
-    3150: "BrokeRecreate",
-    3751: "BrokeSparing",
     9993: "BrokeDrained",
 }
 """Seeds that break something of which it is not known yet whether the product or the simulation is at fault: they are told,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cache_l2.attach_messages import Commit, CommittedPages, Detach, Failed
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
-from invalidation.log import LogLimits
+from invalidation.log import FenceState, LogLimits
 from invalidation.notes import MemberNote
 from invalidation.redis_log import RedisLog, RedisLogSettings
 from invalidation.timing import Timing
@@ -26,7 +26,7 @@ from sidecar.log_shell import LogShell, ShellTiming
 from sidecar.log_watch import LogWatch
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
-from tests.sim.clockwork import MS, US, Process, Signal
+from tests.sim.clockwork import MS, US, Clockwork, Process, Signal
 from tests.sim.loop import SimulatedLoop
 from tests.sim.redis_client import SimulatedAddress
 from tests.sim.shelf import ShelfKeeper
@@ -42,6 +42,23 @@ class Attached:
     row: int
     writable: bool
     registered: set[int]
+
+
+class WatchedLog(RedisLog):
+    """A sidecar's log, of which is known when it was asked last who is in the fleet."""
+
+    def __init__(self, clockwork: Clockwork, settings: RedisLogSettings, **rest: Any) -> None:
+        super().__init__(settings, **rest)
+        self.looked_ns = 0
+        """True time before the look that was answered last."""
+        self._clockwork = clockwork
+
+    async def fence(self, *, deadline_ns: int) -> FenceState:
+        """See RedisLog."""
+        sent_ns = self._clockwork.now_ns
+        state = await super().fence(deadline_ns=deadline_ns)
+        self.looked_ns = sent_ns
+        return state
 
 
 class Life:
@@ -64,7 +81,8 @@ class Life:
             addresses = (
                 addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
             )
-        self.log = RedisLog(
+        self.log = WatchedLog(
+            clockwork,
             RedisLogSettings(
                 addresses=addresses, fleet="fleet", replicas=plan.replicas, limits=_limits(*plan.log_limits)
             ),
