@@ -15,7 +15,7 @@ from benchmarks.fleet_worker import PAGE_BYTES, ROUND_PAGES
 from benchmarks.timed_sidecar import NOTES
 from benchmarks.workload import Chains, namespace_of
 from invalidation.records import LogEntry
-from invalidation.redis_log import RedisLog
+from invalidation.redis.log import RedisLog
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import KEY_BYTES, PageKey

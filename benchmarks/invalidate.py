@@ -18,8 +18,8 @@ from benchmarks import local
 from benchmarks.fence_rounds import run_rounds
 from benchmarks.fleet import BenchFleet, bench_fleet
 from benchmarks.storm import run_storm
-from invalidation.redis_address import parse_addresses
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.address import parse_addresses
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 
 NODES = 3

@@ -20,8 +20,8 @@ from benchmarks.own_redis import OwnRedis, own_redis
 from invalidation.log import Member, Renewal, RenewalStatus
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry
-from invalidation.redis_address import parse_addresses
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.address import parse_addresses
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.limits import FLEET_MEMBERS_MAX, FRESHNESS_LEASE_S_DEFAULT

@@ -16,8 +16,8 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from sidecar import die_with_parent
-from sidecar.private_redis import find_redis_server
+from sidecar.log import die_with_parent
+from sidecar.log.private_redis import find_redis_server
 
 START_S_MAX = 20.0
 _POLL_S = 0.02

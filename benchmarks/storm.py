@@ -19,7 +19,7 @@ from benchmarks.fleet import BenchFleet, cpu_s
 from benchmarks.fleet_worker import PAGE_BYTES
 from benchmarks.workload import namespace_of
 from invalidation.records import LogEntry
-from invalidation.redis_log import RedisLog
+from invalidation.redis.log import RedisLog
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import KEY_BYTES, PageKey

@@ -1,4 +1,4 @@
-"""The contract of the invalidation log: verbs and their answers. `redis_log` and `local_log` implement it.
+"""The contract of the invalidation log: verbs and their answers. `redis.log` and `local_log` implement it.
 
 The log decides validity: a page may be served under its chain k1…kn iff its stamp belongs to the log's present
 incarnation and no record after the stamp selects the page or anything it was computed from.

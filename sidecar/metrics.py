@@ -13,8 +13,8 @@ from cache_l2.store import NamespaceCounts
 from kv_types import limits
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
-from sidecar.log_metrics import log_metrics
-from sidecar.log_state import LogState
+from sidecar.log.metrics import log_metrics
+from sidecar.log.state import LogState
 
 OTHER = "other"
 _LATENCY_S = (

@@ -16,7 +16,7 @@ from kv_wire.allocator import keep_freed_memory
 from sidecar.config import Settings
 from sidecar.copy_kernel import choose_copy_kernels
 from sidecar.endpoint import RuntimeDirectory
-from sidecar.log_choice import ChosenLog, choose_log
+from sidecar.log.choice import ChosenLog, choose_log
 from sidecar.logs import logger
 from sidecar.metrics import Metrics
 from sidecar.services import Services

@@ -9,21 +9,21 @@ from invalidation.validity import Validity
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_wire.gen import cache_pb2
-from sidecar.admin_service import AdminService
-from sidecar.administration import Administration
-from sidecar.arena_service import ArenaService
-from sidecar.attach_server import AttachServer
-from sidecar.cache_service import CacheService
-from sidecar.calls import Calls
+from sidecar.admin.administration import Administration
+from sidecar.admin.inspection import Inspection
+from sidecar.admin.service import AdminService
+from sidecar.attach.server import AttachServer
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
-from sidecar.following import Following
-from sidecar.grpc_server import GrpcServer
-from sidecar.inspection import Inspection
-from sidecar.log_choice import ChosenLog
+from sidecar.log.choice import ChosenLog
+from sidecar.log.following import Following
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
 from sidecar.metrics_server import MetricsServer
+from sidecar.serving.arena_service import ArenaService
+from sidecar.serving.cache_service import CacheService
+from sidecar.serving.calls import Calls
+from sidecar.serving.grpc_server import GrpcServer
 from sidecar.status_report import Addresses, StatusReport
 
 _FLUSH_S = 0.25

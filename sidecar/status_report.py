@@ -14,7 +14,7 @@ from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
 from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
-from sidecar.log_state import LogPicture
+from sidecar.log.state import LogPicture
 from sidecar.metrics import Snapshot
 
 _NS = 1_000_000_000

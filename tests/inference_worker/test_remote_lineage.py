@@ -14,8 +14,8 @@ from kv_types.outcomes import STORED, Hit, MissReason, Tier
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import GetPart
-from sidecar.arena_service import ArenaService
-from sidecar.served_store import Place, PutTerms
+from sidecar.serving.arena_service import ArenaService
+from sidecar.serving.served_store import Place, PutTerms
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
 from tests.support.pages import chain as fresh_chain

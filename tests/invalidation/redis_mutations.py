@@ -22,7 +22,7 @@ MUTATIONS = {
             "a fence is not confirmed by replicas",
             (
                 Edit(
-                    "invalidation/redis_log.py",
+                    "invalidation/redis/log.py",
                     _CONFIRMED,
                     _CONFIRMED.replace("= answer", '= verb == "fence" or answer'),
                 ),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from invalidation.compaction import CompactionLimits, Kept, floors_of, keep
 from invalidation.log import Boot, LogLimits
 from invalidation.records import LogEntry
-from invalidation.redis_replies import Answer, read_answer, read_boot, read_sizes
-from invalidation.redis_requests import append_arguments
-from invalidation.redis_script import KEY_NAMES, script_arguments, script_keys, script_text
+from invalidation.redis.replies import Answer, read_answer, read_boot, read_sizes
+from invalidation.redis.requests import append_arguments
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.events import Selected
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.selectors import EVERYTHING, Selector

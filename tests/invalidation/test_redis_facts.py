@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from invalidation.log import LogUnavailableError
-from invalidation.redis_address import parse_address, parse_addresses
-from invalidation.redis_facts import RedisFacts, read_facts
+from invalidation.redis.address import parse_address, parse_addresses
+from invalidation.redis.facts import RedisFacts, read_facts
 from kv_types.errors import ConfigError
 from kv_types.limits import LOG_CANDIDATES_MAX
 from tests.support.logs import Logs, append, within

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from invalidation.log import RenewalStatus
-from invalidation.redis_log import RedisLog
-from invalidation.redis_script import KEY_NAMES, script_keys
+from invalidation.redis.log import RedisLog
+from invalidation.redis.script import KEY_NAMES, script_keys
 from kv_types.ids import Stamp
 from tests.support.logs import Follower, Logs, append, entry, within
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds

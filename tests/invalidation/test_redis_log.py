@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from invalidation.log import InvalidationLog, LogUnavailableError, RenewalStatus
 from invalidation.records import LogEntry
-from invalidation.redis_requests import append_arguments
-from invalidation.redis_script import KEY_NAMES, script_arguments, script_keys, script_text
+from invalidation.redis.requests import append_arguments
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import WeightsAnnounced
 from kv_types.ids import NamespaceId, PageKey

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from invalidation.log import LogUnavailableError, RenewalStatus
-from invalidation.redis_script import KEY_NAMES
+from invalidation.redis.script import KEY_NAMES
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 

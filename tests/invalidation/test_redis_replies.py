@@ -18,10 +18,10 @@ from redis._parsers import _AsyncHiredisParser, _AsyncRESP2Parser
 from redis.asyncio.connection import AbstractConnection
 from redis.utils import HIREDIS_AVAILABLE
 
-from invalidation import redis_replies as replies
 from invalidation.log import LogUnavailableError, RenewalStatus
 from invalidation.records import NO_DIGEST, next_digest
-from invalidation.redis_replies import Answer, MalformedReplyError, Refusal, read_answer
+from invalidation.redis import replies
+from invalidation.redis.replies import Answer, MalformedReplyError, Refusal, read_answer
 from kv_types.selectors import EVERYTHING, Selector
 from tests.support.logs import Follower, Logs, append, entry, within
 

@@ -18,8 +18,8 @@ from kv_types.limits import (
     INVALIDATE_SELECTORS_MAX,
 )
 from kv_types.selectors import EVERYTHING, Selector
-from sidecar.administration import Administration
-from sidecar.fencing import FenceResult, Unconfirmed
+from sidecar.admin.administration import Administration
+from sidecar.admin.fencing import FenceResult, Unconfirmed
 from tests.support.fleet import TIMING, WINDOW_S, ScriptedFleet, ScriptedMember
 from tests.support.node import FakeStore
 

@@ -13,7 +13,7 @@ from kv_types.limits import (
     LOG_BATCH_RECORDS_MAX,
 )
 from kv_types.selectors import EVERYTHING
-from sidecar.administration import Administration
+from sidecar.admin.administration import Administration
 from tests.kv_types.samples import namespace
 from tests.sidecar.test_administration import MODEL, administration
 from tests.support.fleet import TIMING, ScriptedFleet, ScriptedMember
@@ -45,7 +45,7 @@ async def test_the_log_is_read_in_batches_and_from_anywhere() -> None:
 @pytest.fixture
 def short_follow(monkeypatch: pytest.MonkeyPatch) -> float:
     """One call follows for a minute, so that the test's clock has less to go through."""
-    monkeypatch.setattr("sidecar.administration.LOG_FOLLOW_S_MAX", 60.0)
+    monkeypatch.setattr("sidecar.admin.administration.LOG_FOLLOW_S_MAX", 60.0)
     return 60.0
 
 

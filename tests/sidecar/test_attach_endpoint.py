@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kv_types.errors import ConfigError, EndpointInUseError
-from sidecar.attach_endpoint import listen_on, unlink_own
+from sidecar.attach.endpoint import listen_on, unlink_own
 from tests.support.attach_daemon import AttachDaemon
 from tests.support.attach_site import SMALL, AttachSite
 

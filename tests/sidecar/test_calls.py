@@ -23,10 +23,10 @@ from kv_wire.gen import cache_pb2
 from kv_wire.page_batches import put_messages
 from kv_wire.status import from_rpc_error
 from kv_wire.transfer import encode_put_request
-from sidecar.arena_service import ArenaService
-from sidecar.cache_service import CacheService
-from sidecar.calls import Calls
-from sidecar.served_store import ServedStore
+from sidecar.serving.arena_service import ArenaService
+from sidecar.serving.cache_service import CacheService
+from sidecar.serving.calls import Calls
+from sidecar.serving.served_store import ServedStore
 from tests.support.fake_served_store import FakeServedStore
 from tests.support.followed_store import FollowedStore
 from tests.support.spaces import space_of

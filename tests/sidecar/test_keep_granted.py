@@ -20,7 +20,7 @@ from kv_types.events import Selected
 from kv_types.ids import Stamp
 from kv_types.selectors import EVERYTHING
 from kv_types.validity import EngineMode
-from sidecar.attach_server import AttachServer
+from sidecar.attach.server import AttachServer
 from tests.support.following import LEASE_NS, FollowingSite
 from tests.support.manual_time import SECOND_NS, settle
 

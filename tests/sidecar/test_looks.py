@@ -11,14 +11,14 @@ import pytest
 from invalidation.fence import Wait
 from invalidation.log import FenceState, InvalidationLog, LogUnavailableError
 from invalidation.records import LogEntry
-from invalidation.redis_address import parse_addresses
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.address import parse_addresses
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import LogIncarnation, Stamp
 from kv_types.selectors import EVERYTHING
-from sidecar.fencing import Append, FenceResult, Fencing, Unconfirmed
-from sidecar.looks import Looks
+from sidecar.admin.fencing import Append, FenceResult, Fencing, Unconfirmed
+from sidecar.admin.looks import Looks
 from tests.support.fleet import TIMING
 from tests.support.manual_time import settle
 from tests.support.redis_servers import redis_servers

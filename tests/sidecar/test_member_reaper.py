@@ -14,7 +14,7 @@ from invalidation.log import InvalidationLog, LogLimits, LogUnavailableError, Me
 from invalidation.notes import MemberNote
 from invalidation.timing import Timing
 from kv_types.limits import LOG_REAP_S
-from sidecar.member_reaper import MemberReaper
+from sidecar.log.member_reaper import MemberReaper
 from tests.support.following import LEASE_NS, FollowingSite
 from tests.support.logs import Follower, Logs, within
 from tests.support.manual_time import SECOND_NS

@@ -23,7 +23,7 @@ from kv_types.ids import NamespaceId
 from kv_types.outcomes import STORED, MissReason
 from kv_types.page_keys import pack_keys
 from kv_wire.channel import open_channel
-from sidecar.log_metrics import NEVER_S
+from sidecar.log.metrics import NEVER_S
 from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
 from sidecar.status_report import Addresses, StatusReport

@@ -20,8 +20,8 @@ from redis import Redis
 from invalidation.log import LogUnavailableError, RenewalStatus
 from kv_types.errors import ConfigError
 from kv_types.limits import PRIVATE_REDIS_BYTES_MIN
-from sidecar import die_with_parent
-from sidecar.private_redis import PrivateRedis, find_redis_server
+from sidecar.log import die_with_parent
+from sidecar.log.private_redis import PrivateRedis, find_redis_server
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.polling import wait_until
 from tests.support.redis_servers import redis_binaries, redis_kinds
@@ -238,5 +238,5 @@ def test_the_servers_of_path_come_first_then_the_packaged_one(
     assert find_redis_server() == mine
     mine.unlink()
     assert find_redis_server() == redis_binaries().get("packaged"), "the package's, where it is installed"
-    monkeypatch.setattr("sidecar.private_redis.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sidecar.log.private_redis.importlib.util.find_spec", lambda name: None)
     assert find_redis_server() is None

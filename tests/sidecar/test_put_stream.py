@@ -21,7 +21,7 @@ from kv_wire.checksum import checksum
 from kv_wire.gen import cache_pb2
 from kv_wire.page_batches import page_batches
 from kv_wire.transfer import Chunk
-from sidecar.put_stream import PutStream
+from sidecar.serving.put_stream import PutStream
 from tests.support.fake_served_store import FakeServedStore
 
 KEYS = [PageKey(bytes([number]) * 32) for number in range(1, 6)]

@@ -18,7 +18,7 @@ from kv_wire.channel import open_channel
 from kv_wire.gen import cache_pb2
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
-from sidecar.log_choice import choose_log
+from sidecar.log.choice import choose_log
 from sidecar.services import Services
 from tests.support.remote_store import RemoteStore
 from tests.support.spaces import fresh_chain, page_of, space_of

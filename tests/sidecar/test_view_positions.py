@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.renewal_pace import RenewalPace
-from sidecar.view_positions import ViewPositions
+from sidecar.log.renewal_pace import RenewalPace
+from sidecar.log.view_positions import ViewPositions
 
 MS = 1_000_000
 

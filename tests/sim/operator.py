@@ -11,7 +11,7 @@ from invalidation.fence import Wait
 from kv_types.errors import LogUnreachableError
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
-from sidecar.fencing import FenceResult
+from sidecar.admin.fencing import FenceResult
 from tests.sim.clockwork import MS, S
 from tests.sim.plan import Wish
 from tests.sim.spaces import chain

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 from invalidation.log import LogLimits
-from invalidation.redis_script import script_arguments, script_keys, script_text
+from invalidation.redis.script import script_arguments, script_keys, script_text
 from kv_types.ids import INCARNATION_BYTES
 from tests.sim.redis_server import RedisServer, Session
 from tests.support.lua_redis import LuaScripts

@@ -89,7 +89,7 @@ def read_steps(root: Path = ROOT) -> Steps:
             },
         )
         + _steps(
-            _python(root / "sidecar" / "log_shell.py", "_grant_keep"),
+            _python(root / "sidecar" / "log" / "shell.py", "_grant_keep"),
             {"confirmed": r"renewal\.confirmed and"},
         ),
         sidecar=_sidecar(root, publish),
@@ -138,7 +138,7 @@ def _publish(native: Path) -> tuple[str, ...]:
 
 def _sidecar(root: Path, publish: Sequence[str]) -> tuple[str, ...]:
     """judge, hide, what `publish` does, acknowledge; and freshness where the follower grants it."""
-    source = root / "sidecar" / "log_applier.py"
+    source = root / "sidecar" / "log" / "applier.py"
     acknowledge = r"\.acknowledged\.published\("
     each = _steps(_python(source, "_publish"), {"publish": r"_store\.publish\(", "acknowledge": acknowledge})
     batch = _steps(

@@ -13,17 +13,17 @@ from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.log import FenceState, LogLimits
 from invalidation.notes import MemberNote
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from invalidation.timing import Timing
 from invalidation.validity import Validity
 from kv_types.errors import StrataError
 from kv_types.ids import LifeId
 from kv_types.outcomes import PutStatus
 from kv_types.validity import EngineMode
-from sidecar.administration import Administration
-from sidecar.attach_requests import carry_out
-from sidecar.log_shell import LogShell, ShellTiming
-from sidecar.log_watch import LogWatch
+from sidecar.admin.administration import Administration
+from sidecar.attach.requests import carry_out
+from sidecar.log.shell import LogShell, ShellTiming
+from sidecar.log.watch import LogWatch
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
 from tests.sim.clockwork import MS, US, Clockwork, Process, Signal
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attached:
-    """A client as the sidecar has it; stands for sidecar.attach_connection.AttachedProcess."""
+    """A client as the sidecar has it; stands for sidecar.attach.connection.AttachedProcess."""
 
     row: int
     writable: bool

@@ -14,7 +14,7 @@ from redis._parsers import BaseParser
 from redis.exceptions import ResponseError
 
 from invalidation.log import LogLimits
-from invalidation.redis_script import script_arguments, script_keys, script_text
+from invalidation.redis.script import script_arguments, script_keys, script_text
 from tests.sim.clockwork import Clockwork, S
 from tests.sim.network import Network
 from tests.sim.nodes import Node

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from sidecar.fencing import Unconfirmed
+from sidecar.admin.fencing import Unconfirmed
 from stratakv.cli import app
 from tests.stratakv.conftest import Command
 from tests.support.admin_site import AdminSite

@@ -19,10 +19,10 @@ from kv_types.namespace import Namespace
 from kv_wire.addresses import GRPC_SOCKET
 from kv_wire.channel import SERVICE, server_options
 from kv_wire.gen import cache_pb2
-from sidecar.admin_service import AdminService
-from sidecar.administration import Administration
-from sidecar.calls import Calls
-from sidecar.inspection import Inspection
+from sidecar.admin.administration import Administration
+from sidecar.admin.inspection import Inspection
+from sidecar.admin.service import AdminService
+from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
 from tests.support.node import FakeStore
 

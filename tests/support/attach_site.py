@@ -13,7 +13,7 @@ from cache_l2.reader import AttachedArena, Registration
 from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
-from sidecar.attach_server import AttachServer
+from sidecar.attach.server import AttachServer
 from tests.support.followed_store import FollowedStore
 from tests.support.pages import page_bytes_of
 

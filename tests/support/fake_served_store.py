@@ -19,7 +19,7 @@ from kv_types.outcomes import (
     RefuseReason,
     Tier,
 )
-from sidecar.served_store import Place, PutTerms, ServedNamespace
+from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
 
 @dataclass(slots=True)

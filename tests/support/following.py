@@ -17,8 +17,8 @@ from invalidation.validity import Validity
 from kv_types.events import Event, Selected, WeightsAnnounced
 from kv_types.ids import Stamp
 from kv_types.selectors import Selector
-from sidecar.log_shell import LogShell, ShellTiming
-from sidecar.log_watch import LogWatch
+from sidecar.log.shell import LogShell, ShellTiming
+from sidecar.log.watch import LogWatch
 from tests.support.manual_time import SECOND_NS, ManualTime, until
 
 MIB = 1 << 20

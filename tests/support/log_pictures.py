@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kv_types.ids import Stamp, log_incarnation
-from sidecar.log_state import LogPicture, LogState
+from sidecar.log.state import LogPicture, LogState
 
 STATE = LogState(
     phase="following", reason="", member=b"m" * 16, position=Stamp(log_incarnation(b"i" * 16), 41), tip=44,

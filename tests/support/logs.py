@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from invalidation.log import Appended, InvalidationLog, LogLimits, Member, Renewal, RenewalStatus
 from invalidation.records import NO_DIGEST, LogEntry
-from invalidation.redis_address import parse_addresses
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.address import parse_addresses
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import LogIncarnation, Stamp

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from sidecar.private_redis import PrivateRedis, find_redis_server
+from sidecar.log.private_redis import PrivateRedis, find_redis_server
 
 
 async def main(runtime_dir: Path, end: str) -> None:

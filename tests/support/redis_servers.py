@@ -21,7 +21,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from sidecar import die_with_parent
+from sidecar.log import die_with_parent
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
 

@@ -55,7 +55,7 @@ class Mutation:
 
 
 _NATIVE = "cache_l2/native/"
-_APPLIER = "sidecar/log_applier.py"
+_APPLIER = "sidecar/log/applier.py"
 _HIDING = """            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])
 """
 _PUBLISHING = """                self._publish(record.event, Stamp(incarnation, record.revision), record.digest)

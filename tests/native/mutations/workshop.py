@@ -19,8 +19,8 @@ SOURCES = (
     "cache_l2/native",
     "tests/native",
     "cache_l2/store.py",
-    "sidecar/log_applier.py",
-    "sidecar/log_shell.py",
+    "sidecar/log/applier.py",
+    "sidecar/log/shell.py",
     "invalidation/follower.py",
 )
 STRESS_S = 20

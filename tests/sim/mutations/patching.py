@@ -17,8 +17,8 @@ from types import ModuleType
 from tests.sim.mutations.table import Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = "invalidation/log.lua"
-_SCRIPT_MODULE = "invalidation.redis_script"
+SCRIPT = "invalidation/redis/log.lua"
+_SCRIPT_MODULE = "invalidation.redis.script"
 
 
 def patched_text(file: str, edits: Sequence[Edit]) -> str:

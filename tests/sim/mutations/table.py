@@ -44,15 +44,15 @@ class Mutation:
     breaks: frozenset[str] = SAFETY
 
 
-_LUA = "invalidation/log.lua"
+_LUA = "invalidation/redis/log.lua"
 _FOLLOWER = "invalidation/follower.py"
-_REDIS_LOG = "invalidation/redis_log.py"
+_REDIS_LOG = "invalidation/redis/log.py"
 _VALIDITY = "invalidation/validity.py"
 _COMPACTION = "invalidation/compaction.py"
 _FENCE = "invalidation/fence.py"
 _REQUEST = "inference_worker/request.py"
 _JUDGING = "cache_l2/judging.py"
-_APPLIER = "sidecar/log_applier.py"
+_APPLIER = "sidecar/log/applier.py"
 _SHELF = "tests/sim/shelf.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
 _HIDING = (
@@ -199,13 +199,13 @@ MUTATIONS = (
                 "",
             ),
             Edit(
-                "invalidation/redis_replies.py",
+                "invalidation/redis/replies.py",
                 "        if record.revision != applied or record.digest != digest:\n"
                 "            status, records = RenewalStatus.GAP, []\n            break\n",
                 "",
             ),
             Edit(
-                "invalidation/redis_replies.py",
+                "invalidation/redis/replies.py",
                 "    if status is RenewalStatus.OK and not records and answer.tip != applied:\n",
                 "    if False:\n",
             ),
@@ -222,7 +222,7 @@ MUTATIONS = (
         "13", "freshness counts from the answer to a renewal",
         (
             Edit(
-                "sidecar/log_shell.py",
+                "sidecar/log/shell.py",
                 "        return machine.Renewed(renewal, sent_ns, self._clock.now_ns())\n",
                 "        return machine.Renewed(renewal, self._clock.now_ns(), self._clock.now_ns())\n",
             ),
@@ -246,7 +246,7 @@ MUTATIONS = (
         "17", "what is not hidden yet is acknowledged",
         (
             Edit(
-                "sidecar/log_shell.py",
+                "sidecar/log/shell.py",
                 "            case machine.Apply(records):\n                await self._applier.apply(records)\n",
                 "            case machine.Apply(records):\n"
                 "                self._spawn(self._applier.apply(records), 'applying')\n"
@@ -294,7 +294,7 @@ MUTATIONS = (
         "20", "a member keeps its id over its lives",
         (
             Edit(
-                "sidecar/log_shell.py",
+                "sidecar/log/shell.py",
                 "        self.member = os.urandom(MEMBER_BYTES)\n",
                 '        self.member = note.host.encode().ljust(MEMBER_BYTES, b"-")\n',
             ),

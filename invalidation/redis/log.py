@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from redis.exceptions import NoScriptError
 
-from invalidation import redis_replies as replies
-from invalidation import redis_requests as requests
 from invalidation.log import (
     Appended,
     Boot,
@@ -25,12 +23,13 @@ from invalidation.log import (
     Renewal,
 )
 from invalidation.records import LogEntry, LogRecord
-from invalidation.redis_address import RedisAddress
-from invalidation.redis_connections import Candidates, Command, Line, Talk
-from invalidation.redis_errors import unavailable
-from invalidation.redis_facts import RedisFacts, facts_commands, read_facts
-from invalidation.redis_replies import Answer, MalformedReplyError, Refusal
-from invalidation.redis_script import script_arguments, script_keys, script_text
+from invalidation.redis import replies, requests
+from invalidation.redis.address import RedisAddress
+from invalidation.redis.connections import Candidates, Command, Line, Talk
+from invalidation.redis.errors import unavailable
+from invalidation.redis.facts import RedisFacts, facts_commands, read_facts
+from invalidation.redis.replies import Answer, MalformedReplyError, Refusal
+from invalidation.redis.script import script_arguments, script_keys, script_text
 from kv_types.clock import Clock
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp
 from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_NAMESPACES_BATCH_MAX

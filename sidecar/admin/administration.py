@@ -35,9 +35,9 @@ from kv_types.limits import (
 )
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
-from sidecar.fencing import Append, FenceResult, Fencing, Pause, derived_id
+from sidecar.admin.fencing import Append, FenceResult, Fencing, Pause, derived_id
+from sidecar.admin.looks import Looks
 from sidecar.logs import logger
-from sidecar.looks import Looks
 
 _SECOND_NS = 1_000_000_000
 _DECODED_A_TURN = 64

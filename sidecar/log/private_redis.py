@@ -23,7 +23,7 @@ from kv_types.limits import (
     PRIVATE_REDIS_STOP_S_MAX,
     SOCKET_PATH_BYTES_MAX,
 )
-from sidecar import die_with_parent
+from sidecar.log import die_with_parent
 from sidecar.logs import logger
 
 _SOCKET_PREFIX, _SOCKET_SUFFIX = "redis-", ".sock"

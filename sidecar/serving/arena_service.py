@@ -18,7 +18,7 @@ from kv_types.outcomes import (
     put_outcome,
 )
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
-from sidecar.served_store import Place, PutTerms, ServedNamespace
+from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
 
 class ArenaLease:

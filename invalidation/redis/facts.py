@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from invalidation.log import LogUnavailableError
-from invalidation.redis_connections import Command
-from invalidation.redis_errors import RIGHTS, unavailable
-from invalidation.redis_replies import MalformedReplyError
+from invalidation.redis.connections import Command
+from invalidation.redis.errors import RIGHTS, unavailable
+from invalidation.redis.replies import MalformedReplyError
 from kv_types.errors import ConfigError
 
 VERSION_MIN = (6, 2)

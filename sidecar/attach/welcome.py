@@ -12,7 +12,7 @@ from cache_l2.attach_wire import HELLO_DESCRIPTORS, PROTOCOL_VERSION, PROTOCOL_V
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.limits import BATCH_PAGES_MAX
-from sidecar.attach_connection import AttachedProcess, Connection
+from sidecar.attach.connection import AttachedProcess, Connection
 
 _ROOT = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from invalidation.follower import Phase
-from sidecar.log_state import LogState
+from sidecar.log.state import LogState
 
 NEVER_S = -1.0
 """Stands for the time since a confirmation that never came."""

@@ -11,7 +11,7 @@ from kv_wire.checksum import Checksum
 from kv_wire.conversions import chain_keys, stamp_from_wire, ttl_from_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk
-from sidecar.served_store import Place, PutTerms, ServedStore
+from sidecar.serving.served_store import Place, PutTerms, ServedStore
 
 
 class PutStream:

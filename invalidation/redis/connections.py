@@ -10,9 +10,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
 from invalidation.log import LogUnavailableError
-from invalidation.redis_address import RedisAddress
-from invalidation.redis_errors import unavailable
-from invalidation.redis_replies import MalformedReplyError
+from invalidation.redis.address import RedisAddress
+from invalidation.redis.errors import unavailable
+from invalidation.redis.replies import MalformedReplyError
 from kv_types.clock import Clock
 from kv_types.limits import LOG_UNCONFIRMED_MAX
 

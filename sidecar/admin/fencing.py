@@ -21,8 +21,8 @@ from kv_types.limits import (
     FENCE_POLL_S_MAX,
     MEMBERS_LISTED_MAX,
 )
+from sidecar.admin.looks import Looks
 from sidecar.logs import logger
-from sidecar.looks import Looks
 
 REQUEST_ID_BYTES = 16
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from invalidation.log import Appended, Boot, FenceState, MemberState, Renewal, RenewalStatus
 from invalidation.records import DIGEST_BYTES, LogRecord, next_digest, read_record
-from invalidation.redis_requests import MEMBER_BYTES
+from invalidation.redis.requests import MEMBER_BYTES
 from kv_types.errors import ProtocolError
 from kv_types.ids import INCARNATION_BYTES, KEY_BYTES, LogIncarnation, NamespaceId, Stamp
 from kv_types.limits import LOG_REVISION_MAX, REPLICAS_MAX

@@ -1,4 +1,4 @@
-"""What the gRPC service needs of a store of pages, as a protocol; `sidecar.arena_service` meets it with the arena."""
+"""What the gRPC service needs of a store of pages, as a protocol; `sidecar.serving.arena_service` meets it with the arena."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from kv_types.clock import Clock
 from kv_types.errors import ConfigError
 from kv_types.ids import LogIncarnation, Stamp
 from kv_types.validity import EngineMode
-from sidecar.log_applier import LogApplier
-from sidecar.log_reports import LogReports
-from sidecar.log_state import LogCounters, LogState
-from sidecar.renewal_pace import RenewalPace
+from sidecar.log.applier import LogApplier
+from sidecar.log.renewal_pace import RenewalPace
+from sidecar.log.reports import LogReports
+from sidecar.log.state import LogCounters, LogState
 
 MEMBER_BYTES = 16
 

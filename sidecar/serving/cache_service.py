@@ -16,10 +16,10 @@ from kv_wire.channel import SERVICE
 from kv_wire.conversions import chain_keys, put_to_wire, row_to_wire, stamp_to_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import decode_put_request, fits_one_message
-from sidecar.calls import Calls, Context, parse, wants_compression, within_idle_limit
-from sidecar.get_messages import get_messages, whole_message
-from sidecar.put_stream import PutStream
-from sidecar.served_store import LeasedPages, ServedNamespace, ServedStore
+from sidecar.serving.calls import Calls, Context, parse, wants_compression, within_idle_limit
+from sidecar.serving.get_messages import get_messages, whole_message
+from sidecar.serving.put_stream import PutStream
+from sidecar.serving.served_store import LeasedPages, ServedNamespace, ServedStore
 
 _END = grpc.aio.EOF  # type: ignore[attr-defined]
 _TURN_S = 0.005

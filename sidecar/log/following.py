@@ -13,11 +13,11 @@ from invalidation.timing import Timing
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from sidecar.config import Settings
-from sidecar.log_choice import ChosenLog
-from sidecar.log_shell import LogShell, ShellTiming
-from sidecar.log_state import LogPicture
-from sidecar.log_watch import LogWatch
-from sidecar.member_reaper import MemberReaper
+from sidecar.log.choice import ChosenLog
+from sidecar.log.member_reaper import MemberReaper
+from sidecar.log.shell import LogShell, ShellTiming
+from sidecar.log.state import LogPicture
+from sidecar.log.watch import LogWatch
 
 _SECOND_NS = 1_000_000_000
 

@@ -25,10 +25,10 @@ from kv_types.clock import Clock
 from kv_types.errors import LimitExceededError, ProtocolError, StrataError
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACH_HANDSHAKES_MAX
 from kv_types.validity import EngineMode
-from sidecar.attach_connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
-from sidecar.attach_endpoint import listen_on, unlink_own
-from sidecar.attach_requests import carry_out
-from sidecar.attach_welcome import Refusing, judge_hello, welcome
+from sidecar.attach.connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
+from sidecar.attach.endpoint import listen_on, unlink_own
+from sidecar.attach.requests import carry_out
+from sidecar.attach.welcome import Refusing, judge_hello, welcome
 
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16

@@ -14,7 +14,7 @@ from kv_types.events import Event, LogStarted, Selected
 from kv_types.ids import NO_INCARNATION, Stamp
 from kv_types.limits import LOG_APPLY_RECORDS_MAX
 from kv_types.selectors import EVERYTHING, Selector
-from sidecar.view_positions import ViewPositions
+from sidecar.log.view_positions import ViewPositions
 
 
 class FollowedStore(Protocol):

@@ -21,7 +21,7 @@ from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import PutStatus, RefuseReason
-from sidecar.attach_connection import AttachedProcess
+from sidecar.attach.connection import AttachedProcess
 
 Request = Register | Unregister | Reserve | Commit | Abort | Ping
 

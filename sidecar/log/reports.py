@@ -7,7 +7,7 @@ from invalidation.log import LogUnavailableError
 from kv_types.clock import Clock
 from kv_types.ids import LogIncarnation
 from kv_types.limits import LOG_REPORT_S_MIN
-from sidecar.log_applier import LogApplier
+from sidecar.log.applier import LogApplier
 from sidecar.logs import logger
 
 _SECOND_NS = 1_000_000_000

@@ -29,10 +29,10 @@ from kv_wire.admin_conversions import (
 )
 from kv_wire.conversions import stamp_from_wire, stamp_to_wire
 from kv_wire.gen import admin_pb2
-from sidecar.administration import Administration, Fleet, KnownNamespaces
-from sidecar.calls import Calls, Context, StreamBody, UnaryBody, parse, within_idle_limit
-from sidecar.fencing import FenceResult, Unconfirmed
-from sidecar.inspection import Inspection, PageReport
+from sidecar.admin.administration import Administration, Fleet, KnownNamespaces
+from sidecar.admin.fencing import FenceResult, Unconfirmed
+from sidecar.admin.inspection import Inspection, PageReport
+from sidecar.serving.calls import Calls, Context, StreamBody, UnaryBody, parse, within_idle_limit
 
 _LOCAL_PEER = "unix:"
 _ANSWER_S = 0.3

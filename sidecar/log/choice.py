@@ -9,14 +9,14 @@ from pathlib import Path
 
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
-from invalidation.redis_address import parse_addresses
-from invalidation.redis_facts import RedisFacts
-from invalidation.redis_log import RedisLog, RedisLogSettings
+from invalidation.redis.address import parse_addresses
+from invalidation.redis.facts import RedisFacts
+from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError
 from sidecar.config import Settings
+from sidecar.log.private_redis import PrivateRedis, find_redis_server
 from sidecar.logs import logger
-from sidecar.private_redis import PrivateRedis, find_redis_server
 
 _SECOND_NS = 1_000_000_000
 

@@ -32,7 +32,7 @@ _FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @functools.cache
 def script_text() -> str:
     """Text of the script, which stands beside this module."""
-    return resources.files("invalidation").joinpath("log.lua").read_text()
+    return resources.files("invalidation.redis").joinpath("log.lua").read_text()
 
 
 def check_fleet(fleet: str) -> str:

@@ -19,7 +19,7 @@ from kv_types.limits import (
     LOG_WAKE_S_MAX,
     RENEWALS_PER_S_MAX,
 )
-from sidecar.log_shell import LogShell, Pause
+from sidecar.log.shell import LogShell, Pause
 
 _SECOND_NS = 1_000_000_000
 _DIRECTORY_S = 0.25

@@ -1,0 +1,1 @@
+"""The invalidation log on a Redis or Valkey server."""

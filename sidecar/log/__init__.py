@@ -1,0 +1,1 @@
+"""Following the invalidation log: choosing it, applying it to the arena, and vouching for what is served."""

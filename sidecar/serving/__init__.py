@@ -1,0 +1,1 @@
+"""The gRPC server, and pages served over it to clients without shared memory."""
