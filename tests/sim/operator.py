@@ -15,7 +15,7 @@ from sidecar.admin.fencing import FenceResult
 from tests.sim.clockwork import MS, S
 from tests.sim.plan import Wish
 from tests.sim.spaces import chain
-from tests.sim.truth import Append, BrokenPromiseError
+from tests.sim.truth import Append, BrokenPromiseError, Instance
 
 if TYPE_CHECKING:
     from tests.sim.sidecar import Life
@@ -183,13 +183,18 @@ class Operator:
                             now.life.shell.member, record.incarnation, by_ns=evaluator.log.looked_ns
                         )
                     )
-                    for page in now.pages if is_awaited else now.reused:
-                        guilty = self._world.truth.selected_by(record, page)
-                        if guilty is not None:
-                            raise BrokenPromiseError(
-                                "BrokeDrained",
-                                f"append {record.number} drained while {worker.name} still used {page}",
-                            )
+                    self._check_unused(record, now.pages if is_awaited else now.reused, worker.name)
+        for engine in self._world.engines:
+            if engine.process.alive:
+                for one in engine.running:
+                    self._check_unused(record, one.pages, engine.name)
+
+    def _check_unused(self, record: Append, pages: Sequence[Instance], who: str) -> None:
+        for page in pages:
+            if self._world.truth.selected_by(record, page) is not None:
+                raise BrokenPromiseError(
+                    "BrokeDrained", f"append {record.number} drained while {who} still used {page}"
+                )
 
     def _selector(self, kind: str) -> Selector:
         world = self._world
