@@ -68,24 +68,27 @@ class Engine(ClientProcess):
             if self.link.arena is None:
                 self.connect()
             self._step()
-        for one in self.running:
-            one.request.end()
+        while self.running:
+            self.running.pop().request.end()
         self.is_done = True
 
     def _step(self) -> None:
         """One step of the scheduler: admit, apply, finish what is done."""
         world = self.world
-        fences = len(world.truth.fenced)
         wanted = world.wish() if len(self.running) < 3 and world.chance(0.5) else None
         request = None
         if wanted is not None and self.link.arena is not None:
             request = self.client.begin(self.registered(wanted[0]))  # before anything is reused (rule R1)
         view = self._apply()
         if wanted is not None:
-            self._admit(*wanted, request, view, fences)
+            if world.chance(
+                0.25
+            ):  # a scheduler is busy with others first, and does not look again within its step
+                world.clockwork.sleep(world.pass_ns())
+            self._admit(*wanted, request, view)
         for one in [one for one in self.running if one.until_ns <= world.clockwork.now_ns]:
-            self.running.remove(one)
             self._finish(one)
+            self.running.remove(one)
 
     def _apply(self) -> ObservedView | None:
         """Claim, then apply what was published: in this order, so that either we see an event or the sidecar the claim."""
@@ -112,10 +115,10 @@ class Engine(ClientProcess):
         return self.node.now_ns() < self._claimed_ns
 
     def _admit(
-        self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None, fences: int
+        self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None
     ) -> None:
         """Decide what a request reuses of the engine's own, and of L2 behind it."""
-        world, keys = self.world, chain(space, path)
+        world, keys, fences = self.world, chain(space, path), len(self.world.truth.fenced)
         pages: list[Instance] = []
         for key in keys if self._may_serve() else ():
             page = self._index.get(key)

@@ -432,6 +432,28 @@ MUTATIONS = (
             ),
         ),
     ),
+    Mutation(
+        "D", "a goodbye leaves an engine's claim behind",
+        (
+            Edit(
+                "sidecar/log/shell.py",
+                "        if self._store.engines_may_serve():\n",
+                "        if False:\n",
+            ),
+        ),
+        profile=9,
+    ),
+    Mutation(
+        "E", "what an L1 keeps is served on after the header was closed",
+        (
+            Edit(
+                "inference_worker/local.py",
+                "            return 0 if self.reader.closed else self.reader.freshness_ns()\n",
+                "            return self.reader.freshness_ns()\n",
+            ),
+        ),
+        profile=9,
+    ),
 )  # fmt: skip
 
 
