@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache_l2.attach_messages import Commit, CommittedPages, Detach, Failed
+from cache_l2.attach_messages import Abort, Commit, CommittedPages, Detach, Failed, ReservedPages
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.log import FenceState, LogLimits
@@ -214,6 +214,8 @@ class Attachment:
         self._world = world
         self._process = process
         self._is_closed = False
+        self._unwanted: list[int] = []
+        """Reservations that came too late."""
         self.is_hung_up = False
         self.on_hang_up: Callable[[], None] = lambda: None
 
@@ -233,20 +235,48 @@ class Attachment:
         if self.is_broken:
             raise ConnectionBroken("the connection is gone")
         clockwork = self._world.clockwork
-        reply = Signal(clockwork)
+        reply, late = Signal(clockwork), list[bool]()
         life = self.life
+        unwanted, self._unwanted = tuple(self._unwanted), []
 
         def answer() -> None:
+            if unwanted:
+                self._answer(Abort(unwanted))
             result = self._answer(message)
-            clockwork.after(self._latency_ns(), functools.partial(reply.set, result), self._process)
+            clockwork.after(self._latency_ns(), functools.partial(arrive, result), self._process)
+
+        def arrive(result: Any) -> None:
+            if late:
+                self._take_late(result)
+            else:
+                reply.set(result)
 
         clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
         own_ns = int(deadline_s * 1e9)
         if not reply.wait(self._process.node.true_delay_ns(own_ns)):
+            late.append(True)
             if self.is_hung_up:
                 raise ConnectionBroken("the sidecar is gone")
             raise DeadlinePassed(f"no reply in {deadline_s} s")
         return reply.value
+
+    def _take_late(self, result: Any) -> None:
+        """What nobody waits for any more; reservations among it go back with the next call, as the real channel has it."""
+        if isinstance(result, ReservedPages):
+            self._unwanted += [
+                reservation
+                for status, reservation in zip(result.statuses, result.reservations, strict=True)
+                if status == PutStatus.STORED
+            ]
+
+    def give_back(self) -> None:
+        """Have the client's next call come now, whatever it is for."""
+        unwanted, self._unwanted = tuple(self._unwanted), []
+        if unwanted and not self.is_broken:
+            life = self.life
+            self._world.clockwork.after(
+                self._latency_ns(), lambda: life.loop.call_soon(self._answer, Abort(unwanted)), life.process
+            )
 
     def ask(self, question: Callable[[Life], Any], *, deadline_s: float) -> Any:
         """Ask something of the sidecar's loop in another way than over this connection; None without an answer in time."""
