@@ -241,6 +241,7 @@ MUTATIONS = (
     Mutation(
         "16", "the view is published before the pages are hidden",
         (Edit(_APPLIER, _HIDING, ""), Edit(_APPLIER, _PUBLISHING, _PUBLISHING + _HIDING)),
+        profile=8,
     ),
     Mutation(
         "17", "what is not hidden yet is acknowledged",
