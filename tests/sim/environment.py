@@ -158,13 +158,15 @@ def _shorten() -> None:
     """Less of what only people look at, and steps of hiding so small that others come between."""
     import cache_l2.selecting
     import sidecar.admin.fencing
+    import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
         (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
         (sidecar.admin.fencing, "FENCE_POLL_S_MAX", 0.2),
         (sidecar.admin.fencing, "_FIRST_PAUSE_S", 0.01),
-        (sidecar.log.watch, "_DIRECTORY_S", 3.0),
+        (sidecar.log.directory, "_DIRECTORY_S", 3.0),
+        (sidecar.log.watch, "_FIGURES_S", 3.0),
         (sidecar.log.watch, "LOG_STATISTICS_S", 60.0),
         (sidecar.log.watch, "CLIENTS_WATCH_S_MAX", 0.2),
     )
