@@ -162,7 +162,7 @@ class Fencing:
         turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
-            return self._result((), _incarnation_stop(), begun_ns)
+            return self._result((), _unknown_stop(stamp), begun_ns)
         return self._result((stamp,), ended, begun_ns)
 
     def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
@@ -344,4 +344,12 @@ def _incarnation_stop() -> _Stop:
     return _Stop(
         Unconfirmed.INCARNATION,
         "the log began a new incarnation, which holds none of these records; invalidate again",
+    )
+
+
+def _unknown_stop(stamp: Stamp) -> _Stop:
+    return _Stop(
+        Unconfirmed.INCARNATION,
+        f"the log holds no record {stamp.revision} of incarnation {stamp.incarnation.hex()}: it has begun anew since, or "
+        "never had it; invalidate again",
     )
