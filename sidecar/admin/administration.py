@@ -138,6 +138,7 @@ class Administration:
         self._looks = Looks(log, clock, call_ns=self._call_ns)
         self._fencing = Fencing(
             log,
+            me=following.member,
             looks=self._looks,
             timing=timing,
             clock=clock,

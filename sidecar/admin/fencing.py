@@ -101,6 +101,7 @@ class Fencing:
         self,
         log: InvalidationLog,
         *,
+        me: bytes,
         looks: Looks,
         timing: Timing,
         clock: Clock,
@@ -108,10 +109,11 @@ class Fencing:
         call_s: float = CALL_DEADLINE_S_DEFAULT,
         appended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`call_s` is what one call of the log may take. `appended` is called after each round of appends: whoever follows
-        the log here need not wait to hear of it.
+        """`me` is this sidecar's id in the fleet. `call_s` is what one call of the log may take. `appended` is called after
+        each round of appends: whoever follows the log here need not wait to hear of it.
         """
         self._log = log
+        self._me = me
         self._looks = looks
         self._timing = timing
         self._clock = clock
@@ -232,7 +234,7 @@ class Fencing:
                 return appended.stamp
 
     async def _wait(self, stamp: Stamp, wait: Wait, turn: _Turn) -> Reached | NewIncarnation | _Stop:
-        evaluation = FenceEvaluation(stamp=stamp, wait=wait, timing=self._timing)
+        evaluation = FenceEvaluation(stamp=stamp, wait=wait, timing=self._timing, me=self._me)
         turn.restart()
         while True:
             try:
