@@ -157,7 +157,7 @@ def _misled(world: World, rules: Rules, incarnation: int) -> World:
 def _judged(world: World, rules: Rules, state: FenceState) -> World:
     assert world.appended is not None
     fence = FenceEvaluation(
-        stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing
+        stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing, me=MEMBER
     )
     if world.seen is not None:
         fence._silence._seen[MEMBER] = world.seen

@@ -174,6 +174,27 @@ def test_c34_a_shared_log_frozen_killed_and_restarted(runtime_dir: Path, servers
         assert (worker.put(), worker.look()) == (STORED, HIT)
 
 
+def test_which_of_several_servers_is_in_use_is_told(runtime_dir: Path, servers: RedisServers) -> None:
+    first, second = servers.start(), servers.start()
+    for server in (first, second):
+        servers.start_replica(server)
+    first.kill()
+    flags = ("--log-url", f"{first.url},{second.url}", "--log-replicas", "1")
+    with sidecar(runtime_dir, *flags) as (_, worker):
+        assert (worker.put(), worker.look()) == (STORED, HIT)
+        assert (worker.log.address, worker.log.server) == (f"{first.url}, {second.url}", second.url)
+        shown = run_command(
+            "status", "--runtime-dir", str(runtime_dir), environment={"COLUMNS": "250"}
+        ).stdout
+        assert f"on {second.url} now" in shown
+        second.kill()
+        first.start()
+        worker.sees(ABSENT)
+        wait_until(
+            lambda: worker.log.server == first.url, timeout_s=HEALS_S, what="the other server in the status"
+        )
+
+
 def test_a_sidecar_starts_while_its_log_is_down_says_so_and_heals(
     runtime_dir: Path, servers: RedisServers
 ) -> None:
@@ -293,15 +314,13 @@ def test_replicas_that_need_not_confirm_are_warned_of_everywhere(
     server = servers.start(repl_backlog_ttl="0")
     servers.start_replica(server)
     with sidecar(runtime_dir, "--log-url", server.url) as (daemon, worker):
-        (warning,) = worker.log.warnings
+        (warning,) = worker.log.server_warnings
         assert "fences that are wrong, not only lost pages" in warning
         assert "stratakv replicas set" in warning
         assert [line["warning"] for line in daemon.lines if "warning" in line] == [warning]
-        assert f"warning: {warning}" in " ".join(
-            run_command("status", "--runtime-dir", str(runtime_dir)).stdout.split()
-        )
+        assert warning in " ".join(run_command("status", "--runtime-dir", str(runtime_dir)).stdout.split())
         metrics = urlopen(f"http://{worker.store.status().metrics_address}/metrics").read().decode()
-        assert "stratakv_log_warnings 1.0" in metrics
+        assert 'stratakv_log_server_faults{severity="warning"} 1.0' in metrics
 
 
 def test_several_servers_need_a_replica_that_confirms(runtime_dir: Path) -> None:
@@ -351,21 +370,6 @@ async def test_a_log_url_wins_over_everything_else(tmp_path: Path, servers: Redi
     settings = Settings(l3=False, log_url=server.url, fleet="f", log_replicas=0)
     chosen = await choose_log(settings, tmp_path, clock=BoottimeClock())
     assert (chosen.kind, chosen.address, chosen.is_shared) == (LogKind.REDIS, server.url, True)
-    await chosen.close()
-
-
-@pytest.mark.asyncio
-async def test_what_will_hurt_of_a_server_is_looked_for_anew(tmp_path: Path, servers: RedisServers) -> None:
-    server = servers.start(repl_backlog_ttl="0")
-    chosen = await choose_log(Settings(log_url=server.url), tmp_path, clock=BoottimeClock())
-    assert chosen.look is not None
-    assert not chosen.warnings
-    servers.start_replica(server)
-    await chosen.look()
-    assert "fences that are wrong" in "".join(chosen.warnings)
-    await chosen.log.set_replicas(1, deadline_ns=BoottimeClock().now_ns() + 10**9)
-    await chosen.look()
-    assert chosen.warnings == ()
     await chosen.close()
 
 

@@ -256,8 +256,9 @@ async def test_a_log_that_keeps_no_deadline_is_given_up(site: FollowingSite) -> 
             while not shell.state().renewals.get("timeout"):
                 await asyncio.sleep(0)
         site.log.before_renewal = None
-        await site.time.run(2.0)
-        assert shell.state().reason == ""
+        async with asyncio.timeout(10):  # another call may hang by now, until it is given up too
+            while shell.state().reason:
+                await site.time.run(0.1)
 
 
 async def test_a_gap_hides_what_was_missed_and_nothing_else() -> None:
@@ -493,17 +494,3 @@ async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) ->
         asked = len(places(site.trace, "called", "statistics"))
         assert 2 <= asked <= 4
         assert site.durations, "applying is timed"
-
-
-async def test_the_logs_server_is_looked_at_now_and_then_whatever_comes_of_it(site: FollowingSite) -> None:
-    looks: list[int] = []
-
-    async def look() -> None:
-        looks.append(site.time.now_ns())
-        if len(looks) == 1:
-            raise LogUnavailableError("timeout")
-
-    site.look = look
-    async with site.running():
-        await site.time.run(25.0)
-    assert 2 <= len(looks) <= 4

@@ -148,8 +148,7 @@ class FollowingSite:
         self.shell = self.make_shell()
         self.directory.follow(self.shell)
         watch = LogWatch(
-            self.shell, self.log, self.directory, clock=self.time, call_ns=self.call_ns, look=self.look,
-            pause=self.time.pause,
+            self.shell, self.log, self.directory, clock=self.time, call_ns=self.call_ns, look=self.look, pause=self.time.pause
         )  # fmt: skip
         running = [asyncio.create_task(work.run()) for work in (self.shell, watch)]
         try:
