@@ -41,8 +41,12 @@ end
 
 -- The guard (rule R6). Another primary, a restart, an old dump, FLUSHALL, or keys that were lost one by one: whatever is
 -- not wholly the data that this server has kept since the incarnation began is a new incarnation, and starts from nothing.
-local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')
-  .. string.match(call('INFO', 'server'), 'run_id:(%w+)')
+local function told(section, name)
+  local facts = call('INFO', section)
+  local _, last = string.find(facts, name, 1, true)  -- plainly: a pattern would be tried at each of its letters
+  return string.match(facts, '^%w+', last + 1)
+end
+local history = told('replication', 'master_replid:') .. told('server', 'run_id:')
 local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors',
   'scopes')
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from invalidation.log import RenewalStatus
+from invalidation.log import LogLimits, RenewalStatus
 from invalidation.redis.log import RedisLog
-from invalidation.redis.script import KEY_NAMES, script_keys
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.ids import Stamp
 from tests.support.logs import Follower, Logs, append, entry, within
+from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 
 pytestmark = pytest.mark.asyncio
@@ -121,6 +122,25 @@ async def test_primary_replica_primary_is_noticed(servers: RedisServers, logs: L
     assert first.info("server")["run_id"] == run_id
     assert first.client.exists(script_keys("test")[0]), "the old state is there"
     await assert_new(log, member)
+
+
+@pytest.mark.parametrize("hidden", ["master_replid", "run_id"])
+@pytest.mark.parametrize("left", ["", "{name}:\r\n"])
+async def test_a_server_that_hides_its_history_is_an_error(hidden: str, left: str) -> None:
+    """Nothing else in what it tells may be taken for its history: that might stay the same when its data does not."""
+    facts = {"replication": "master_replid", "server": "run_id"}
+
+    def command(name: bytes, *arguments: bytes) -> Reply:
+        if name != b"INFO":
+            return None
+        told = facts[arguments[0].decode()]
+        line = left.format(name=told) if told == hidden else f"{told}:{'a' * 40}\r\n"
+        return f"# Facts\r\nfirst:1\r\n{line}last:2\r\n".encode()
+
+    arguments = script_arguments("boot", incarnation=bytes(16), replicas=0, limits=LogLimits())
+    keys = [key.encode() for key in script_keys("test")]
+    with pytest.raises(ErrorReply):
+        LuaScripts().run(script_text().encode(), keys, arguments, command)
 
 
 async def test_a_replica_never_answers(servers: RedisServers, logs: Logs, binary: Path) -> None:

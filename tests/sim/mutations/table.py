@@ -322,9 +322,8 @@ MUTATIONS = (
         (
             Edit(
                 _LUA,
-                "local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')\n"
-                "  .. string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
-                "local history = string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
+                "local history = told('replication', 'master_replid:') .. told('server', 'run_id:')\n",
+                "local history = told('server', 'run_id:')\n",
             ),
         ),
         profile=11,
