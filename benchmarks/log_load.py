@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.own_redis import OwnRedis, own_redis
 from invalidation.log import Member, Renewal, RenewalStatus
 from invalidation.notes import MemberNote
-from invalidation.records import LogEntry
+from invalidation.records import LogEntry, LogRecord
 from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
@@ -46,7 +46,7 @@ class Sidecar:
     log: RedisLog
     member: Member
     number: int = 0
-    waiting: asyncio.Task[bool] | None = field(default=None, repr=False)
+    waiting: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def renew(self) -> Renewal:
         """Renew, and apply at once what comes."""
@@ -54,7 +54,28 @@ class Sidecar:
         renewal = await self.log.renew(self.member, number=self.number, deadline_ns=_deadline_ns())
         if renewal.status is not RenewalStatus.OK or not renewal.confirmed:
             raise RuntimeError(f"the log answered {renewal.status.value}, confirmed: {renewal.confirmed}")
-        for record in renewal.records:
+        self._apply(renewal.records)
+        return renewal
+
+    def wait(self) -> None:
+        """Begin to wait for news."""
+        self.waiting = asyncio.create_task(self._hear())
+
+    async def _hear(self) -> None:
+        member = self.member
+        news = await self.log.woken(member.applied.revision, digest=member.digest, deadline_ns=_deadline_ns())
+        if not news:
+            raise RuntimeError("the log grew by nothing that follows")
+        self._apply(news)
+
+    async def follow(self) -> None:
+        """Acknowledge the news, once they came."""
+        assert self.waiting is not None
+        await self.waiting
+        await self.renew()
+
+    def _apply(self, records: Sequence[LogRecord]) -> None:
+        for record in records:
             self.member = replace(
                 self.member,
                 applied=replace(self.member.applied, revision=record.revision),
@@ -62,7 +83,6 @@ class Sidecar:
                 acknowledged=record.revision,
                 drained=record.revision,
             )
-        return renewal
 
 
 async def _join(server: OwnRedis, *, replicas: int, members: int) -> list[Sidecar]:
@@ -115,22 +135,15 @@ async def _all_renew(sidecars: Sequence[Sidecar], *, at_once: int) -> None:
 
 
 async def _invalidate(sidecars: Sequence[Sidecar]) -> None:
-    """One record from its append until everybody has acknowledged it: woken, renewed for it, renewed with the answer."""
+    """One record from its append until everybody has acknowledged it: it comes with the wake-up, a renewal acknowledges it."""
     revision = sidecars[0].member.applied.revision
     for sidecar in sidecars:
-        sidecar.waiting = asyncio.create_task(sidecar.log.woken(revision, deadline_ns=_deadline_ns()))
+        sidecar.wait()
     entry = LogEntry(
         event=Selected(Selector(model="a-model", weights_version=str(revision))), reason="measured"
     )
     await sidecars[0].log.append(entry, request_id=os.urandom(16), deadline_ns=_deadline_ns())
-
-    async def follow(sidecar: Sidecar) -> None:
-        assert sidecar.waiting is not None
-        await sidecar.waiting
-        await sidecar.renew()
-        await sidecar.renew()
-
-    await asyncio.gather(*(follow(sidecar) for sidecar in sidecars))
+    await asyncio.gather(*(sidecar.follow() for sidecar in sidecars))
 
 
 async def _fence(sidecar: Sidecar, times: int) -> None:

@@ -166,16 +166,17 @@ class RedisLog(InvalidationLog):
             )
         return found
 
-    async def woken(self, after: int, *, deadline_ns: int) -> bool:
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
+        count = str(self._settings.limits.batch)
 
-        async def wait(talk: Talk) -> bool:
-            wait_ms = max(1, talk.remaining_ms - _TICK_MS)  # 0 would be without end
-            read: Command = ("XREAD", "BLOCK", str(wait_ms), "STREAMS", self._keys[1], f"{after}-0")
-            (reply,) = await talk.send([read])
+        async def wait(talk: Talk) -> Sequence[LogRecord] | None:
+            wait_ms = str(max(1, talk.remaining_ms - _TICK_MS))  # 0 would be without end
+            stream = ("STREAMS", self._keys[1], f"{after}-0")
+            (reply,) = await talk.send([("XREAD", "COUNT", count, "BLOCK", wait_ms, *stream)])
             if isinstance(reply, Exception):
                 raise unavailable(reply, server=self._label(talk))
-            return bool(reply)
+            return replies.read_news(reply, after=after, digest=digest)
 
         late_ns = deadline_ns + _TICK_MS * 1_000_000
         return await self._counted("woken", self._wait.exchange(wait, deadline_ns=late_ns))

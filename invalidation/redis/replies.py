@@ -94,12 +94,8 @@ def read_renewal(answer: Answer, *, number: int, applied: int, digest: bytes, co
     if _number(told, "a renewal's number") != number:
         _malformed(f"renewal {number} was answered as {told!r}")
     status, records = answer.status, read_records(entries)
-    for record in records:
-        applied += 1
-        digest = next_digest(digest, record.payload)
-        if record.revision != applied or record.digest != digest:
-            status, records = RenewalStatus.GAP, []
-            break
+    if not _follow(records, applied, digest):
+        status, records = RenewalStatus.GAP, []
     if status is RenewalStatus.OK and not records and answer.tip != applied:
         status = RenewalStatus.GAP
     return Renewal(
@@ -143,6 +139,28 @@ def read_records(entries: object) -> list[RawRecord]:
             )
         )
     return records
+
+
+def _follow(records: Sequence[RawRecord], after: int, digest: bytes) -> bool:
+    """Whether they follow each other, and a revision with that digest, as their own digests prove."""
+    for record in records:
+        after += 1
+        digest = next_digest(digest, record.payload)
+        if record.revision != after or record.digest != digest:
+            return False
+    return True
+
+
+def read_news(reply: object, *, after: int, digest: bytes) -> Sequence[LogRecord] | None:
+    """Read what a blocking read of the stream returned: None when its time was over; raises MalformedReplyError.
+
+    No records where they do not follow `after` and the digest there: another history, or one that was trimmed.
+    """
+    if reply is None:
+        return None
+    ((_, entries),) = [_shape(one, 2, "a stream") for one in _shape(reply, 1, "news")]
+    records = read_records(entries)
+    return [record.decode() for record in records] if _follow(records, after, digest) else []
 
 
 def read_appended(answer: Answer) -> Appended:

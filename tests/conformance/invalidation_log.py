@@ -36,6 +36,7 @@ from tests.conformance.log_harness import (
     some_id,
     some_selector,
 )
+from tests.conformance.log_news import LogNewsConformance
 
 _Answer = TypeVar("_Answer")
 
@@ -44,7 +45,7 @@ UNKNOWN_PAYLOAD = b"\xff" + bytes(range(64))
 
 
 @pytest.mark.asyncio
-class InvalidationLogConformance:
+class InvalidationLogConformance(LogNewsConformance):
     """The suite. Every test gets an empty log by the fixture `harness`."""
 
     # --- appending and reading ---
@@ -413,7 +414,7 @@ class InvalidationLogConformance:
         )
         assert appended.members == {member.id}
 
-    # --- replicas, namespaces, waking ---
+    # --- replicas, namespaces, closing ---
 
     async def test_replicas_that_do_not_answer_confirm_nothing(self, harness: LogHarness) -> None:
         member = await harness.member()
@@ -444,15 +445,6 @@ class InvalidationLogConformance:
         known = list(await harness.log.namespaces(deadline_ns=harness.deadline_ns))
         assert len(known) == SMALL_LIMITS.namespaces
         assert set(more) < set(known)
-
-    async def test_waiting_ends_with_a_record_or_with_the_deadline(self, harness: LogHarness) -> None:
-        tip = await harness.append(selected(1))
-        assert await harness.log.woken(0, deadline_ns=harness.deadline_ns), "there is one already"
-        assert not await harness.log.woken(tip.revision, deadline_ns=harness.soon_ns)
-        waiting = asyncio.create_task(harness.log.woken(tip.revision, deadline_ns=harness.deadline_ns))
-        await asyncio.sleep(0)
-        await harness.append(selected(2))
-        assert await waiting
 
     async def test_closing_twice_is_closing_once(self, harness: LogHarness) -> None:
         await harness.append(selected(1))

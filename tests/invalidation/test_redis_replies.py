@@ -228,7 +228,7 @@ async def test_random_bytes_make_the_log_unavailable(hostile: HostileServer, log
             lambda: append(log),
             lambda: log.boot(deadline_ns=within(0.2)),
             lambda: member.renew(seconds=0.2),
-            lambda: log.woken(0, deadline_ns=within(0.2)),
+            lambda: log.woken(0, digest=NO_DIGEST, deadline_ns=within(0.2)),
             lambda: log.check(deadline_ns=within(0.2)),
         ):
             with contextlib.suppress(LogUnavailableError):

@@ -200,8 +200,7 @@ MUTATIONS = (
             ),
             Edit(
                 "invalidation/redis/replies.py",
-                "        if record.revision != applied or record.digest != digest:\n"
-                "            status, records = RenewalStatus.GAP, []\n            break\n",
+                "    if not _follow(records, applied, digest):\n        status, records = RenewalStatus.GAP, []\n",
                 "",
             ),
             Edit(
