@@ -1,7 +1,8 @@
-"""Regenerates docs/benchmarks.md and its plots: one part from `stratakv bench local`, one from fleets (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: parts from one node, from fleets and from one event loop (`make bench`)."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, invalidate, local
+from benchmarks import fleet_report, invalidate, local, loop_turns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -41,6 +42,7 @@ class Part(StrEnum):
 
     NODE = "node"
     FLEET = "fleet"
+    LOOP = "loop"
 
 
 def document(parts: Mapping[Part, str]) -> str:
@@ -165,6 +167,10 @@ def main(
         fleet = fleet_report.measure(console)
         console.print(invalidate.table(fleet.fleet))
         parts[Part.FLEET] = "\n".join([*fleet_report.lines(fleet), "", machine_line(local.machine())])
+    if Part.LOOP in wanted:
+        figures = asyncio.run(loop_turns.measure(rounds=loop_turns.ROUNDS))
+        console.print(loop_turns.table(figures))
+        parts[Part.LOOP] = "\n".join([*loop_turns.lines(figures), "", machine_line(local.machine())])
     page.write_text(document(parts))
     console.print(f"written: {page}")
 

@@ -53,7 +53,7 @@ def test_percentiles_come_with_how_many_there_were() -> None:
 
 
 def test_each_part_of_the_page_can_be_written_anew_alone() -> None:
-    parts = {Part.NODE: "## One\n\n| a |", Part.FLEET: "## Two\n\nb"}
+    parts = {Part.NODE: "## One\n\n| a |", Part.FLEET: "## Two\n\nb", Part.LOOP: "## Three\n\nc"}
     assert parts_of(document(parts)) == parts
     assert parts_of("# an old page") == {}
     assert set(parts_of((DOCS / "benchmarks.md").read_text())) == set(Part)

@@ -13,6 +13,7 @@ from invalidation.local_log import LocalLog
 from invalidation.log import Boot, LogLimits, LogUnavailableError, Member, Renewal
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
+from invalidation.turns import Turns
 from invalidation.validity import Validity
 from kv_types.events import Event, Selected, WeightsAnnounced
 from kv_types.ids import Stamp
@@ -38,9 +39,9 @@ class TracedValidity(Validity):
         self.trace.append(("floors", record.revision))
         super().apply(record)
 
-    def restart(self, boot: Boot) -> None:
+    def restarting(self, boot: Boot) -> Turns[None]:
+        yield from super().restarting(boot)
         self.trace.append(("restart", boot.tip.revision))
-        super().restart(boot)
 
 
 class TracedStore(ArenaStore):

@@ -200,7 +200,7 @@ MUTATIONS = (
             ),
             Edit(
                 "invalidation/redis/replies.py",
-                "    if not _follow(records, applied, digest):\n        status, records = RenewalStatus.GAP, []\n",
+                "        if raw.revision != after or raw.digest != digest:\n            return None\n",
                 "",
             ),
             Edit(
