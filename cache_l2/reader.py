@@ -41,6 +41,8 @@ from kv_types.errors import (
     InvalidArgumentError,
     LayoutConflictError,
     LimitExceededError,
+    LogUnreachableError,
+    OverloadedError,
     ProtocolError,
     SidecarUnreachableError,
     StrataError,
@@ -57,8 +59,8 @@ _WORD = (1 << 64) - 1
 _ERRORS: dict[str, type[StrataError]] = {
     error.code: error
     for error in (
-        ClosedError, InvalidArgumentError, LayoutConflictError, LimitExceededError, ProtocolError,
-        UnknownNamespaceError,
+        ClosedError, InvalidArgumentError, LayoutConflictError, LimitExceededError, LogUnreachableError, OverloadedError,
+        ProtocolError, UnknownNamespaceError,
     )
 }  # fmt: skip
 
@@ -184,7 +186,8 @@ class AttachedArena:
         """Make a namespace known to the sidecar and count it in this client's row.
 
         Raises ProtocolError, LayoutConflictError, LimitExceededError as the sidecar does, DeadlineExceededError when it
-        does not answer within `deadline_s`, SidecarUnreachableError when it is gone, ClosedError.
+        does not answer within `deadline_s`, SidecarUnreachableError when it is gone, LogUnreachableError when the fleet's
+        directory does not take it in, ClosedError.
         """
         reply = self._call(Register(bytes(canonical), page_bytes), deadline_s)
         if reply is RefuseReason.DEADLINE:

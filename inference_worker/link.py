@@ -28,6 +28,7 @@ from kv_types.errors import (
     InvalidArgumentError,
     LayoutConflictError,
     LimitExceededError,
+    LogUnreachableError,
     ProtocolError,
     SidecarUnreachableError,
 )
@@ -343,6 +344,8 @@ class Link:
             return self._bind_held(namespace, deadline)
         except DeadlineExceededError:
             return MissReason.DEADLINE
+        except LogUnreachableError:  # nothing is fresh either while the fleet's log is out of reach
+            return MissReason.STALE
         except (SidecarUnreachableError, ProtocolError):
             return MissReason.UNREACHABLE
         finally:
@@ -365,7 +368,7 @@ class Link:
         bound: dict[RegisteredNamespace, Pages] = {}
         for namespace in list(self._namespaces.values()):
             if namespace.uncacheable is None:
-                with contextlib.suppress(LayoutConflictError, InvalidArgumentError):
+                with contextlib.suppress(LayoutConflictError, InvalidArgumentError, LogUnreachableError):
                     bound[namespace] = arena.bind(namespace, deadline)
         return bound
 

@@ -163,6 +163,7 @@ REFUSE_FOR: dict[MissReason, RefuseReason] = {
     MissReason.UNCACHEABLE: RefuseReason.UNCACHEABLE,
     MissReason.CLOSED: RefuseReason.CLOSED,
     MissReason.OVERLOADED: RefuseReason.OVERLOADED,
+    MissReason.STALE: RefuseReason.UNLISTED,
 }
 """Why a put is refused where a look-up would miss before it reached any page."""
 

@@ -255,7 +255,7 @@ class RemotePages:
             stamp = self._register(deadline)
         except StrataError as error:
             return Begun(refused=_refused(error))
-        return Begun(stamp=stamp, refused=RefuseReason.NONE if stamp else RefuseReason.STAMP_FOREIGN)
+        return Begun(stamp=stamp, refused=RefuseReason.NONE if stamp else RefuseReason.UNLISTED)
 
     # --- calls -----------------------------------------------------------------------------------------------------
 

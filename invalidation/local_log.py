@@ -13,6 +13,7 @@ from invalidation.compaction import CompactionLimits, Kept, floors_of, keep
 from invalidation.log import (
     Appended,
     Boot,
+    Directory,
     FenceState,
     LogLimits,
     LogStatistics,
@@ -169,7 +170,7 @@ class LocalLog:
         now = self._call("read")
         return now.stamp, tuple(_after(now, after, min(count, self._limits.batch)))
 
-    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
+    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> Stamp:
         """Enter namespaces; the one entered longest ago makes room."""
         now = self._call("know")
         for canonical in canonicals:
@@ -177,10 +178,12 @@ class LocalLog:
             now.namespaces.move_to_end(canonical)
             if len(now.namespaces) > self._limits.namespaces:
                 now.namespaces.popitem(last=False)
+        return now.stamp
 
-    async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
+    async def namespaces(self, *, deadline_ns: int) -> Directory:
         """Return what was entered."""
-        return tuple(self._call("namespaces").namespaces)
+        now = self._call("namespaces")
+        return Directory(now.stamp, tuple(now.namespaces))
 
     async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """Wait for a record after `after`, or another incarnation, until the deadline."""

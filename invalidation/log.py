@@ -137,6 +137,14 @@ class FenceState:
 
 
 @dataclass(frozen=True, slots=True)
+class Directory:
+    """The namespaces that the fleet has used in one incarnation, as canonical encodings, and the tip when they were read."""
+
+    tip: Stamp
+    canonicals: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """Where an entry stands, and what must be known of the log to wait for it."""
 
@@ -216,14 +224,18 @@ class InvalidationLog(Protocol):
         """Read kept records after a revision, oldest first, and the tip."""
         ...
 
-    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
-        """Enter namespaces (canonical encodings) into the fleet's directory, bounded by FLEET_NAMESPACES_MAX."""
+    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> Stamp:
+        """Enter namespaces (canonical encodings) into the fleet's directory, bounded by FLEET_NAMESPACES_MAX.
+
+        Returns a tip by which all of them were there. Raises LogUnavailableError, with the reason "incarnation" where
+        the log began anew in between.
+        """
         ...
 
-    async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
-        """Canonical encodings of the namespaces that the fleet has used in this incarnation.
+    async def namespaces(self, *, deadline_ns: int) -> Directory:
+        """Read the fleet's directory.
 
-        Where they are FLEET_NAMESPACES_MAX, there may have been more.
+        Where it holds FLEET_NAMESPACES_MAX, there may have been more. Raises LogUnavailableError as `know` does.
         """
         ...
 

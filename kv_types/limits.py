@@ -121,6 +121,12 @@ PRIVATE_REDIS_BYTES_DEFAULT = 256 * 1024 * 1024
 """Memory of a private server: about what the bounded tables of a log take at most."""
 LOG_KNOW_AGAIN_S = 3600.0
 """How often a sidecar enters its namespaces into the fleet's directory anew, which forgets those not heard of longest."""
+PREFIX_ROUNDS_MAX = 8
+"""How often one command appends for namespaces that came meanwhile."""
+LISTING_S_MAX = 0.25
+"""How long a registration waits for the fleet's directory at most."""
+LISTINGS_IN_FLIGHT_PER_CLIENT_MAX = 16
+"""Registrations of one client that wait for the fleet's directory at a time."""
 LOG_CANDIDATES_MAX = 16
 """Servers that may be named for one log."""
 LOG_UNCONFIRMED_MAX = 3

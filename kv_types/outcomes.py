@@ -96,6 +96,8 @@ class RefuseReason(IntEnum):
     """The sidecar does not know the namespace (for example after its restart)."""
     OVERLOADED = 15
     """The sidecar sheds load."""
+    UNLISTED = 16
+    """The fleet's log has not entered the namespace in its directory, or had not when the page's request began."""
 
 
 @dataclass(frozen=True, slots=True)

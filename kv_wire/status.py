@@ -93,6 +93,7 @@ _MISS: dict[type[errors.StrataError], MissReason] = {
     errors.SidecarUnreachableError: MissReason.UNREACHABLE,
     errors.DeadlineExceededError: MissReason.DEADLINE,
     errors.OverloadedError: MissReason.OVERLOADED,
+    errors.LogUnreachableError: MissReason.STALE,
     errors.UnknownNamespaceError: MissReason.UNKNOWN_NAMESPACE,
     errors.ProtocolError: MissReason.CORRUPT,
     errors.CorruptRecordError: MissReason.CORRUPT,
@@ -102,6 +103,7 @@ _REFUSE: dict[type[errors.StrataError], RefuseReason] = {
     errors.SidecarUnreachableError: RefuseReason.UNREACHABLE,
     errors.DeadlineExceededError: RefuseReason.DEADLINE,
     errors.OverloadedError: RefuseReason.OVERLOADED,
+    errors.LogUnreachableError: RefuseReason.UNLISTED,
     errors.UnknownNamespaceError: RefuseReason.UNKNOWN_NAMESPACE,
     errors.CorruptRecordError: RefuseReason.CORRUPT,
 }

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from cache_l2.store import ArenaConfig, ArenaStore
+from invalidation.listing import ListedJudge, Listings
 from invalidation.validity import Validity
 from kv_types.clock import BoottimeClock, Clock
 from kv_wire.allocator import keep_freed_memory
@@ -71,27 +72,34 @@ class Sidecar:
             # The log first: a server that must not be used is refused before a large arena is committed.
             chosen = await choose_log(self._settings, directory.path, clock=self._clock)
             try:
-                validity = Validity(skew_ms=int(self._settings.skew_bound * 1000))
-                with contextlib.closing(self._store(validity)) as store, self._signals(directory):
-                    await self._serve(store, validity, chosen, directory)
+                validity, listings = Validity(skew_ms=int(self._settings.skew_bound * 1000)), Listings()
+                judge = ListedJudge(validity, listings)
+                with contextlib.closing(self._store(judge)) as store, self._signals(directory):
+                    await self._serve(store, validity, listings, chosen, directory)
             finally:
                 await chosen.close()
         finally:
             directory.release()
         _log.info("ended")
 
-    def _store(self, validity: Validity) -> ArenaStore:
+    def _store(self, judge: ListedJudge) -> ArenaStore:
         # Committing a large arena keeps this thread for many seconds. Nothing is served yet and nothing would be
         # left behind, so meanwhile signals end the process the plain way instead of waiting for the event loop.
         with _plain_signals():
-            return ArenaStore(arena_config(self._settings), clock=self._clock, judge=validity)
+            return ArenaStore(arena_config(self._settings), clock=self._clock, judge=judge)
 
     async def _serve(
-        self, store: ArenaStore, validity: Validity, chosen: ChosenLog, directory: RuntimeDirectory
+        self,
+        store: ArenaStore,
+        validity: Validity,
+        listings: Listings,
+        chosen: ChosenLog,
+        directory: RuntimeDirectory,
     ) -> None:
         services = Services(
-            store, validity, chosen, directory, self._settings, version=self._version, clock=self._clock
-        )
+            store, validity, listings, chosen, directory, self._settings, version=self._version,
+            clock=self._clock,
+        )  # fmt: skip
         try:
             await self._serve_until_ended(store, services)
         except ExceptionGroup as group:

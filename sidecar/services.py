@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cache_l2.store import ArenaStore
+from invalidation.listing import Listings
 from invalidation.validity import Validity
 from kv_types import limits
 from kv_types.clock import Clock
@@ -39,6 +40,7 @@ class Services:
         self,
         store: ArenaStore,
         validity: Validity,
+        listings: Listings,
         chosen: ChosenLog,
         directory: RuntimeDirectory,
         settings: Settings,
@@ -50,12 +52,12 @@ class Services:
         self._directory = directory
         self._settings = settings
         self._addresses = Addresses(runtime_dir=str(directory.path), attach_path=str(directory.attach_path))
-        service = ArenaService(store)
         self.metrics = Metrics(version=version, life=store.life, snapshot=self._snapshot)
         self.following = Following(
-            chosen, store, validity, settings, version=version, clock=clock,
+            chosen, store, validity, listings, settings, version=version, clock=clock,
             observe=self.metrics.observe_applying,
         )  # fmt: skip
+        service = ArenaService(store, directory=self.following.directory)
         self._report = StatusReport(
             store, self.following.picture, version=version, clock=clock, addresses=self._addresses
         )
@@ -65,6 +67,7 @@ class Services:
             clock=clock,
             observe=self.metrics.observe_attach,
             engine_came=self.following.shell.look_at_clients,
+            directory=self.following.directory,
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)

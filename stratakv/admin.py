@@ -48,6 +48,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
+class FleetNamespaces:
+    """The fleet's namespaces by id, why some are missing (empty: none is), and of which incarnation of the log they are."""
+
+    by_id: dict[NamespaceId, Namespace]
+    incomplete: str = ""
+    incarnation: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Sidecar:
     """The calls of one sidecar, and where it is."""
 
@@ -56,16 +65,16 @@ class Sidecar:
     admin: AdminCalls
     cache: CacheCalls
 
-    def namespaces(self) -> tuple[dict[NamespaceId, Namespace], str]:
-        """The fleet's namespaces by id, and why some are missing (empty: none is). Raises grpc.RpcError, ProtocolError."""
+    def namespaces(self) -> FleetNamespaces:
+        """Ask for the fleet's namespaces. Raises grpc.RpcError, ProtocolError."""
         found: dict[NamespaceId, Namespace] = {}
-        incomplete = ""
+        incomplete, incarnation = "", b""
         for part in self.admin.namespaces(admin_pb2.NamespacesRequest(), timeout=_CALL_S):
-            incomplete = part.incomplete
+            incomplete, incarnation = part.incomplete, part.position.incarnation
             for canonical in part.canonical:
                 namespace = Namespace.from_canonical(canonical)
                 found[namespace.id] = namespace
-        return found, incomplete
+        return FleetNamespaces(found, incomplete, incarnation)
 
     def status(self) -> cache_pb2.StatusResponse:
         """What the sidecar says of itself. Raises grpc.RpcError."""

@@ -32,6 +32,8 @@ class FenceReport:
     request_id: bytes
     answer: admin_pb2.InvalidateResponse | None
     broken: str = ""
+    not_all: str = ""
+    """Why more may have to be appended than was, whatever became of that; empty where it is all."""
     again: Sequence[str] = ()
     """Options that a repeated command needs besides its request id."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +45,16 @@ class FenceReport:
         """Why the promise is not reached, in a word; empty where it is."""
         if self.answer is None:
             return "connection"
+        if self.not_all and self.answer.confirmed | (
+            self.answer.unconfirmed == admin_pb2.UNCONFIRMED_NOT_ASKED
+        ):
+            return "namespaces"
         return "" if self.answer.confirmed else _REASONS.get(self.answer.unconfirmed, "unknown")
+
+    @property
+    def incarnation(self) -> bytes:
+        """The log that the records stand in; empty where none is known to stand."""
+        return self.answer.stamps[-1].incarnation if self.answer and self.answer.stamps else b""
 
     @property
     def exit_code(self) -> int:
@@ -59,7 +70,7 @@ class FenceReport:
                 {"incarnation": stamp.incarnation.hex(), "revision": stamp.revision}
                 for stamp in answer.stamps
             ],
-            "confirmed": answer.confirmed,
+            "confirmed": answer.confirmed and not self.not_all,
             "exit_code": self.exit_code,
             "gone": [member_plain(member) for member in answer.gone],
             "gone_count": answer.gone_count,
@@ -69,7 +80,7 @@ class FenceReport:
             "request_id": self.request_id.hex(),
             "wait": self.wait,
             "waited_ms": answer.waited_ms,
-            "why": answer.why or self.broken,
+            "why": self.not_all or answer.why or self.broken,
         }
 
     def end(self, *, as_json: bool) -> None:
@@ -93,7 +104,7 @@ class FenceReport:
         console.print(
             f"{self.what}: {_revisions(answer.stamps)}", markup=False, highlight=False, soft_wrap=True
         )
-        if answer.confirmed:
+        if answer.confirmed and not self.not_all:
             console.print(
                 f"{_PROMISES[self.wait]} ({answer.waited_ms} ms)",
                 style="green",
@@ -112,7 +123,7 @@ class FenceReport:
             return f"{self.broken}: the records may have been appended, and nobody waited for them; {again}"
         ids = ", ".join(member.id.hex() for member in self.answer.missing)
         missing = f" (missing: {ids})" if ids else ""
-        return f"not confirmed: {self.answer.why}{missing}; {again}"
+        return f"not confirmed: {self.not_all or self.answer.why}{missing}; {again}"
 
 
 def _revisions(stamps: Sequence[Any]) -> str:

@@ -93,8 +93,7 @@ def _one(sidecar: Sidecar, key: bytes, chosen: Fields) -> Inspected:
 
 
 def _chains(sidecar: Sidecar, prefix: Prefix, chosen: Fields) -> Iterator[Inspected]:
-    known, _ = sidecar.namespaces()
-    spaces = matching(chosen.selector(now=local_now()), known, source=prefix.source)
+    spaces = matching(chosen.selector(now=local_now()), sidecar.namespaces().by_id, source=prefix.source)
     check_filled(prefix, spaces)
     for space in spaces:
         yield space, list(_parts(sidecar, prefix.keys_in(space), space))

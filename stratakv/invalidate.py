@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
+import grpc
 import typer
 
-from kv_types.errors import ConfigError, LogUnreachableError
-from kv_types.ids import NamespaceId
-from kv_types.namespace import Namespace
+from kv_types.errors import ConfigError, LogUnreachableError, StrataError
+from kv_types.limits import PREFIX_ROUNDS_MAX
 from kv_types.outcomes import Tier
 from kv_types.selectors import Selector
 from kv_wire.admin_conversions import selector_to_wire
 from kv_wire.gen import admin_pb2
+from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import (
     UNREACHABLE,
     EndpointOption,
+    FleetNamespaces,
     JsonOption,
     ReasonOption,
     RuntimeDirOption,
@@ -117,14 +120,60 @@ def invalidate(
         )  # fmt: skip
         prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
         selector = selector_of(chosen, prefix, everything=everything, now=local_now())
-        selection = select(selector, prefix, _known(sidecar, prefix))
+        selection = select(selector, prefix, _known(sidecar, prefix).by_id)
         if dry_run:
             _show_count(selection, count(sidecar, selection), as_json=as_json)
             return
         if not yes and not selection.is_narrow:
             _confirm(sidecar, selection)
         report = _append(sidecar, selection, waiting, reason=reason)
+        if prefix is not None:
+            report = _append_to_all(sidecar, selector, prefix, selection, report, waiting, reason=reason)
     report.end(as_json=as_json)
+
+
+def _append_to_all(
+    sidecar: Sidecar,
+    selector: Selector,
+    prefix: Prefix,
+    selection: Selection,
+    report: FenceReport,
+    waiting: Waiting,
+    *,
+    reason: str,
+) -> FenceReport:
+    """Apply the prefix in namespaces that came meanwhile too, until there are none.
+
+    Only what the directory holds behind an append is known to be all that has older pages. The whole is appended again
+    each time, under the same request id, so that nothing stands twice and one answer speaks for all of it.
+    """
+    for _ in range(PREFIX_ROUNDS_MAX):
+        if report.exit_code:
+            return report
+        try:
+            known = _known(sidecar, prefix)
+            if report.incarnation != known.incarnation:
+                return replace(report, not_all="the log began anew while the fleet's namespaces were read")
+            wider = _widened(selection, select(selector, prefix, known.by_id))
+            if len(wider.namespaces) == len(selection.namespaces):
+                return report
+            selection, report = wider, _append(sidecar, wider, waiting, reason=reason)
+        except KeyboardInterrupt:
+            return replace(report, not_all="interrupted while the fleet's namespaces were read")
+        except (StrataError, grpc.RpcError) as error:
+            told = error if isinstance(error, StrataError) else from_rpc_error(error)
+            return replace(report, not_all=f"namespaces that were added meanwhile may be missing ({told})")
+    return replace(report, not_all="namespaces were added to the fleet all the time")
+
+
+def _widened(selection: Selection, found: Selection) -> Selection:
+    """What was selected already, in its order, and behind it what is new."""
+    pairs = zip(found.namespaces, found.selectors, strict=True)
+    fresh = [(space, one) for space, one in pairs if space not in selection.namespaces]
+    return Selection(
+        [*selection.selectors, *(one for _, one in fresh)],
+        [*selection.namespaces, *(space for space, _ in fresh)],
+    )
 
 
 def _append(sidecar: Sidecar, selection: Selection, waiting: Waiting, *, reason: str) -> FenceReport:
@@ -147,18 +196,18 @@ def count(sidecar: Sidecar, selection: Selection) -> Sequence[admin_pb2.TierCoun
     return answer.tiers
 
 
-def _known(sidecar: Sidecar, prefix: Prefix | None) -> dict[NamespaceId, Namespace]:
+def _known(sidecar: Sidecar, prefix: Prefix | None) -> FleetNamespaces:
     """The namespaces to apply a prefix in, all of them or none at all.
 
     Shows besides that a sidecar answers, so that a later failure is known to have come after that.
     """
     if prefix is None:
         sidecar.status()
-        return {}
-    known, incomplete = sidecar.namespaces()
-    if incomplete:
+        return FleetNamespaces({})
+    known = sidecar.namespaces()
+    if known.incomplete:
         raise LogUnreachableError(
-            f"a prefix is applied in every namespace of the fleet, and not all are known now: {incomplete}"
+            f"a prefix is applied in every namespace of the fleet, and not all are known now: {known.incomplete}"
         )
     return known
 

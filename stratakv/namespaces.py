@@ -21,10 +21,10 @@ def namespaces(
 ) -> None:
     """Show the namespaces that the fleet has used: what a prefix is applied in."""
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
-        known, incomplete = sidecar.namespaces()
-    found = sorted(known.values(), key=lambda one: (one.model, weights_of(one), one.tenant, one.id))
+        known = sidecar.namespaces()
+    found = sorted(known.by_id.values(), key=lambda one: (one.model, weights_of(one), one.tenant, one.id))
     if as_json:
-        print_json({"incomplete": incomplete, "namespaces": [namespace_plain(one) for one in found]})
+        print_json({"incomplete": known.incomplete, "namespaces": [namespace_plain(one) for one in found]})
         return
     table = table_of(
         f"{len(found)} namespaces",
@@ -44,8 +44,8 @@ def namespaces(
             str(one.page_tokens), str(one.kv_dtype), _shard(one),
         )  # fmt: skip
     Paper().show(table)
-    if incomplete:
-        say(_VERB, f"these are this sidecar's; the rest of the fleet's are missing: {incomplete}")
+    if known.incomplete:
+        say(_VERB, f"these are this sidecar's; the rest of the fleet's are missing: {known.incomplete}")
 
 
 def namespace_plain(one: Namespace) -> dict[str, Any]:

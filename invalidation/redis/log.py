@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError
 from invalidation.log import (
     Appended,
     Boot,
+    Directory,
     FenceState,
     InvalidationLog,
     LogLimits,
@@ -149,23 +150,31 @@ class RedisLog(InvalidationLog):
         rest = requests.read_arguments(after, count=min(count, LOG_BATCH_RECORDS_MAX))
         return await self._call(self._administer, "read", rest, replies.read_read, deadline_ns=deadline_ns)
 
-    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> None:
+    async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> Stamp:
         """See InvalidationLog."""
         rest = requests.know_arguments(canonicals)
-        for batch in _batches(rest):
-            await self._call(self._administer, "know", batch, replies.read_nothing, deadline_ns=deadline_ns)
+        tip: Stamp | None = None
+        for batch in list(_batches(rest)) or [[]]:
+            told = await self._call(
+                self._administer, "know", batch, replies.read_tip, deadline_ns=deadline_ns
+            )
+            tip = _same_incarnation(tip, told)
+        assert tip is not None, "at least one call was made"
+        return tip
 
-    async def namespaces(self, *, deadline_ns: int) -> Sequence[bytes]:
-        """See InvalidationLog. Read in several calls: one that is entered meanwhile may be missed."""
-        ids = await self._call(
+    async def namespaces(self, *, deadline_ns: int) -> Directory:
+        """See InvalidationLog. Which there are is read in one step, and then what they are."""
+        tip, ids = await self._call(
             self._administer, "namespaces", [], replies.read_namespace_ids, deadline_ns=deadline_ns
         )
         found: list[bytes] = []
         for batch in _batches(ids):
-            found += await self._call(
+            later, canonicals = await self._call(
                 self._administer, "namespaces", batch, replies.read_namespaces, deadline_ns=deadline_ns
             )
-        return found
+            _same_incarnation(tip, later)
+            found += canonicals
+        return Directory(tip, found)
 
     async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
@@ -315,6 +324,12 @@ class RedisLog(InvalidationLog):
 def _answer_ms(remaining_ms: int) -> int:
     """Time kept for the answer to come in, so that a wait for replicas ends before its caller gives up."""
     return min(_TICK_MS, remaining_ms // 2)
+
+
+def _same_incarnation(before: Stamp | None, tip: Stamp) -> Stamp:
+    if before is not None and before.incarnation != tip.incarnation:
+        raise LogUnavailableError("incarnation", "the log began anew between two calls that belong together")
+    return tip
 
 
 def _batches(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

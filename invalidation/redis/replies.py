@@ -245,8 +245,15 @@ def read_fence(answer: Answer, *, confirmed: bool) -> Turns[FenceState]:
 
 @in_one
 def read_nothing(answer: Answer) -> None:
-    """Read what `fork`, `set_replicas` and `know` return; raises MalformedReplyError."""
+    """Read what `fork` and `set_replicas` return; raises MalformedReplyError."""
     _shape(answer.rest, 0, "an answer")
+
+
+@in_one
+def read_tip(answer: Answer) -> Stamp:
+    """Read what `know` returned; raises MalformedReplyError."""
+    _shape(answer.rest, 0, "an answer")
+    return answer.stamp
 
 
 @in_one
@@ -268,17 +275,17 @@ def read_read(answer: Answer) -> Turns[tuple[Stamp, list[LogRecord]]]:
 
 
 @in_one
-def read_namespace_ids(answer: Answer) -> list[bytes]:
+def read_namespace_ids(answer: Answer) -> tuple[Stamp, list[bytes]]:
     """Read what `namespaces` returned when it was asked for nothing in particular; raises MalformedReplyError."""
     (ids,) = _shape(answer.rest, 1, "ids of namespaces")
-    return [_bytes(id, "a namespace's id") for id in _list(ids, "ids of namespaces")]
+    return answer.stamp, [_bytes(id, "a namespace's id") for id in _list(ids, "ids of namespaces")]
 
 
 @in_one
-def read_namespaces(answer: Answer) -> list[bytes]:
+def read_namespaces(answer: Answer) -> tuple[Stamp, list[bytes]]:
     """Read canonical encodings, without those that were gone when they were asked for; raises MalformedReplyError."""
     (canonicals,) = _shape(answer.rest, 1, "namespaces")
-    return [
+    return answer.stamp, [
         _bytes(canonical, "a namespace")
         for canonical in _list(canonicals, "namespaces")
         if canonical is not None

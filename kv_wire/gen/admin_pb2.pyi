@@ -316,12 +316,14 @@ class NamespacesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NamespacesResponse(_message.Message):
-    __slots__ = ("canonical", "incomplete")
+    __slots__ = ("canonical", "incomplete", "position")
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     canonical: _containers.RepeatedScalarFieldContainer[bytes]
     incomplete: str
-    def __init__(self, canonical: _Optional[_Iterable[bytes]] = ..., incomplete: _Optional[str] = ...) -> None: ...
+    position: _cache_pb2.Stamp
+    def __init__(self, canonical: _Optional[_Iterable[bytes]] = ..., incomplete: _Optional[str] = ..., position: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ...) -> None: ...
 
 class SetReplicasRequest(_message.Message):
     __slots__ = ("replicas",)

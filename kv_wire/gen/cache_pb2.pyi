@@ -57,6 +57,7 @@ class RefuseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSE_REASON_CORRUPT: _ClassVar[RefuseReason]
     REFUSE_REASON_UNKNOWN_NAMESPACE: _ClassVar[RefuseReason]
     REFUSE_REASON_OVERLOADED: _ClassVar[RefuseReason]
+    REFUSE_REASON_UNLISTED: _ClassVar[RefuseReason]
 TIER_UNSPECIFIED: Tier
 TIER_L1: Tier
 TIER_L2: Tier
@@ -96,6 +97,7 @@ REFUSE_REASON_EXPIRED: RefuseReason
 REFUSE_REASON_CORRUPT: RefuseReason
 REFUSE_REASON_UNKNOWN_NAMESPACE: RefuseReason
 REFUSE_REASON_OVERLOADED: RefuseReason
+REFUSE_REASON_UNLISTED: RefuseReason
 
 class Stamp(_message.Message):
     __slots__ = ("incarnation", "revision")

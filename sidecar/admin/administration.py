@@ -85,10 +85,15 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class KnownNamespaces:
-    """Namespaces by id; `incomplete` says why those of the rest of the fleet are missing, empty where they are there."""
+    """Namespaces by id; `incomplete` says why those of the rest of the fleet are missing, empty where they are there.
+
+    `position` is the log's tip when the fleet's directory was read, None where it was not: no page whose stamp is below it
+    is in a namespace that is missing here.
+    """
 
     by_id: Mapping[NamespaceId, Namespace]
     incomplete: str = ""
+    position: Stamp | None = None
 
 
 class Administration:
@@ -249,11 +254,11 @@ class Administration:
         """Namespaces of the fleet and of this sidecar."""
         found = {record.namespace.id: record.namespace for record in self._store.namespaces()}
         try:
-            canonicals = await self._ask(lambda deadline_ns: self._log.namespaces(deadline_ns=deadline_ns))
+            directory = await self._ask(lambda deadline_ns: self._log.namespaces(deadline_ns=deadline_ns))
         except LogUnreachableError as error:
             return KnownNamespaces(found, str(error))
         unread = 0
-        for index, canonical in enumerate(canonicals):
+        for index, canonical in enumerate(directory.canonicals):
             if index % _DECODED_A_TURN == 0:
                 await asyncio.sleep(0)
             try:
@@ -262,7 +267,8 @@ class Administration:
                 unread += 1
             else:
                 found.setdefault(namespace.id, namespace)
-        return KnownNamespaces(found, f"{unread} of the fleet's namespaces can't be read" if unread else "")
+        missing = f"{unread} of the fleet's namespaces can't be read" if unread else ""
+        return KnownNamespaces(found, missing, directory.tip)
 
     async def namespace(self, wanted: NamespaceId) -> Namespace:
         """A namespace of this sidecar or, else, of the fleet. Raises UnknownNamespaceError."""

@@ -290,12 +290,15 @@ def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
 
 
 def _namespace_parts(known: KnownNamespaces) -> Iterable[Message]:
-    part = admin_pb2.NamespacesResponse(incomplete=known.incomplete)
-    size = 0
+    def begun() -> admin_pb2.NamespacesResponse:
+        position = None if known.position is None else stamp_to_wire(known.position)
+        return admin_pb2.NamespacesResponse(incomplete=known.incomplete, position=position)
+
+    part, size = begun(), 0
     for namespace in known.by_id.values():
         if size + len(namespace.canonical) > limits.GRPC_CHUNK_BYTES:
             yield part
-            part, size = admin_pb2.NamespacesResponse(incomplete=known.incomplete), 0
+            part, size = begun(), 0
         part.canonical.append(namespace.canonical)
         size += len(namespace.canonical)
     yield part

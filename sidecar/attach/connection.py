@@ -35,6 +35,8 @@ class AttachedProcess:
     attachment: int
     engine: EngineMode = EngineMode.NONE
     registered: set[int] = field(default_factory=set)
+    listing: int = 0
+    """Registrations that wait for the fleet's directory."""
 
 
 class Connection:

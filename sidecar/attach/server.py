@@ -17,18 +17,24 @@ from typing import TypeAlias
 
 import structlog
 
-from cache_l2.attach_messages import Detach, Done, Failed, Hello, Refusal, Refused, SidecarMessage
+from cache_l2.attach_messages import Detach, Done, Failed, Hello, Refusal, Refused, Register, SidecarMessage
 from cache_l2.attach_socket import Datagram, DatagramReceiver, close_all, peer_of
 from cache_l2.attach_wire import HELLO_DESCRIPTORS, PROTOCOL_VERSION, decode_client_message
+from cache_l2.namespaces import NamespaceRecord
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
-from kv_types.errors import LimitExceededError, ProtocolError, StrataError
-from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACH_HANDSHAKES_MAX
+from kv_types.errors import LimitExceededError, OverloadedError, ProtocolError, StrataError
+from kv_types.limits import (
+    ATTACH_DEADLINE_S_DEFAULT,
+    ATTACH_HANDSHAKES_MAX,
+    LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
+)
 from kv_types.validity import EngineMode
 from sidecar.attach.connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
 from sidecar.attach.endpoint import listen_on, unlink_own
-from sidecar.attach.requests import carry_out
+from sidecar.attach.requests import Request, carry_out
 from sidecar.attach.welcome import Refusing, judge_hello, welcome
+from sidecar.log.directory import Directory
 
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16
@@ -49,14 +55,18 @@ class AttachServer:
         path: Path,
         *,
         clock: Clock,
+        directory: Directory,
         observe: Observer | None = None,
         engine_came: Callable[[], object] = lambda: None,
     ) -> None:
-        """`observe` is told the name and the seconds of each request that was carried out.
+        """`directory` must list a namespace before its registration is answered: what a client begins then may be stored.
+
+        `observe` is told the name and the seconds of each request that was carried out.
 
         `engine_came` is called when a client has attached whose engine keeps its pages: the log is to know of it soon.
         """
         self._store = store
+        self._directory = directory
         self._observe = observe
         self._engine_came = engine_came
         self._path = path
@@ -69,6 +79,7 @@ class AttachServer:
         self._processes: dict[int, AttachedProcess] = {}
         self._counts: Counter[str] = Counter()
         self._empty = asyncio.Event()
+        self._listing: set[asyncio.Task[None]] = set()
 
     @property
     def path(self) -> Path:
@@ -101,6 +112,8 @@ class AttachServer:
                 await asyncio.wait_for(self._empty.wait(), drain_s)
             except TimeoutError:
                 _log.info("clients stay attached to a sidecar that ends", clients=len(self._connections))
+        for task in list(self._listing):
+            task.cancel()
         for connection in list(self._connections):
             self._close(connection)
         for process in list(self._processes.values()):
@@ -170,9 +183,12 @@ class AttachServer:
                 if connection.is_closed or not self._take_message(connection):
                     return
         except Exception:  # noqa: BLE001  (the boundary to what clients send: one of them must not stop the loop)
-            self._counts["handler_errors"] += 1
-            _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
-            self._close(connection)
+            self._drop_unhandled(connection)
+
+    def _drop_unhandled(self, connection: Connection) -> None:
+        self._counts["handler_errors"] += 1
+        _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
+        self._close(connection)
 
     def _take_message(self, connection: Connection) -> bool:
         """Handle one message; False when none is there or the connection has ended."""
@@ -227,16 +243,71 @@ class AttachServer:
         if isinstance(message, Detach):
             self._detach(connection, request, process)
             return
-        reply: SidecarMessage
         began = time.perf_counter()
         try:
+            if isinstance(message, Register) and self._is_put_off(connection, request, process, message):
+                return
             reply = carry_out(self._store, self._clock, process, message)
         except StrataError as error:
-            self._counts["failed_requests"] += 1
-            reply = Failed(error.code, str(error))
+            reply = self._failed(error)
+        self._answer(connection, request, message, reply, began)
+
+    def _answer(
+        self, connection: Connection, request: int, message: Request, reply: SidecarMessage, began: float
+    ) -> None:
         connection.send(reply, request, version=PROTOCOL_VERSION)
         if self._observe is not None:
             self._observe(type(message).__name__.lower(), time.perf_counter() - began)
+
+    def _failed(self, error: StrataError) -> Failed:
+        self._counts["failed_requests"] += 1
+        return Failed(error.code, str(error))
+
+    # --- registrations that wait for the fleet's directory ---
+
+    def _is_put_off(
+        self, connection: Connection, request: int, process: AttachedProcess, message: Register
+    ) -> bool:
+        """Whether the registration is answered later, because the directory does not list the namespace yet."""
+        record = self._store.register(message.canonical, message.page_bytes)
+        if self._directory.is_listed(record.id):
+            return False
+        if process.listing >= LISTINGS_IN_FLIGHT_PER_CLIENT_MAX:
+            raise OverloadedError(f"{process.listing} registrations of this client wait already; try again")
+        process.listing += 1
+        task = self._running_loop().create_task(
+            self._register_listed(connection, request, process, message, record), name="registration"
+        )
+        self._listing.add(task)
+        task.add_done_callback(self._listing.discard)
+        return True
+
+    async def _register_listed(
+        self,
+        connection: Connection,
+        request: int,
+        process: AttachedProcess,
+        message: Register,
+        record: NamespaceRecord,
+    ) -> None:
+        began = time.perf_counter()
+        reply: SidecarMessage
+        try:
+            try:
+                await self._directory.list_namespace(record)
+                if connection.process is not process:  # gone meanwhile, and its row with it
+                    return
+                reply = carry_out(self._store, self._clock, process, message)
+            except StrataError as error:
+                reply = self._failed(error)
+            finally:
+                process.listing -= 1
+            if connection.process is process:
+                self._answer(connection, request, message, reply, began)
+        except (ReceiverTooSlowError, OSError):
+            self._close(connection)
+        except Exception:  # noqa: BLE001  (as in _on_readable)
+            self._drop_unhandled(connection)
 
     def _close(self, connection: Connection) -> None:
         """The connection is over. Its process, if it attached, becomes an orphan until its pidfd fires."""

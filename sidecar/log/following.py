@@ -8,12 +8,14 @@ import socket
 from collections.abc import Callable
 
 from cache_l2.store import ArenaStore
+from invalidation.listing import Listings
 from invalidation.notes import MemberNote
 from invalidation.timing import Timing
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from sidecar.config import Settings
 from sidecar.log.choice import ChosenLog
+from sidecar.log.directory import FleetDirectory
 from sidecar.log.member_reaper import MemberReaper
 from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.state import LogPicture
@@ -30,6 +32,7 @@ class Following:
         chosen: ChosenLog,
         store: ArenaStore,
         validity: Validity,
+        listings: Listings,
         settings: Settings,
         *,
         version: str,
@@ -44,6 +47,7 @@ class Following:
             drift=settings.drift_bound,
         )
         call_ns = int(settings.log_deadline * _SECOND_NS)
+        self.directory = FleetDirectory(chosen.log, store, listings, clock=clock, call_ns=call_ns)
         self.shell = LogShell(
             chosen.log,
             store,
@@ -63,10 +67,11 @@ class Following:
                 version=version,
             ),
             admit=chosen.admit,
+            enter=self.directory.enter_all,
             observe=observe,
         )
-        self._watch = LogWatch(self.shell, chosen.log, store, clock=clock, call_ns=call_ns)
-
+        self.directory.follow(self.shell)
+        self._watch = LogWatch(self.shell, chosen.log, self.directory, clock=clock, call_ns=call_ns)
         self._reaper = MemberReaper(self.shell, chosen.log, timing=self.timing, clock=clock, call_ns=call_ns)
 
     def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:

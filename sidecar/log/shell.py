@@ -62,11 +62,13 @@ class LogShell:
         timing: ShellTiming,
         note: MemberNote,
         admit: Callable[[], Awaitable[None]] | None = None,
+        enter: Callable[[], Awaitable[LogIncarnation | None]] | None = None,
         pause: Pause = asyncio.sleep,
         observe: Callable[[float], None] | None = None,
     ) -> None:
         """`note` says who this is. `admit` judges the log whenever it is to be joined: it raises LogUnavailableError when
-        it can't, ConfigError when the log must not be used. `observe` is told the seconds of each applying.
+        it can't, ConfigError when the log must not be used. `enter` enters this node's namespaces into the log's directory and
+        returns the incarnation that has them, None where there are none. `observe` is told the seconds of each applying.
         """
         self.member = os.urandom(MEMBER_BYTES)
         self.validity = validity
@@ -80,6 +82,7 @@ class LogShell:
         self._timing = timing
         self._note = note
         self._admit = admit
+        self._enter = enter
         self._pause = pause
         self._follower = Follower(
             lease_ns=timing.lease_ns,
@@ -351,7 +354,10 @@ class LogShell:
                 ConfigError
             ) as error:  # another server than the one judged at start, or otherwise configured by now
                 raise LogUnavailableError("refused", str(error)) from error
+        entered = None if self._enter is None else await self._bounded(self._enter())
         boot = await self._bounded(self._log.boot(deadline_ns=self._deadline_ns()))
+        if entered not in (None, boot.tip.incarnation):
+            raise LogUnavailableError("incarnation", "the log began anew while it was joined")
         self._store.take_back_keep()  # it may be another log, or one that has forgotten this member
         counters = self._counters
         counters.tip, counters.settled, counters.replicas = boot.tip.revision, boot.settled, boot.replicas

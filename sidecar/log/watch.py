@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
-from cache_l2.store import ArenaStore
 from invalidation.log import InvalidationLog, LogUnavailableError
 from kv_types.clock import Clock
-from kv_types.ids import LogIncarnation
 from kv_types.limits import (
     CLIENTS_WATCH_S_MAX,
     CLIENTS_WATCH_S_MIN,
     LOG_BACKOFF_S_MAX,
-    LOG_KNOW_AGAIN_S,
-    LOG_NAMESPACES_BATCH_MAX,
     LOG_STATISTICS_S,
     LOG_WAKE_S_MAX,
     RENEWALS_PER_S_MAX,
 )
+from sidecar.log.directory import FleetDirectory
 from sidecar.log.shell import LogShell, Pause
 
 _SECOND_NS = 1_000_000_000
-_DIRECTORY_S = 0.25
+_FIGURES_S = 0.25
 _GROWTH = 1.5
 
 
@@ -33,7 +29,7 @@ class LogWatch:
         self,
         shell: LogShell,
         log: InvalidationLog,
-        store: ArenaStore,
+        directory: FleetDirectory,
         *,
         clock: Clock,
         call_ns: int,
@@ -41,14 +37,10 @@ class LogWatch:
     ) -> None:
         self._shell = shell
         self._log = log
-        self._store = store
+        self._directory = directory
         self._clock = clock
         self._call_ns = call_ns
         self._pause = pause
-        self._entered_in: LogIncarnation | None = None
-        self._entered = 0
-        """Serial of the next namespace to enter."""
-        self._entered_ns = 0
 
     async def run(self) -> None:
         """Run all of them until cancelled. Raises whatever is no failure of the log."""
@@ -56,7 +48,7 @@ class LogWatch:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._be_woken(), name="log wake-ups")
                 tasks.create_task(self._watch_clients(), name="clients")
-                tasks.create_task(self._keep_directory(), name="log directory")
+                tasks.create_task(self._directory.run(), name="log directory")
                 tasks.create_task(self._keep_figures(), name="log figures")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -93,30 +85,6 @@ class LogWatch:
             quick = self._shell.waits_for_acknowledgement
             await self._pause(period_s if quick else CLIENTS_WATCH_S_MAX)
 
-    async def _keep_directory(self) -> None:
-        """Enter namespaces into the fleet's directory, all of them anew in another incarnation and now and then."""
-        while True:
-            await self._pause(_DIRECTORY_S)
-            position = self._shell.position
-            if position is None or not self._shell.is_following:
-                continue
-            now_ns = self._clock.now_ns()
-            is_old = now_ns - self._entered_ns > LOG_KNOW_AGAIN_S * _SECOND_NS
-            if self._entered_in != position.incarnation or is_old:
-                self._entered_in, self._entered, self._entered_ns = position.incarnation, 0, now_ns
-            newer = (one for one in self._store.namespaces() if one.serial >= self._entered)
-            fresh = list(itertools.islice(newer, LOG_NAMESPACES_BATCH_MAX))
-            if not fresh:
-                continue
-            try:
-                await self._log.know(
-                    [record.namespace.canonical for record in fresh], deadline_ns=self._deadline_ns()
-                )
-            except LogUnavailableError:
-                await self._pause(LOG_BACKOFF_S_MAX)
-            else:
-                self._entered = fresh[-1].serial + 1
-
     async def _keep_figures(self) -> None:
         while True:
             if self._shell.is_following:
@@ -126,7 +94,7 @@ class LogWatch:
                     figures = None  # the last ones are better than none
                 if figures is not None:
                     self._shell.counters.statistics = figures
-            await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _DIRECTORY_S)
+            await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _FIGURES_S)
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._call_ns

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cache_l2._native import Lease
 from cache_l2.store import ArenaStore
+from kv_types.errors import LogUnreachableError
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
 from kv_types.outcomes import (
     Known,
@@ -18,6 +19,7 @@ from kv_types.outcomes import (
     put_outcome,
 )
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from sidecar.log.directory import Directory
 from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
 
@@ -43,8 +45,9 @@ class ArenaService:
     So they are told under a mask of this life: what an earlier one told names no page here.
     """
 
-    def __init__(self, store: ArenaStore) -> None:
+    def __init__(self, store: ArenaStore, *, directory: Directory) -> None:
         self._store = store
+        self._directory = directory
         self._mask = int.from_bytes(store.life[:8], "little")
 
     @property
@@ -60,6 +63,16 @@ class ArenaService:
         """Make a namespace known; see ArenaStore.register."""
         record = self._store.register(canonical, page_bytes)
         return ServedNamespace(record.id, record.page_bytes)
+
+    async def list_namespace(self, namespace: NamespaceId) -> bool:
+        """Have a namespace entered in the fleet's directory, if it is not yet."""
+        if self._directory.is_listed(namespace):
+            return True
+        try:
+            await self._directory.list_namespace(self._store.namespace(namespace))
+        except LogUnreachableError:
+            return False
+        return True
 
     def served_namespace(self, namespace: NamespaceId) -> ServedNamespace:
         """Return a registered namespace; raises UnknownNamespaceError."""

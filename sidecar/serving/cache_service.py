@@ -59,7 +59,7 @@ class CacheService:
         return grpc.method_handlers_generic_handler(SERVICE, bodies)
 
     async def register_namespace(self, raw: bytes, context: Context) -> bytes:
-        """Make a namespace known."""
+        """Make a namespace known, to the fleet's directory first: the stamp that is told is that of pages under it."""
         request = cache_pb2.RegisterNamespaceRequest()
         parse(request, raw)
         if not 1 <= len(request.canonical) <= limits.NAMESPACE_BYTES_MAX:
@@ -69,8 +69,11 @@ class CacheService:
         if not 1 <= request.page_bytes <= limits.PAGE_BYTES_MAX:
             raise LimitExceededError(f"page_bytes is 1 to {limits.PAGE_BYTES_MAX}; got {request.page_bytes}")
         known = self._store.register_namespace(request.canonical, request.page_bytes)
+        is_listed = await self._store.list_namespace(known.id)
         answer = cache_pb2.RegisterNamespaceResponse(
-            namespace_id=known.id, life=self._store.life, stamp=stamp_to_wire(self._store.stamp())
+            namespace_id=known.id,
+            life=self._store.life,
+            stamp=stamp_to_wire(self._store.stamp() if is_listed else None),
         )
         return _answer(answer.SerializeToString(), context)
 

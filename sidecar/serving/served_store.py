@@ -82,6 +82,13 @@ class ServedStore(Protocol):
         """Make a namespace known. Raises ProtocolError, LayoutConflictError, LimitExceededError."""
         ...
 
+    async def list_namespace(self, namespace: NamespaceId) -> bool:
+        """Have a registered namespace listed, so that what is begun from then on may be stored under it.
+
+        False where that takes too long, or can't be now.
+        """
+        ...
+
     def served_namespace(self, namespace: NamespaceId) -> ServedNamespace:
         """Return a registered namespace; raises UnknownNamespaceError."""
         ...

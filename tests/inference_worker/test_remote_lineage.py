@@ -18,6 +18,7 @@ from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.served_store import Place, PutTerms
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
+from tests.support.directory import EverythingListed
 from tests.support.pages import chain as fresh_chain
 from tests.support.pages import namespace_of, page_bytes_of
 from tests.support.sidecar_process import SidecarProcess
@@ -123,7 +124,7 @@ class Life:
     def __init__(self, life: bytes) -> None:
         self.store = make_store()
         self.store.life = LifeId(life)
-        self.service = ArenaService(self.store)
+        self.service = ArenaService(self.store, directory=EverythingListed())
         self.space = namespace_of()
         self.id = add(self.store, self.space).id
 

@@ -47,7 +47,7 @@ async def assert_new(log: RedisLog, member: Follower, *, replicas: int = 0) -> N
     assert boot.replicas == replicas
     fence = await log.fence(deadline_ns=within(1.0))
     assert (fence.members, fence.settled) == ({}, False), "no fence is reached before it has settled"
-    assert await log.namespaces(deadline_ns=within()) == []
+    assert (await log.namespaces(deadline_ns=within())).canonicals == []
     again = Follower(log)
     await again.boot()
     await append(log)

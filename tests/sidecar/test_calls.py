@@ -27,6 +27,7 @@ from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.cache_service import CacheService
 from sidecar.serving.calls import Calls
 from sidecar.serving.served_store import ServedStore
+from tests.support.directory import EverythingListed
 from tests.support.fake_served_store import FakeServedStore
 from tests.support.followed_store import FollowedStore
 from tests.support.spaces import space_of
@@ -193,7 +194,7 @@ def test_c39_no_step_of_the_event_loop_takes_20_ms(tmp_path: Path, monkeypatch: 
         with contextlib.closing(FollowedStore(config)) as arena:
             space = space_of(limits.PAGE_BYTES_MAX)
             arena.register(space.canonical, limits.PAGE_BYTES_MAX)
-            async with serving(tmp_path, ArenaService(arena)):
+            async with serving(tmp_path, ArenaService(arena, directory=EverythingListed())):
                 await asyncio.to_thread(_transfer, tmp_path, space.id, steps.clear)
                 longest.append(max(steps))
                 assert len(steps) > 100

@@ -21,6 +21,7 @@ from kv_types.ids import Stamp
 from kv_types.selectors import EVERYTHING
 from kv_types.validity import EngineMode
 from sidecar.attach.server import AttachServer
+from tests.support.directory import EverythingListed
 from tests.support.following import LEASE_NS, FollowingSite
 from tests.support.manual_time import SECOND_NS, settle
 
@@ -76,7 +77,11 @@ class Node:
 async def running(site: FollowingSite, folder: Path) -> AsyncIterator[Node]:
     async with site.running() as shell:
         server = AttachServer(
-            site.store, folder / "a", clock=BoottimeClock(), engine_came=shell.look_at_clients
+            site.store,
+            folder / "a",
+            clock=BoottimeClock(),
+            directory=EverythingListed(),
+            engine_came=shell.look_at_clients,
         )
         await server.start()
         node = Node(site, folder / "a")

@@ -27,9 +27,10 @@ from kv_types.outcomes import (
     Tier,
 )
 from kv_types.page_keys import pack_keys
+from kv_wire.admin_calls import AdminCalls
 from kv_wire.channel import open_channel
 from kv_wire.conversions import row_from_wire
-from kv_wire.gen import cache_pb2
+from kv_wire.gen import admin_pb2, cache_pb2
 from sidecar.config import Settings
 from sidecar.log import choice
 from sidecar.log.choice import LogKind, choose_log
@@ -239,6 +240,24 @@ def test_fleets_on_one_server_never_see_each_other_and_sidecars_of_one_do(
         assert other.look() == HIT, "another fleet"
         assert (there.put(), there.look()) == (STORED, HIT), "BrokeRecreate"
         assert (there.log.applied, other.log.applied) == (1, 0)
+
+
+def test_c40_a_page_is_stored_only_when_every_node_can_read_of_its_namespace(
+    runtime_dir: Path, servers: RedisServers
+) -> None:
+    """Or a purge by prefix on another node, which can't be given a key there, would pass the page by."""
+    server = servers.start()
+    flags = ("--l3-url", server.tcp_url)
+    with (
+        sidecar(runtime_dir.with_name("a"), *flags) as (here, _),
+        sidecar(runtime_dir.with_name("b"), *flags) as (_, there),
+        open_channel(here.grpc_address) as channel,
+    ):
+        for _ in range(10):
+            worker = Worker(there.store)
+            assert worker.put() == STORED
+            parts = AdminCalls(channel).namespaces(admin_pb2.NamespacesRequest(), timeout=DEADLINE_S)
+            assert worker.space.canonical in {one for part in parts for one in part.canonical}
 
 
 def test_a_password_in_a_url_is_shown_nowhere(runtime_dir: Path) -> None:

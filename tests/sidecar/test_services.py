@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cache_l2.store import ArenaConfig, ArenaStore
+from invalidation.listing import ListedJudge, Listings
 from invalidation.log import InvalidationLog
 from invalidation.validity import Validity
 from kv_types.clock import BoottimeClock
@@ -51,11 +52,14 @@ async def _started(folder: Path, stack: AsyncExitStack) -> tuple[Services, Arena
     directory.acquire()
     stack.callback(directory.release)
     settings, validity = Settings(l3=False, runtime_dir=folder), Validity(skew_ms=1000)
+    listings = Listings()
     config = ArenaConfig(arena_bytes=64 * MIB, segment_bytes=2 * MIB, prefault=False)
-    store = stack.enter_context(closing(ArenaStore(config, clock=CLOCK, judge=validity)))
+    store = stack.enter_context(
+        closing(ArenaStore(config, clock=CLOCK, judge=ListedJudge(validity, listings)))
+    )
     chosen = await choose_log(settings, folder, clock=CLOCK)
     stack.push_async_callback(chosen.close)
-    services = Services(store, validity, chosen, directory, settings, version="0", clock=CLOCK)
+    services = Services(store, validity, listings, chosen, directory, settings, version="0", clock=CLOCK)
     stack.push_async_callback(services.close)
     tasks = await stack.enter_async_context(asyncio.TaskGroup())
     for task in services.following.start(tasks):

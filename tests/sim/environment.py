@@ -164,6 +164,7 @@ def _shorten() -> None:
     import invalidation.redis.replies
     import invalidation.selector_tables
     import sidecar.admin.fencing
+    import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
@@ -173,7 +174,8 @@ def _shorten() -> None:
         (invalidation.selector_tables, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
         (sidecar.admin.fencing, "FENCE_POLL_S_MAX", 0.2),
         (sidecar.admin.fencing, "_FIRST_PAUSE_S", 0.01),
-        (sidecar.log.watch, "_DIRECTORY_S", 3.0),
+        (sidecar.log.directory, "_DIRECTORY_S", 3.0),
+        (sidecar.log.watch, "_FIGURES_S", 3.0),
         (sidecar.log.watch, "LOG_STATISTICS_S", 60.0),
         (sidecar.log.watch, "CLIENTS_WATCH_S_MAX", 0.2),
     )

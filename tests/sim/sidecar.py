@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cache_l2.attach_messages import Commit, CommittedPages, Detach, Failed
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
+from invalidation.listing import Listings
 from invalidation.log import LogLimits
 from invalidation.notes import MemberNote
 from invalidation.redis.log import RedisLog, RedisLogSettings
@@ -22,6 +23,7 @@ from kv_types.outcomes import PutStatus
 from kv_types.validity import EngineMode
 from sidecar.admin.administration import Administration
 from sidecar.attach.requests import carry_out
+from sidecar.log.directory import FleetDirectory
 from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.watch import LogWatch
 from tests.sim.arena import ModelArena
@@ -89,7 +91,9 @@ class Life:
             timing=ShellTiming(lease_ns=plan.lease_ns, settle_ns=timing.window_ns(), call_ns=plan.call_ns),
             note=MemberNote(lease_ns=plan.lease_ns, engines_keep=0, host=node.name),
         )
-        self.watch = LogWatch(self.shell, self.log, self.store, clock=node, call_ns=plan.call_ns)
+        directory = FleetDirectory(self.log, self.store, Listings(), clock=node, call_ns=plan.call_ns)
+        directory.follow(self.shell)
+        self.watch = LogWatch(self.shell, self.log, directory, clock=node, call_ns=plan.call_ns)
         self.administration = Administration(
             self.shell, self.log, self.store, timing=timing, clock=node,
             wall_ms=lambda: node.wall_ns() // 1_000_000,

@@ -14,6 +14,8 @@ from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach.server import AttachServer
+from sidecar.log.directory import Directory
+from tests.support.directory import EverythingListed
 from tests.support.followed_store import FollowedStore
 from tests.support.pages import page_bytes_of
 
@@ -32,10 +34,13 @@ SMALL: dict[str, Any] = {
 class AttachSite:
     """Context manager. `call` runs a function of the store on the thread that owns it."""
 
-    def __init__(self, folder: Path, *, lease_s: float = 3.0, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, lease_s: float = 3.0, directory: Directory | None = None, **settings: Any
+    ) -> None:
         self.path = folder / "attach.sock"
         self._config = ArenaConfig(**{**SMALL, **settings})
         self._lease_s = lease_s
+        self._directory = directory or EverythingListed()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None
@@ -89,7 +94,7 @@ class AttachSite:
         self._stopping = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.store = FollowedStore(self._config, lease_s=self._lease_s)
-        self.server = AttachServer(self.store, self.path, clock=BoottimeClock())
+        self.server = AttachServer(self.store, self.path, clock=BoottimeClock(), directory=self._directory)
         await self.server.start()
         self._ready.set()
         try:

@@ -49,6 +49,8 @@ class FakeServedStore:
     instances: dict[PageKey, int] = field(default_factory=dict)
     leases: list[FakeLease] = field(default_factory=list)
     aborted: list[PageKey] = field(default_factory=list)
+    lists: bool = True
+    asked_to_list: list[NamespaceId] = field(default_factory=list)
     written_bytes: int = 0
 
     def stamp(self) -> Stamp | None:
@@ -58,6 +60,10 @@ class FakeServedStore:
         del canonical
         self.page_bytes = page_bytes
         return ServedNamespace(self.namespace, page_bytes)
+
+    async def list_namespace(self, namespace: NamespaceId) -> bool:
+        self.asked_to_list.append(namespace)
+        return self.lists
 
     def served_namespace(self, namespace: NamespaceId) -> ServedNamespace:
         if namespace != self.namespace:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from cache_l2.store import ArenaConfig, ArenaStore
+from invalidation.listing import Listings
 from invalidation.local_log import LocalLog
 from invalidation.log import Boot, LogLimits, LogUnavailableError, Member, Renewal
 from invalidation.notes import MemberNote
@@ -18,6 +19,7 @@ from invalidation.validity import Validity
 from kv_types.events import Event, Selected, WeightsAnnounced
 from kv_types.ids import Stamp
 from kv_types.selectors import Selector
+from sidecar.log.directory import FleetDirectory
 from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.watch import LogWatch
 from tests.support.manual_time import SECOND_NS, ManualTime, until
@@ -69,13 +71,16 @@ class TracedStore(ArenaStore):
 
 
 class TroubledLog(LocalLog):
-    """`trouble` is raised by every verb while it is set; `before_renewal` runs while a renewal is on its way."""
+    """`trouble` is raised by every verb while it is set; `before_renewal` runs while a renewal is on its way, `before_news`
+    while a wake-up is.
+    """
 
     def __init__(self, *, clock: ManualTime, trace: Trace, limits: LogLimits | None = None) -> None:
         super().__init__(clock=clock, limits=limits)
         self.trace = trace
         self.trouble: LogUnavailableError | None = None
         self.before_renewal: Callable[[], Awaitable[None]] | None = None
+        self.before_news: Callable[[], Awaitable[None]] | None = None
         self.members_seen: list[Member] = []
         self.known: list[bytes] = []
 
@@ -93,9 +98,16 @@ class TroubledLog(LocalLog):
             await self.before_renewal()
         return await super().renew(member, number=number, deadline_ns=deadline_ns)
 
-    async def know(self, canonicals: Any, *, deadline_ns: int) -> None:
-        await super().know(canonicals, deadline_ns=deadline_ns)
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
+        news = await super().woken(after, digest=digest, deadline_ns=deadline_ns)
+        if self.before_news is not None:
+            await self.before_news()
+        return news
+
+    async def know(self, canonicals: Any, *, deadline_ns: int) -> Stamp:
+        tip = await super().know(canonicals, deadline_ns=deadline_ns)
         self.known += canonicals
+        return tip
 
 
 class FollowingSite:
@@ -118,9 +130,14 @@ class FollowingSite:
         self.admit: Callable[[], Awaitable[None]] | None = None
         self.call_ns = SECOND_NS
         self.durations: list[float] = []
+        self.listings = Listings()
+        self.directory: FleetDirectory
         self.shell: LogShell
 
     def make_shell(self) -> LogShell:
+        self.directory = FleetDirectory(
+            self.log, self.store, self.listings, clock=self.time, call_ns=self.call_ns, pause=self.time.pause
+        )
         return LogShell(
             self.log,
             self.store,
@@ -129,6 +146,7 @@ class FollowingSite:
             timing=ShellTiming(lease_ns=LEASE_NS, settle_ns=self.settle_ns, call_ns=self.call_ns),
             note=MemberNote(lease_ns=LEASE_NS, engines_keep=0, host="here", pid=7, version="1"),
             admit=self.admit,
+            enter=self.directory.enter_all,
             pause=self.time.pause,
             observe=self.durations.append,
         )
@@ -137,8 +155,9 @@ class FollowingSite:
     async def running(self, *, joined: bool = True) -> AsyncIterator[LogShell]:
         """Follow; ends with an error of the shell, if it had one. With `joined`, wait for the first confirmation."""
         self.shell = self.make_shell()
+        self.directory.follow(self.shell)
         watch = LogWatch(
-            self.shell, self.log, self.store, clock=self.time, call_ns=self.call_ns, pause=self.time.pause
+            self.shell, self.log, self.directory, clock=self.time, call_ns=self.call_ns, pause=self.time.pause
         )
         running = [asyncio.create_task(work.run()) for work in (self.shell, watch)]
         try:
