@@ -22,6 +22,7 @@ from invalidation.log import (
     LogUnavailableError,
     Member,
     Renewal,
+    checked_number,
 )
 from invalidation.records import LogEntry, LogRecord
 from invalidation.redis import replies, requests
@@ -179,6 +180,7 @@ class RedisLog(InvalidationLog):
     async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
         count = str(self._settings.limits.batch)
+        checked_number(after, "a revision")
 
         async def wait(talk: Talk) -> Sequence[LogRecord] | None:
             wait_ms = str(max(1, talk.remaining_ms - _TICK_MS))  # 0 would be without end

@@ -37,6 +37,7 @@ from tests.conformance.log_harness import (
     some_selector,
 )
 from tests.conformance.log_news import LogNewsConformance
+from tests.conformance.log_positions import LogPositionsConformance
 
 _Answer = TypeVar("_Answer")
 
@@ -45,10 +46,10 @@ UNKNOWN_PAYLOAD = b"\xff" + bytes(range(64))
 
 
 @pytest.mark.asyncio
-class InvalidationLogConformance(LogNewsConformance):
+class InvalidationLogConformance(LogPositionsConformance, LogNewsConformance):
     """The suite. Every test gets an empty log by the fixture `harness`."""
 
-    # --- appending and reading ---
+    # --- appending ---
 
     async def test_a_new_log_holds_nothing(self, harness: LogHarness) -> None:
         boot = await harness.boot()
@@ -110,31 +111,6 @@ class InvalidationLogConformance(LogNewsConformance):
                 LogEntry(event=selected(0)), request_id=requests[-back], deadline_ns=harness.deadline_ns
             )
             assert again.stamp.revision == len(requests) + 1 - back
-
-    @pytest.mark.parametrize("size", [0, 15, 17])
-    async def test_ids_of_the_wrong_size_are_errors(self, harness: LogHarness, size: int) -> None:
-        member = replace(await harness.member(), id=bytes(size))
-        with pytest.raises(InvalidArgumentError):
-            await harness.log.renew(member, number=1, deadline_ns=harness.deadline_ns)
-        with pytest.raises(InvalidArgumentError):
-            await harness.log.append(
-                LogEntry(event=selected(0)), request_id=bytes(size), deadline_ns=harness.deadline_ns
-            )
-        assert (await harness.boot()).tip.revision == 0
-
-    async def test_reading_begins_after_a_revision_and_ends_at_the_count(self, harness: LogHarness) -> None:
-        appended = SMALL_LIMITS.records + 7
-        tip = await harness.append(*(selected(number) for number in range(appended)))
-
-        async def read(after: int, count: int) -> list[int]:
-            stamp, records = await harness.log.read(after, count=count, deadline_ns=harness.deadline_ns)
-            assert stamp == tip
-            return [record.revision for record in records]
-
-        assert await read(appended - 3, 2) == [appended - 2, appended - 1]
-        assert await read(appended, 2) == []
-        assert await read(appended + 5, 2) == []
-        assert await read(0, 2) == [8, 9], "the oldest that is kept"
 
     # --- renewing ---
 
@@ -414,7 +390,7 @@ class InvalidationLogConformance(LogNewsConformance):
         )
         assert appended.members == {member.id}
 
-    # --- replicas, namespaces, closing ---
+    # --- replicas, namespaces, the end ---
 
     async def test_replicas_that_do_not_answer_confirm_nothing(self, harness: LogHarness) -> None:
         member = await harness.member()
