@@ -134,16 +134,27 @@ async def _all_renew(sidecars: Sequence[Sidecar], *, at_once: int) -> None:
         await asyncio.gather(*(sidecar.renew() for sidecar in sidecars[first : first + at_once]))
 
 
-async def _invalidate(sidecars: Sequence[Sidecar]) -> None:
-    """One record from its append until everybody has acknowledged it: it comes with the wake-up, a renewal acknowledges it."""
+async def _invalidate(server: OwnRedis, sidecars: Sequence[Sidecar]) -> float:
+    """One record: everybody waits, it comes to them, their renewals acknowledge it.
+
+    Returns the seconds of the server's processor time from its append until everybody had it.
+    """
     revision = sidecars[0].member.applied.revision
     for sidecar in sidecars:
         sidecar.wait()
+    until_ns = _deadline_ns()
+    while server.client.info("clients")["blocked_clients"] < len(sidecars):
+        if _clock.now_ns() > until_ns:
+            raise RuntimeError("members that were to wait for news do not")
+        await asyncio.sleep(0.001)
     entry = LogEntry(
         event=Selected(Selector(model="a-model", weights_version=str(revision))), reason="measured"
     )
+    began_s = server.cpu_s()
     await sidecars[0].log.append(entry, request_id=os.urandom(16), deadline_ns=_deadline_ns())
+    heard_s = server.cpu_s() - began_s  # the server has told everybody before it answers anything else
     await asyncio.gather(*(sidecar.follow() for sidecar in sidecars))
+    return heard_s
 
 
 async def _fence(sidecar: Sidecar, times: int) -> None:
@@ -167,8 +178,13 @@ async def _measure(server: OwnRedis, *, members: int, rounds: int, replicas: int
         renewal = await _cost(
             server, members * rounds, lambda: _rounds(rounds, lambda: _all_renew(sidecars, at_once=16))
         )
-        await _invalidate(sidecars)  # opens the connections that wait
-        record = await _cost(server, rounds, lambda: _rounds(rounds, lambda: _invalidate(sidecars)))
+        await _invalidate(server, sidecars)  # opens the connections that wait
+        heard_s: list[float] = []
+
+        async def invalidate() -> None:
+            heard_s.append(await _invalidate(server, sidecars))
+
+        record = await _cost(server, rounds, lambda: _rounds(rounds, invalidate))
         fence = await _cost(server, rounds * 10, lambda: _fence(sidecars[0], rounds * 10))
     finally:
         for sidecar in sidecars:
@@ -181,6 +197,7 @@ async def _measure(server: OwnRedis, *, members: int, rounds: int, replicas: int
         "renew_script_us": renewal.script_us_each,
         "renew_cpu_us": renewal.cpu_us_each,
         "renewals_core_share": per_s * renewal.cpu_us_each / 1e6,
+        "record_heard_cpu_ms": sum(heard_s) * 1e3 / rounds,
         "record_cpu_ms": record.cpu_us_each / 1e3,
         "record_acknowledged_ms": record.wall_s * 1e3 / rounds,
         "fence_script_us": fence.script_us_each,
@@ -202,6 +219,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("renew_script_us", "one renewal, inside the script", "µs"),
     ("renew_cpu_us", "one renewal, processor time of the server", "µs"),
     ("renewals_core_share", "all renewals, share of one core", "%"),
+    ("record_heard_cpu_ms", "one record, until everybody has it, processor time of the server", "ms"),
     ("record_cpu_ms", "one record, until everybody has acknowledged it, processor time of the server", "ms"),
     (
         "record_acknowledged_ms",

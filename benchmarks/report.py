@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, invalidate, local, loop_turns
+from benchmarks import fleet_report, local, loop_turns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -42,6 +43,7 @@ class Part(StrEnum):
 
     NODE = "node"
     FLEET = "fleet"
+    REDIS = "redis"
     LOOP = "loop"
 
 
@@ -164,13 +166,16 @@ def main(
         console.print(local.table(results))
         parts[Part.NODE] = node_part(results)
     if Part.FLEET in wanted:
-        fleet = fleet_report.measure(console)
-        console.print(invalidate.table(fleet.fleet))
-        parts[Part.FLEET] = "\n".join([*fleet_report.lines(fleet), "", machine_line(local.machine())])
+        parts[Part.FLEET] = "\n".join([*fleet_report.measure(console), "", machine_line(local.machine())])
+    if Part.REDIS in wanted:
+        lines = fleet_report.measure_redis(console)
+        parts[Part.REDIS] = "\n".join([*lines, "", machine_line(local.machine())])
     if Part.LOOP in wanted:
+        load_average = os.getloadavg()[0]
         figures = asyncio.run(loop_turns.measure(rounds=loop_turns.ROUNDS))
         console.print(loop_turns.table(figures))
-        parts[Part.LOOP] = "\n".join([*loop_turns.lines(figures), "", machine_line(local.machine())])
+        told = [*loop_turns.lines(figures), "", fleet_report.circumstances(load_average)]
+        parts[Part.LOOP] = "\n".join([*told, "", machine_line(local.machine())])
     page.write_text(document(parts))
     console.print(f"written: {page}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 
 from invalidation.compaction import CompactionLimits
 from invalidation.log import Boot
@@ -134,7 +135,7 @@ class Validity:
         for selector, at in kept.tombstones.items():
             if at > revision and selector.namespace not in covered:
                 selectors.append((selector, at))
-        return sorted(selectors, key=lambda item: item[1])
+        return sorted(selectors, key=itemgetter(1))
 
     def statistics(self) -> Mapping[str, int]:
         """Sizes of the tables, all bounded."""
