@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from invalidation import follower as machine
 from invalidation.follower import Follower, Phase
 from invalidation.log import InvalidationLog, LogUnavailableError, Member, Renewal, RenewalStatus
 from invalidation.notes import MemberNote
+from invalidation.records import LogRecord
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError
@@ -151,6 +152,14 @@ class LogShell:
         """The log may have grown: look now."""
         self._post(machine.Woken)
 
+    def hear(self, after: Stamp, records: Sequence[LogRecord]) -> None:
+        """The log grew past a position by these records; by none that can be told: look now."""
+        if not records:
+            self.wake()
+            return
+        self.idle.clear()
+        self._inbox.put_nowait(machine.Heard(after, records, self._clock.now_ns()))
+
     def look_at_clients(self) -> bool:
         """Tell the log, soon, if clients have applied or drained more, or one keeps its pages that no renewal told of.
 
@@ -176,6 +185,11 @@ class LogShell:
     def position(self) -> Stamp | None:
         """What has been hidden and published; None before a log was joined."""
         return self._applier.position
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the log there."""
+        return self._applier.digest
 
     @property
     def is_following(self) -> bool:

@@ -16,6 +16,7 @@ from kv_types.namespace import Namespace, Weights
 from kv_types.outcomes import RefuseReason
 from kv_types.selectors import EVERYTHING, Origin, Selector
 from tests.kv_types.selector_samples import SPACES, space
+from tests.support.turns import finish
 
 FIRST, SECOND = LogIncarnation(b"1" * 16), LogIncarnation(b"2" * 16)
 HERE = SPACES[0]
@@ -26,12 +27,11 @@ NONE, INVALIDATED, FOREIGN = RefuseReason.NONE, RefuseReason.INVALIDATED, Refuse
 
 def _started(revision: int = 0, incarnation: LogIncarnation = FIRST) -> Validity:
     validity = Validity(skew_ms=0)
-    validity.restart(
-        Boot(
-            tip=Stamp(incarnation, revision), digest=NO_DIGEST, floors={}, tombstones={}, weights={},
-            settled=True, replicas=0,
-        )
+    boot = Boot(
+        tip=Stamp(incarnation, revision), digest=NO_DIGEST, floors={}, tombstones={}, weights={},
+        settled=True, replicas=0,
     )  # fmt: skip
+    finish(validity.restarting(boot))
     return validity
 
 
@@ -113,7 +113,7 @@ def test_c40_one_producers_pages_of_one_time_go_and_all_else_stays() -> None:
         assert _judge(validity, 0, origin=origin) is expected, origin
 
 
-def test_the_same_can_be_stored_again_at_once_after_each_record() -> None:
+def test_the_same_can_be_stored_again_finish_after_each_record() -> None:
     """I9: whatever was invalidated, a stamp of the newest view is as good as ever."""
     validity = _started()
     for selector in (EVERYTHING, Selector(key=CHAIN[0]), Selector(tag=b"x"), Selector(namespace=HERE.id)):
@@ -177,13 +177,12 @@ def test_a_new_start_forgets_what_was() -> None:
     _apply(validity, WeightsAnnounced("m", "9"))
     assert validity.weights == {"m": "9"}
     assert _judge(validity, 0) is INVALIDATED
-    validity.restart(
-        Boot(
-            tip=Stamp(SECOND, 7), digest=b"e" * 20, floors={None: 2, HERE.id: 4},
-            tombstones={Selector(key=CHAIN[0]): 6, Selector(tenant=""): 5}, weights={"n": "1"},
-            settled=False, replicas=0,
-        )
+    boot = Boot(
+        tip=Stamp(SECOND, 7), digest=b"e" * 20, floors={None: 2, HERE.id: 4},
+        tombstones={Selector(key=CHAIN[0]): 6, Selector(tenant=""): 5}, weights={"n": "1"},
+        settled=False, replicas=0,
     )  # fmt: skip
+    finish(validity.restarting(boot))
     assert (validity.position, validity.digest) == (Stamp(SECOND, 7), b"e" * 20)
     assert validity.weights == {"n": "1"}
     assert _judge(validity, 4) is FOREIGN

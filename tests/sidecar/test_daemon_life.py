@@ -285,6 +285,31 @@ def test_a_failing_heartbeat_ends_the_daemon_with_its_error(runtime_dir: Path) -
     assert left_over(runtime_dir) == ["sidecar.lock"]
 
 
+def test_what_stays_loaded_is_nothing_that_a_collection_looks_at(runtime_dir: Path) -> None:
+    """Modules and settings are some hundred thousand objects; the daemon's own are a few thousand beside them."""
+    script = (
+        "import asyncio, gc, sys\n"
+        "from sidecar.config_sources import load_settings\n"
+        "from sidecar.runtime import Sidecar\n"
+        "from sidecar.services import Services\n"
+        "start = Services.start\n"
+        "async def looking(self):\n"
+        "    await start(self)\n"
+        "    print(gc.get_freeze_count() > 10 * len(gc.get_objects()), gc.isenabled(), flush=True)\n"
+        "    sidecar._ending.set()\n"
+        "Services.start = looking\n"
+        "settings = load_settings({'runtime_dir': sys.argv[1], 'arena_size': '64MiB'}).settings\n"
+        "sidecar = Sidecar(settings, version='0')\n"
+        "async def main(): await sidecar.run()\n"
+        "asyncio.run(main())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(runtime_dir)],
+        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "True True" in result.stdout.splitlines(), result.stdout + result.stderr
+
+
 def test_c25_an_arena_that_does_not_fit_is_a_clear_error(runtime_dir: Path) -> None:
     result = run_command("serve", "--runtime-dir", str(runtime_dir), "--arena-size", "64TiB")
     assert result.returncode == 1

@@ -12,6 +12,7 @@ import structlog
 from cache_l2._native import Reader
 from cache_l2.store import NamespaceRecord
 from invalidation.log import LogLimits, LogUnavailableError
+from invalidation.records import LogEntry, LogRecord
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey, Stamp
@@ -162,11 +163,29 @@ async def test_a_storm_is_followed_at_a_bounded_rate_of_renewals(site: Following
 async def test_one_record_is_applied_and_acknowledged_within_milliseconds(site: FollowingSite) -> None:
     async with site.running():
         await site.time.run(1.0)
+        renewals = len(site.log.members_seen)
         last = await site.append(Selected(EVERYTHING))
         await settle()
         assert site.store.stamp().revision == last, "applied as soon as the log has woken us"
         await site.time.run(0.003)
         assert site.log.members_seen[-1].acknowledged == last
+        assert len(site.log.members_seen) == renewals + 1, (
+            "it came with the wake-up, and is only acknowledged"
+        )
+
+
+async def test_news_that_do_not_follow_are_asked_for(site: FollowingSite) -> None:
+    async with site.running() as shell:
+        await site.time.run(1.0)
+        position = shell.position
+        assert position is not None
+        renewals = len(site.log.members_seen)
+        for records in ([], [LogRecord(position.revision + 2, LogEntry(event=Selected(EVERYTHING)))]):
+            shell.hear(position, records)
+            await settle()
+            await site.time.run(0.003)
+        assert len(site.log.members_seen) == renewals + 2
+        assert shell.position == position
 
 
 # --- troubles ---
@@ -469,28 +488,3 @@ async def test_a_goodbye_that_nobody_hears_is_over_in_time(site: FollowingSite) 
             site.store.drain()
             await shell.leave()
     assert any("goodbye" in line["event"] for line in lines)
-
-
-async def test_namespaces_are_entered_into_the_fleets_directory(site: FollowingSite) -> None:
-    records = [add(site.store, namespace_of(f"m{number}")) for number in range(3)]
-    async with site.running():
-        await site.time.run(1.0)
-        assert site.log.known == [record.namespace.canonical for record in records]
-        late = add(site.store, namespace_of("late"))
-        site.log.trouble = LogUnavailableError("timeout")
-        await site.time.run(1.0)
-        site.log.trouble = None
-        await site.time.run(4.0)
-        assert site.log.known[-1] == late.namespace.canonical
-        assert len(site.log.known) == 4, "once each"
-
-
-async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) -> None:
-    async with site.running() as shell:
-        await site.append(*(Selected(Selector(key=key)) for key in chain(3)))
-        await site.time.run(25.0)
-        sizes = shell.state().sizes
-        assert (sizes["log_records"], sizes["log_tombstones"], sizes["tombstones"]) == (3, 3, 3)
-        asked = len(places(site.trace, "called", "statistics"))
-        assert 2 <= asked <= 4
-        assert site.durations, "applying is timed"

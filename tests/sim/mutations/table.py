@@ -200,8 +200,7 @@ MUTATIONS = (
             ),
             Edit(
                 "invalidation/redis/replies.py",
-                "        if record.revision != applied or record.digest != digest:\n"
-                "            status, records = RenewalStatus.GAP, []\n            break\n",
+                "        if raw.revision != after or raw.digest != digest:\n            return None\n",
                 "",
             ),
             Edit(
@@ -323,9 +322,8 @@ MUTATIONS = (
         (
             Edit(
                 _LUA,
-                "local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')\n"
-                "  .. string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
-                "local history = string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
+                "local history = told('replication', 'master_replid:') .. told('server', 'run_id:')\n",
+                "local history = told('server', 'run_id:')\n",
             ),
         ),
         profile=11,
