@@ -57,9 +57,9 @@ class Client:
     ) -> Client:
         """Connect to the sidecar at a runtime directory ("unix:<dir>", a path) or at "host:port" by gRPC alone.
 
-        None takes $STRATAKV_ENDPOINT, else the default runtime directory. Waits for the first attempt to attach, at
-        most settings.attach_deadline_s, and returns whatever came of it: a sidecar may come later, and calls answer
-        unreachable until then. Raises ConfigError.
+        None takes $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR, else the default runtime directory. Waits for the first
+        attempt to attach, at most settings.attach_deadline_s, and returns whatever came of it: a sidecar may come later,
+        and calls answer unreachable until then. Raises ConfigError.
         """
         settings = settings if settings is not None else ClientSettings()
         link = Link(parse_endpoint(endpoint, os.environ), settings)

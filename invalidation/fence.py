@@ -38,7 +38,9 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class NewIncarnation:
-    """The record is no part of the log any more: append again, under the same request id."""
+    """The record is no part of the log, which stands at `tip`: append again, under the same request id."""
+
+    tip: Stamp
 
 
 Verdict = Pending | Reached | NewIncarnation
@@ -64,7 +66,7 @@ class FenceEvaluation:
     def observe(self, state: FenceState, *, now_ns: int) -> Verdict:
         """Judge what `InvalidationLog.fence` returned; `now_ns` (CLOCK_BOOTTIME) is read after it did, never before."""
         if state.tip.incarnation != self._stamp.incarnation or state.tip.revision < self._stamp.revision:
-            return NewIncarnation()
+            return NewIncarnation(state.tip)
         if not state.confirmed:
             # what an old primary says of members is no observation
             return Pending(f"replication not confirmed: {state.replicas} configured replicas must answer")

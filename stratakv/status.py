@@ -18,6 +18,7 @@ from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import address_of, fail
+from stratakv.commands import AdminCommand
 from stratakv.presentation import Paper, plain, print_json, table_of
 
 _DEADLINE_S = 5.0
@@ -26,11 +27,13 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def status(
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Runtime directory, unix:<directory> or host:port (default: $STRATAKV_ENDPOINT)."),
+        typer.Option(
+            help="Runtime directory, unix:<directory> or host:port (default: $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR)."
+        ),
     ] = None,
     runtime_dir: Annotated[Path | None, typer.Option(help="The sidecar's runtime directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -72,11 +75,13 @@ def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
 
 
 def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
-    """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present."""
+    """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present, null for never."""
     told: dict[str, Any] = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     _numbers(told, answer)
+    if answer.log.confirmed_ms_ago < 0:  # counted from nothing, it is how long the machine has been up
+        told["freshness_remaining_ms"] = None
     return told
 
 

@@ -134,11 +134,11 @@ def test_on_a_terminal_settings_are_a_table(tmp_path: Path) -> None:
     assert '{"' not in text
 
 
-@pytest.mark.parametrize("by", ["--runtime-dir", "--endpoint", "variable"])
+@pytest.mark.parametrize("by", ["--runtime-dir", "--endpoint", "STRATAKV_ENDPOINT", "STRATAKV_RUNTIME_DIR"])
 def test_status_as_json_holds_everything(daemon: Daemon, by: str) -> None:
     directory = str(daemon.runtime_dir)
-    if by == "variable":
-        result = run_command("status", "--json", environment={"STRATAKV_ENDPOINT": directory})
+    if by.startswith("STRATAKV"):
+        result = run_command("status", "--json", environment={by: directory})
     else:
         result = run_command("status", "--json", by, directory)
     assert result.returncode == 0, result.stderr
@@ -205,7 +205,11 @@ def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:
     text = console.export_text()
     assert "in this sidecar's memory (local: there is no redis-server)" in text
     assert "confirmed never" in text
-    assert json.loads(json.dumps(as_plain(answer)))["weights_versions"] == {"llama": "v7"}
+    told = json.loads(json.dumps(as_plain(answer)))
+    assert told["weights_versions"] == {"llama": "v7"}
+    assert told["freshness_remaining_ms"] is None, "never confirmed is no time ago"
+    answer.log.confirmed_ms_ago = 12_300
+    assert as_plain(answer)["freshness_remaining_ms"] == -5
 
 
 @pytest.mark.parametrize("name", ["[/bold] m", "[red]m", "a\x1b[31mb\nc", "\u202em"])
