@@ -65,11 +65,11 @@ class FenceEvaluation:
 
     def observe(self, state: FenceState, *, now_ns: int) -> Verdict:
         """Judge what `InvalidationLog.fence` returned; `now_ns` (CLOCK_BOOTTIME) is read after it did, never before."""
+        if not state.confirmed:
+            # an old primary may say it: neither what it says of members nor its incarnation is an observation
+            return Pending(f"replication not confirmed: {state.replicas} configured replicas must answer")
         if state.tip.incarnation != self._stamp.incarnation or state.tip.revision < self._stamp.revision:
             return NewIncarnation(state.tip)
-        if not state.confirmed:
-            # what an old primary says of members is no observation
-            return Pending(f"replication not confirmed: {state.replicas} configured replicas must answer")
         missing = {
             member: now
             for member, now in state.members.items()

@@ -39,6 +39,7 @@ from stratakv.selection import (
     KeyOption,
     ModelOption,
     NamespaceOption,
+    OtherWeightsOption,
     PrefixTextOption,
     PrefixTokensOption,
     ProducerOption,
@@ -81,6 +82,7 @@ def invalidate(
     everything: Annotated[bool, typer.Option("--all", help="Everything there is.")] = False,
     model: ModelOption = None,
     weights_version: WeightsOption = None,
+    other_weights_than: OtherWeightsOption = None,
     adapter: AdapterOption = None,
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
@@ -116,7 +118,7 @@ def invalidate(
         chosen = Fields(
             model=model, weights_version=weights_version, adapter=adapter, tenant=tenant, namespace=namespace,
             key=key, producer=producer, tag=tag, since=since, until=until, since_revision=since_revision,
-            until_revision=until_revision,
+            until_revision=until_revision, other_weights_than=other_weights_than,
         )  # fmt: skip
         prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
         selector = selector_of(chosen, prefix, everything=everything, now=local_now())

@@ -26,6 +26,14 @@ WeightsOption = Annotated[
     str | None,
     typer.Option("--weights-version", help="Of this weights version, or 64 hexadecimal digits of a digest."),
 ]
+OtherWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--other-weights-than",
+        metavar="VERSION",
+        help="Of any weights of --model but this version, or digest.",
+    ),
+]
 AdapterOption = Annotated[
     str | None, typer.Option("--adapter", help='Of this adapter, by name; "" for those without one.')
 ]
@@ -108,6 +116,7 @@ class Fields:
     until: str | None = None
     since_revision: int | None = None
     until_revision: int | None = None
+    other_weights_than: str | None = None
 
     def selector(self, *, now: datetime) -> Selector:
         """Return the selector of these fields. Raises ConfigError, InvalidArgumentError, LimitExceededError."""
@@ -126,6 +135,7 @@ class Fields:
             until_ms=None if self.until is None else parse_time(self.until, option="--until", now=now),
             since_revision=self.since_revision,
             until_revision=self.until_revision,
+            other_weights_than=self.other_weights_than,
         )
 
 
@@ -163,6 +173,11 @@ def selector_of(fields_: Fields, prefix: Prefix | None, *, everything: bool, now
     if not everything and not given and prefix is None:
         raise ConfigError(
             "name what to invalidate, by --model, --tenant, --prefix-tokens …, or everything by --all"
+        )
+    if fields_.other_weights_than is not None and fields_.model is None:
+        raise ConfigError(
+            "--other-weights-than is said of one model's versions, and without --model it would mean every other model "
+            "too: name the model"
         )
     selector = fields_.selector(now=now)
     if prefix is not None and selector.key is not None:
@@ -266,7 +281,7 @@ def _prefix_selection(
     selectors = [
         replace(
             selector, namespace=namespace.id, model=None, weights_version=None, adapter=None, tenant=None,
-            key=PageKey(last_key(prefix.keys_in(namespace))),
+            other_weights_than=None, key=PageKey(last_key(prefix.keys_in(namespace))),
         )
         for namespace in namespaces
     ]  # fmt: skip

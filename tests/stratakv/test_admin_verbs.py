@@ -38,7 +38,8 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
     assert "[/red]" in shown.stdout
     assert "weights of m are now 2" in shown.stdout
     lines = [json.loads(line) for line in stratakv("log", "--json").stdout.splitlines()]
-    first, second = lines
+    first, second, third = lines
+    assert third["selector"] == {"model": "m", "other_weights_than": "2"}
     assert set(first) == {
         "appended_wall_ms", "author", "incarnation", "kind", "reason", "revision", "selector",
     }  # fmt: skip
@@ -51,7 +52,7 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
     assert (second["kind"], second["model"], second["version"]) == ("weights", "m", "2")
     assert [
         json.loads(line)["revision"] for line in stratakv("log", "--after", "1", "--json").stdout.splitlines()
-    ] == [2]
+    ] == [2, 3]
     assert stratakv("log", "--after", "9").stdout == ""
     assert stratakv("log", "--after", str(LOG_REVISION_MAX)).stdout == ""
     for beyond in (-1, LOG_REVISION_MAX + 1, 2**64):
@@ -258,45 +259,48 @@ def test_an_unknown_namespace_is_said(stratakv: Command) -> None:
 # --- weights ---
 
 
-def test_weights_are_announced_and_the_version_they_replace_is_invalidated(
+def test_weights_are_announced_and_every_other_version_is_invalidated_or_one_that_is_named(
     site: AdminSite, stratakv: Command
 ) -> None:
     first = stratakv.json("weights", "set-version", "1", "--model", "m", "--reason", "r")
     assert (first["confirmed"], first["invalidated_version"]) == (True, None)
-    site.weights["m"] = "1"
-    second = stratakv.json("weights", "set-version", "2", "--model", "m")
-    assert (second["model"], second["version"], second["invalidated_version"]) == ("m", "2", "1")
-    assert len(second["appended"]) == 2
-    site.weights["m"] = "2"
-    again = stratakv("weights", "set-version", "2", "--model", "m", "--from", "0", "--wait=drained")
-    assert again.exit_code == 0, again.stderr
-    assert "0 is invalidated" in again.stdout
-    old = [Selected(Selector(model="m", weights_version=version)) for version in ("1", "0")]
+    assert (first["model"], first["version"], len(first["appended"])) == ("m", "1", 2)
+    second = stratakv("weights", "set-version", "2", "--model", "m")
+    assert "every other version is invalidated" in second.stdout
+    named = stratakv.json("weights", "set-version", "2", "--model", "m", "--from", "0", "--wait=drained")
+    assert (named["exit_code"], named["invalidated_version"]) == (0, "0")
     events = [record.event for record in site.call(site.fleet.records)]
     assert events == [
-        WeightsAnnounced("m", "1"), WeightsAnnounced("m", "2"), old[0], WeightsAnnounced("m", "2"), old[1],
+        WeightsAnnounced("m", "1"), Selected(Selector(model="m", other_weights_than="1")),
+        WeightsAnnounced("m", "2"), Selected(Selector(model="m", other_weights_than="2")),
+        WeightsAnnounced("m", "2"), Selected(Selector(model="m", weights_version="0")),
     ]  # fmt: skip
 
 
-def test_weights_that_are_not_confirmed_say_how_to_repeat_what_was_inferred(
+@pytest.mark.parametrize("told", [None, "1", "2"])
+def test_what_a_sidecar_has_heard_of_decides_nothing(
+    site: AdminSite, stratakv: Command, told: str | None
+) -> None:
+    """It may have read no log, or one that forgot what was announced, or the new version may be announced already."""
+    site.is_fresh = told is not None
+    if told is not None:
+        site.weights["m"] = told
+    assert stratakv("weights", "set-version", "2", "--model", "m").exit_code == 0
+    (_, replaced) = (record.event for record in site.call(site.fleet.records))
+    assert replaced == Selected(Selector(model="m", other_weights_than="2"))
+
+
+def test_weights_that_are_not_confirmed_are_repeated_by_their_request_id_alone(
     site: AdminSite, stratakv: Command
 ) -> None:
-    site.weights["m"] = "the old one"
     site.members[1].acknowledges = False
-    result = stratakv("weights", "set-version", "2", "--model", "m", "--timeout", "200ms")
+    command = ("weights", "set-version", "2", "--model", "m", "--request-id", "ab" * 16)
+    result = stratakv(*command, "--timeout", "200ms")
     assert result.exit_code == 3
-    assert "--from 'the old one'" in result.stderr
-    assert "--request-id" in result.stderr
-
-
-def test_weights_that_nobody_can_name_are_not_replaced_by_none(site: AdminSite, stratakv: Command) -> None:
-    """A sidecar that has read no log knows of no announcement, which is not the same as there being none."""
-    site.is_fresh = False
-    result = stratakv("weights", "set-version", "2", "--model", "m")
-    assert result.exit_code == 1
-    assert "--from" in result.stderr
-    assert site.call(site.fleet.records) == ()
-    assert stratakv("weights", "set-version", "2", "--model", "m", "--from", "1").exit_code == 0
+    assert f"--request-id {'ab' * 16}" in result.stderr
+    site.members[1].acknowledges = True
+    assert stratakv(*command).exit_code == 0
+    assert len(site.call(site.fleet.records)) == 2
 
 
 def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Command) -> None:
@@ -306,16 +310,11 @@ def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Comma
     assert site.call(site.fleet.records) == ()
 
 
-def test_weights_that_are_announced_again_say_that_nothing_else_goes(
-    site: AdminSite, stratakv: Command
-) -> None:
-    site.weights["m"] = "2"
-    again = stratakv("weights", "set-version", "2", "--model", "m")
-    assert again.exit_code == 0
-    assert "already" in again.stdout
-    assert "--from" in again.stdout
-    first = stratakv("weights", "set-version", "1", "--model", "other")
-    assert "no other version was announced" in first.stdout
+def test_one_digest_written_in_two_ways_is_not_replaced_by_itself(site: AdminSite, stratakv: Command) -> None:
+    result = stratakv("weights", "set-version", "ab" * 32, "--model", "m", "--from", "AB" * 32)
+    assert result.exit_code == 2
+    assert "at once" in result.stderr
+    assert site.call(site.fleet.records) == ()
 
 
 # --- replicas ---

@@ -47,15 +47,25 @@ def test_every_option_is_a_condition(site: AdminSite, stratakv: Command) -> None
     result = stratakv(
         "invalidate", "--model", "m", "--weights-version", "1", "--adapter", "", "--tenant", "alice", "--producer", "node-1",
         "--tag", "hex:ff00", "--since", "2026-01-01T00:00:00Z", "--until", "2026-01-02T00:00:00Z",
-        "--since-revision", "3", "--until-revision", "9", "--yes",
+        "--since-revision", "3", "--until-revision", "9", "--other-weights-than", "2", "--yes",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert selectors(site) == [
         Selector(
             model="m", weights_version="1", adapter="", tenant="alice", producer=b"node-1", tag=b"\xff\x00",
             since_ms=1_767_225_600_000, until_ms=1_767_312_000_000, since_revision=3, until_revision=9,
+            other_weights_than="2",
         )
     ]  # fmt: skip
+
+
+def test_other_weights_are_those_of_one_model(site: AdminSite, stratakv: Command) -> None:
+    result = stratakv("invalidate", "--other-weights-than", "2", "--yes")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+    assert selectors(site) == []
+    told = stratakv.json("invalidate", "--model", "m", "--other-weights-than", "2", "--yes")
+    assert told["selectors"] == [{"model": "m", "other_weights_than": "2"}]
 
 
 def test_one_namespace_or_key_needs_no_confirmation(site: AdminSite, stratakv: Command) -> None:

@@ -144,10 +144,12 @@ def test_c36_leased_pages_are_hidden_at_once_and_drained_waits_for_their_release
 
 
 def test_c15_c16_weights_change_under_load(node: Node) -> None:
-    """After the command says so, no look-up gets a page of the old weights, and no put that was in flight gets in."""
+    """After the command says so, no look-up gets a page of the old weights, and no put that was in flight gets in.
+
+    The old version was never announced here, and nobody says what it is called.
+    """
     old = chain(1, 2, 3, 4, model="llm", weights=Weights(version="1"))
     new = Chain(namespace(model="llm", weights=Weights(version="2"), page_tokens=2), old.tokens)
-    node.run("weights", "set-version", "1", "--model", "llm")
     begun = node.store.stamp()
     swapped, fenced, stop = threading.Event(), threading.Event(), threading.Event()
     rounds: list[bool] = []
@@ -173,7 +175,7 @@ def test_c15_c16_weights_change_under_load(node: Node) -> None:
         told = node.run("weights", "set-version", "2", "--model", "llm")
         fenced.set()
         assert old.resident(node.store) == 0
-        assert (told["confirmed"], told["invalidated_version"]) == (True, "1")
+        assert (told["confirmed"], told["invalidated_version"]) == (True, None)
         stored(node, new)
         wait_until(lambda: rounds.count(True) > 20, what="load after the fence")
     finally:
