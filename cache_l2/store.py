@@ -447,8 +447,8 @@ class ArenaStore:
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         """Store pages keys[start:], one source each; see PageStore.put."""
         record = self._namespaces.of_id(namespace)
@@ -457,7 +457,7 @@ class ArenaStore:
         if not 0 <= start <= pages:
             raise InvalidArgumentError(f"start is {start}; the chain has {pages} pages")
         check_buffers(sources, pages - start, record.page_bytes, "source", writable=False)
-        return put_pages(self, record, packed, sources, start=start, stamp=stamp or self.stamp())
+        return put_pages(self, record, packed, sources, start=start, stamp=stamp)
 
     def own_counter(self, record: NamespaceRecord) -> int:
         """Counter of the sidecar's own row for a namespace, taken from another one where none is left."""

@@ -272,8 +272,7 @@ class LocalPages:
         views = self._views(sources, offered, writable=False)
         try:
             known = max(0, self._reader.match(packed)[0] - terms.start)
-            stamp = terms.stamp if terms.stamp is not None else self._stamp()
-            stored = self._store(packed, views[known:], terms.start + known, stamp, terms)
+            stored = self._store(packed, views[known:], terms.start + known, terms)
             return [KNOWN] * known + stored
         except ValueError as error:
             return self._elsewhere(error).put(packed, views, terms)
@@ -293,13 +292,13 @@ class LocalPages:
         return Begun(stamp=stamp, view=view, freshness_ns=freshness_ns, end=lambda: self._end_request(slot))
 
     def _store(
-        self, packed: bytes, views: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
+        self, packed: bytes, views: Sequence[memoryview], first: int, terms: PutTerms
     ) -> list[PutOutcome]:
         rests_on = terms.rests_on(packed, first=first, life=self._arena.life)
         puts: list[_Put] = []
         for begin in range(0, len(views), BATCH_PAGES_MAX):
             batch = views[begin : begin + BATCH_PAGES_MAX]
-            puts += self._store_batch(packed, batch, first + begin, stamp, terms, rests_on)
+            puts += self._store_batch(packed, batch, first + begin, terms, rests_on)
             if isinstance(puts[-1][0], Refused):
                 # What follows stands on a page that is not there.
                 puts += [(puts[-1][0], UNKNOWN_INSTANCE)] * (len(views) - len(puts))
@@ -319,7 +318,6 @@ class LocalPages:
         packed: bytes,
         batch: Sequence[memoryview],
         first: int,
-        stamp: Stamp,
         terms: PutTerms,
         rests_on: int,
     ) -> list[_Put]:
@@ -339,7 +337,7 @@ class LocalPages:
             for place in places
         ]
         if reserved:
-            committed = self._fill_and_commit(attached, reserved, batch, stamp, terms, rests_on)
+            committed = self._fill_and_commit(attached, reserved, batch, terms, rests_on)
             for (at, place), outcome in zip(reserved, committed, strict=True):
                 is_stored = isinstance(outcome, Stored)
                 puts[at] = (outcome, stored_instance(place.id) if is_stored else UNKNOWN_INSTANCE)
@@ -350,7 +348,6 @@ class LocalPages:
         attached: AttachedArena,
         reserved: Sequence[tuple[int, Reserved]],
         batch: Sequence[memoryview],
-        stamp: Stamp,
         terms: PutTerms,
         rests_on: int,
     ) -> list[PutOutcome]:
@@ -367,7 +364,7 @@ class LocalPages:
                 return [Refused(RefuseReason.DEADLINE)] * len(ids)
             outcomes = attached.commit(
                 ids,
-                stamp=stamp,
+                stamp=terms.stamp,
                 producer=terms.producer,
                 tags=terms.tags,
                 computed_from_ms=terms.computed_from_ms,
@@ -385,10 +382,6 @@ class LocalPages:
             if not settled:
                 with contextlib.suppress(ClosedError):
                     attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
-
-    def _stamp(self) -> Stamp:
-        _, incarnation, revision = self._reader.stamp()
-        return Stamp(LogIncarnation(incarnation), revision)
 
     def _get_views(
         self,

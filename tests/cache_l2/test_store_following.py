@@ -47,7 +47,7 @@ def test_an_arena_that_has_joined_no_log_serves_and_stores_nothing() -> None:
     record, keys = add(store, namespace_of()), chain(2)
     assert store.stamp() == Stamp(NO_INCARNATION, 0)
     assert store.view == 1, "so that no request in flight stands at view 0, which means none"
-    refused = store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    refused = store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     assert refused[0] == Refused(RefuseReason.STAMP_FOREIGN)
     assert store.look_up(record.id, keys) == Miss(MissReason.STALE), "BrokeFailClosed"
     store.close()
@@ -78,7 +78,9 @@ def test_commits_between_two_steps_of_hiding_are_judged_by_the_record_that_is_hi
     record = add(store, namespace_of())
     old = [chain(1)[0] for _ in range(8)]
     for key in old:
-        assert store.put(record.id, [key], [memoryview(page_of(key, record.page_bytes))]) == [STORED]
+        assert store.put(
+            record.id, [key], [memoryview(page_of(key, record.page_bytes))], stamp=store.stamp()
+        ) == [STORED]
     before = store.stamp()
     position = store.validity.position
     assert position is not None
@@ -89,18 +91,28 @@ def test_commits_between_two_steps_of_hiding_are_judged_by_the_record_that_is_hi
         steps += 1
         assert store.stamp() == before, "who loads the view now stamps what it reuses as of before (R1)"
         (key,) = chain(1)
-        refused = store.put(record.id, [key], [memoryview(page_of(key, record.page_bytes))])
+        refused = store.put(
+            record.id, [key], [memoryview(page_of(key, record.page_bytes))], stamp=store.stamp()
+        )
         assert refused == [Refused(RefuseReason.INVALIDATED)], "BrokeInFlight"
         (child,) = chain(1)
         resident = next((one for one in old if store.inspect(one) is not None), None)
         if resident is not None:
-            store.put(record.id, [resident, child], [memoryview(page_of(child, record.page_bytes))], start=1)
+            store.put(
+                record.id,
+                [resident, child],
+                [memoryview(page_of(child, record.page_bytes))],
+                start=1,
+                stamp=store.stamp(),
+            )
             assert store.inspect(child) is None
     assert steps > 1
     view = store.publish(Selected(EVERYTHING), Stamp(before.incarnation, before.revision + 1))
     assert view == store.view
     assert store.statistics()["entries_visible"] == 0
-    assert store.put(record.id, [old[0]], [memoryview(page_of(old[0], record.page_bytes))]) == [STORED], "I9"
+    assert store.put(
+        record.id, [old[0]], [memoryview(page_of(old[0], record.page_bytes))], stamp=store.stamp()
+    ) == [STORED], "I9"
 
 
 def _small_steps(store: FollowedStore, work: int) -> Iterator[int]:
@@ -114,19 +126,19 @@ def _small_steps(store: FollowedStore, work: int) -> Iterator[int]:
 
 def test_another_incarnation_voids_pages_and_stamps(store: FollowedStore) -> None:
     record, keys = add(store, namespace_of()), chain(1)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     old = store.stamp()
     store.begin_anew()
     assert store.stamp().incarnation != old.incarnation
     assert store.look_up(record.id, keys) == Miss(MissReason.ABSENT)
     foreign = [Refused(RefuseReason.STAMP_FOREIGN)]
     assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=old) == foreign
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes)) == [STORED]
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp()) == [STORED]
 
 
 def test_announced_weights_are_told_and_hide_nothing(store: FollowedStore) -> None:
     record, keys = add(store, namespace_of()), chain(1)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     before = store.view
     assert store.append(WeightsAnnounced("tiny", "2")) == 0
     events = store.reader.events_since(before)
@@ -232,7 +244,7 @@ def test_draining_waits_for_leases_on_what_was_hidden_and_for_no_others(store: F
     record, keys = add(store, namespace_of()), chain(2)
     other = chain(1)
     for one in (keys, other):
-        store.put(record.id, one, pages_of(one, record.page_bytes))
+        store.put(record.id, one, pages_of(one, record.page_bytes), stamp=store.stamp())
     hidden, kept = store.lease(record.id, keys), store.lease(record.id, other)
     before = store.view
     store.hide_pages([keys[1]])

@@ -166,7 +166,10 @@ def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None
         store = RemoteStore(channel)
         space, keys = space_of(1000, model="visible"), fresh_chain(3)
         store.register(space)
-        assert store.put(space.id, keys[:2], [page_of(key, 1000) for key in keys[:2]]) == [STORED] * 2
+        assert (
+            store.put(space.id, keys[:2], [page_of(key, 1000) for key in keys[:2]], stamp=store.stamp())
+            == [STORED] * 2
+        )
         store.get(space.id, keys, [memoryview(bytearray(1000)) for _ in keys])
     result = run_command("status", "--runtime-dir", str(daemon.runtime_dir), environment={"COLUMNS": "180"})
     assert result.returncode == 0, result.stderr
