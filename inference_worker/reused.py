@@ -9,7 +9,7 @@ pages is held against what was there before: where the two are not seen to be on
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,9 +48,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A run in its place: `covers` stands for everything that was noted of its chain up to then."""
+    """A run in its place, with its pages' keys; `covers` stands for everything that was noted of its chain up to then."""
 
     run: Run
+    keys: bytes
     covers: int
     order: int
     is_own: bool
@@ -70,7 +71,8 @@ class ReusedPages:
     def found(self, packed: bytes, run: Run) -> None:
         """Note pages that a look-up served, or that L1 had."""
         before = self._on(packed, end=run.end + 1)
-        is_one = self._is_one_history(before, run)
+        beyond = self._beyond(packed, pages=run.end + 1)
+        is_one = self._is_one_history(before, run) and all(_agree(noted, run) for noted in beyond)
         self._note(packed, run, covers=run.last if is_one else UNKNOWN_INSTANCE, is_own=False)
 
     def stored(self, packed: bytes, run: Run) -> None:
@@ -84,8 +86,10 @@ class ReusedPages:
         """
         if self._count > REUSED_RUNS_MAX:
             return UNKNOWN_INSTANCE
-        on_chain = self._on(packed, end=len(packed) // KEY_BYTES)
-        if any(noted.run.end >= first and not noted.is_own for noted in on_chain):
+        pages = len(packed) // KEY_BYTES
+        on_chain = self._on(packed, end=pages)
+        over = [noted for noted in on_chain if noted.run.end >= first] + self._beyond(packed, pages=pages)
+        if any(not noted.is_own for noted in over):
             return UNKNOWN_INSTANCE
         below = [noted for noted in on_chain if noted.run.end < first]
         if not below:
@@ -122,7 +126,8 @@ class ReusedPages:
         if run.end not in self._noted:
             insort(self._ends, run.end)
         at_end = self._noted.setdefault(run.end, {})
-        at_end[_key(packed, run.end)] = _Noted(run, covers, self._count, is_own)
+        keys = packed[run.start * KEY_BYTES : (run.end + 1) * KEY_BYTES]
+        at_end[_key(packed, run.end)] = _Noted(run, keys, covers, self._count, is_own)
 
     def _on(self, packed: bytes, *, end: int) -> list[_Noted]:
         """Runs of this chain that end before `end`, the longest first."""
@@ -130,6 +135,16 @@ class ReusedPages:
             noted
             for at in reversed(self._ends)
             if at < end and (noted := self._noted[at].get(_key(packed, at))) is not None
+        ]
+
+    def _beyond(self, packed: bytes, *, pages: int) -> list[_Noted]:
+        """Runs that have some of this chain's first `pages` and go on behind them: it was cut after it was looked up."""
+        key = _key(packed, pages - 1)
+        return [
+            noted
+            for at in self._ends[bisect_left(self._ends, pages) :]
+            for noted in self._noted[at].values()
+            if noted.run.start < pages and _key(noted.keys, pages - 1 - noted.run.start) == key
         ]
 
     @staticmethod
@@ -152,6 +167,12 @@ def _cover(noted: Sequence[_Noted]) -> int:
 def _stands_for(run: Run, cover: int, other: Run) -> bool:
     """Whether the page that `cover` names, the last of another run, is one of this run or the one that it stands on."""
     return cover != UNKNOWN_INSTANCE and cover == run.number_at(other.end) and other.life == run.life
+
+
+def _agree(noted: _Noted, run: Run) -> bool:
+    """Whether a run that goes on behind another of its chain has the same page where that ends."""
+    at_end = noted.run.number_at(run.end)
+    return noted.covers != UNKNOWN_INSTANCE != at_end == run.last and noted.run.life == run.life
 
 
 def _key(packed: bytes, index: int) -> bytes:

@@ -58,8 +58,9 @@ class ClientValidity:
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
         """For an engine (ClientSettings.engine): say until when its index may serve without asking, then load the view.
 
-        CLOCK_BOOTTIME ns; None takes the sidecar's own freshness, 0 gives the claim up, 2**64 − 1 (KEEP) is without
-        limit: granted once the log knows of this client, until then the sidecar's own freshness is claimed.
+        CLOCK_BOOTTIME ns; None takes the sidecar's own freshness, past which nothing is granted: fences wait no longer for
+        a sidecar that is gone. 0 gives the claim up, 2**64 − 1 (KEEP) is without limit: granted once the log knows of this
+        client, until then the sidecar's own freshness is claimed.
         Returns what was claimed and the view: events up to it must be applied before anything is served. (0, 0) while no
         header can be read: nothing may be served then by DROP. Never lower a claim that is still relied on.
         """

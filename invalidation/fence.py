@@ -50,11 +50,15 @@ class FenceEvaluation:
     A member has got there when it has acknowledged (drained) the revision, or is gone, as Silence judges it: each later
     renewal of it would bring it the record. Members that join later start at or above the revision, or must acknowledge
     it as all others.
+
+    Who has not joined serves nothing, but requests may run below it. The log can't know of it; whoever evaluates knows of
+    itself, so that nothing counts as drained before `me`, its own id, is a member.
     """
 
-    def __init__(self, *, stamp: Stamp, wait: Wait, timing: Timing) -> None:
+    def __init__(self, *, stamp: Stamp, wait: Wait, timing: Timing, me: bytes) -> None:
         self._stamp = stamp
         self._wait = wait
+        self._me = me
         self._silence = Silence(timing)
 
     def observe(self, state: FenceState, *, now_ns: int) -> Verdict:
@@ -75,6 +79,8 @@ class FenceEvaluation:
             return Pending("the log's incarnation is not settled yet", _without(missing, gone))
         if len(gone) < len(missing):
             return Pending("members have not acknowledged", _without(missing, gone))
+        if self._wait is Wait.DRAINED and self._me not in state.members:
+            return Pending("this sidecar has not joined the log yet, and what runs below it is not counted")
         return Reached(gone)
 
 

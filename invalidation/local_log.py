@@ -22,6 +22,7 @@ from invalidation.log import (
     MemberState,
     Renewal,
     RenewalStatus,
+    checked_number,
 )
 from invalidation.records import NO_DIGEST, LogEntry, LogRecord, next_digest, read_record
 from kv_types.clock import Clock
@@ -107,6 +108,9 @@ class LocalLog:
         """Register the member at its position, and return what follows."""
         now = self._call("renew")
         _check_id(member.id, "member id")
+        checked_number(number, "the number of a renewal")
+        for revision in (member.applied.revision, member.acknowledged, member.drained):
+            checked_number(revision, "a revision")
         status = _compare(now, member)
         if status is RenewalStatus.OK:
             self._register(now, member, number)
@@ -149,6 +153,8 @@ class LocalLog:
     async def leave(self, member: bytes, *, number: int, drained: bool, deadline_ns: int) -> bool:
         """Take a member out, or mark it as gone, unless it has renewed since."""
         now = self._call("leave")
+        _check_id(member, "member id")
+        checked_number(number, "the number of a renewal")
         state = now.members.get(member)
         if state is None or state.number != number:
             return False
@@ -168,7 +174,8 @@ class LocalLog:
     async def read(self, after: int, *, count: int, deadline_ns: int) -> tuple[Stamp, Sequence[LogRecord]]:
         """Return the first `count` of the kept records after a revision, and the tip."""
         now = self._call("read")
-        return now.stamp, tuple(_after(now, after, min(count, self._limits.batch)))
+        most = checked_number(min(count, self._limits.batch), "a count of records", least=1)
+        return now.stamp, tuple(_after(now, checked_number(after, "a revision"), most))
 
     async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> Stamp:
         """Enter namespaces; the one entered longest ago makes room."""
@@ -188,6 +195,7 @@ class LocalLog:
     async def woken(self, after: int, *, deadline_ns: int) -> bool:
         """Wait for a record after `after`, or another incarnation, until the deadline."""
         now = self._call("woken")
+        checked_number(after, "a revision")
         while self._now is now and now.tip <= after and not self._is_closed:
             remaining_s = (deadline_ns - self._clock.now_ns()) / 1e9
             try:

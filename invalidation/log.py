@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from invalidation.records import LogEntry, LogRecord
+from kv_types.errors import InvalidArgumentError
 from kv_types.ids import LogIncarnation, NamespaceId, Stamp
 from kv_types.limits import (
     FLEET_MEMBERS_MAX,
@@ -19,6 +20,7 @@ from kv_types.limits import (
     LOG_BATCH_RECORDS_MAX,
     LOG_RECORDS_KEPT_MAX,
     LOG_REQUESTS_KEPT_MAX,
+    LOG_REVISION_MAX,
     LOG_SCOPES_MAX,
     LOG_TOMBSTONES_MAX,
     LOG_TOMBSTONES_PER_SCOPE_MAX,
@@ -33,6 +35,13 @@ class LogUnavailableError(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+def checked_number(value: int, what: str, *, least: int = 0) -> int:
+    """Return a revision, or another number that a log counts; raises InvalidArgumentError beyond LOG_REVISION_MAX."""
+    if not least <= value <= LOG_REVISION_MAX:
+        raise InvalidArgumentError(f"{what} is {least} to {LOG_REVISION_MAX}; got {value}")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +178,8 @@ class InvalidationLog(Protocol):
     """One fleet's log. Every verb is one atomic step and bounded by `deadline_ns` (CLOCK_BOOTTIME).
 
     All raise LogUnavailableError when the log does not answer in time or refuses; a verb that changes something may
-    then have been carried out.
+    then have been carried out. Revisions and other numbers beyond LOG_REVISION_MAX, and ids of another size, are
+    InvalidArgumentError.
     """
 
     async def append(self, entry: LogEntry, *, request_id: bytes, deadline_ns: int) -> Appended:
@@ -221,7 +231,10 @@ class InvalidationLog(Protocol):
         ...
 
     async def read(self, after: int, *, count: int, deadline_ns: int) -> tuple[Stamp, Sequence[LogRecord]]:
-        """Read kept records after a revision, oldest first, and the tip."""
+        """Read kept records after a revision, oldest first, and the tip: `count` of them at most, which is 1 or more.
+
+        None come after a revision that the log has not reached.
+        """
         ...
 
     async def know(self, canonicals: Sequence[bytes], *, deadline_ns: int) -> Stamp:
@@ -240,7 +253,10 @@ class InvalidationLog(Protocol):
         ...
 
     async def woken(self, after: int, *, deadline_ns: int) -> bool:
-        """Wait until the log may have grown past `after`, or the deadline; wakes only, a renewal decides."""
+        """Wait until the log may have grown past `after`, or the deadline; wakes only, a renewal decides.
+
+        Whoever names a revision that the log has not reached waits for it.
+        """
         ...
 
     async def statistics(self, *, deadline_ns: int) -> LogStatistics:

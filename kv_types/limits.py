@@ -144,6 +144,8 @@ LOG_WAKE_S_MAX = 10.0
 """How long one call waits to be woken by the log; then it asks anew."""
 LOG_STATISTICS_S = 10.0
 """How often a sidecar asks the log for the sizes of its tables."""
+LOG_SERVER_LOOK_S = 60.0
+"""How often a sidecar looks at how the log's server is configured while it follows it."""
 LOG_REAP_LOOK_S = 1.0
 LOG_REAP_AGAIN_S = 30.0
 LOG_REAP_S = 3600.0

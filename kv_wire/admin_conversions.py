@@ -7,7 +7,12 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from kv_types import limits
-from kv_types.errors import InvalidIdentifierError, LimitExceededError, ProtocolError
+from kv_types.errors import (
+    InvalidArgumentError,
+    InvalidIdentifierError,
+    LimitExceededError,
+    ProtocolError,
+)
 from kv_types.events import Event, LogStarted, Selected, WeightsAnnounced
 from kv_types.ids import Stamp, namespace_id, page_key
 from kv_types.selectors import Selector
@@ -67,6 +72,15 @@ def selectors_from_wire(messages: Sequence[admin_pb2.Selector]) -> list[Selector
             "selector without fields"
         )
     return [selector_from_wire(message) for message in messages]
+
+
+def revision_from_wire(number: int, field: str) -> int:
+    """Check a revision of the log in a message's field; raises InvalidArgumentError naming that."""
+    if number > limits.LOG_REVISION_MAX:
+        raise InvalidArgumentError(
+            f"{field} is a revision of the log, {limits.LOG_REVISION_MAX} at most; got {number}"
+        )
+    return number
 
 
 def identifier_from_wire(value: bytes, what: str) -> bytes:

@@ -19,6 +19,8 @@ from kv_types.limits import SOCKET_PATH_BYTES_MAX
 from kv_wire.addresses import ATTACH_SOCKET, GRPC_SOCKET
 
 LOCK_NAME = "sidecar.lock"
+PRIVATE_REDIS_SOCKETS = "redis-*.sock"
+"""Sockets of private Redis servers, each with its sidecar's pid for the star."""
 
 
 class RuntimeDirectory:
@@ -83,6 +85,7 @@ class RuntimeDirectory:
                 if not stat.S_ISSOCK(path.lstat().st_mode):
                     raise ConfigError(f"{path} is not a socket and stands where one must be; move it away")
                 path.unlink()
+        remove_private_sockets(self.path)
 
     def release(self) -> None:
         """Remove the sockets and empty the lock file, then let go of the lock. May be called twice."""
@@ -103,6 +106,14 @@ class RuntimeDirectory:
             return os.path.samestat(os.fstat(self._lock_fd), self.lock_path.lstat())
         except OSError:
             return False
+
+
+def remove_private_sockets(runtime_dir: Path) -> None:
+    """Remove the sockets of private Redis servers, those of sidecars that were killed among them; only while the lock is held."""
+    for path in runtime_dir.glob(PRIVATE_REDIS_SOCKETS):
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ class Services:
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
         self._administration = Administration(
             self.following.shell, chosen.log, store, timing=self.following.timing, clock=clock,
-            call_s=settings.log_deadline,
+            admit_replicas=chosen.admit_replicas, call_s=settings.log_deadline,
         )  # fmt: skip
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
         admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)

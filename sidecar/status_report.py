@@ -126,6 +126,9 @@ def _log_status(log: LogPicture) -> cache_pb2.LogStatus:
         sizes=dict(state.sizes),
         settled=state.settled,
         why_local=log.why_local,
+        server=state.server,
+        server_errors=state.server_errors,
+        server_warnings=state.server_warnings,
     )
 
 

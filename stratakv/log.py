@@ -14,7 +14,7 @@ from kv_types.clock import show_time
 from kv_types.errors import SidecarUnreachableError
 from kv_types.events import Selected
 from kv_types.ids import Stamp
-from kv_types.limits import LOG_FOLLOW_S_MAX
+from kv_types.limits import LOG_FOLLOW_S_MAX, LOG_REVISION_MAX
 from kv_wire.admin_conversions import record_from_wire
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def log(
-    after: Annotated[int, typer.Option(min=0, help="Begin behind this revision.")] = 0,
+    after: Annotated[int, typer.Option(min=0, max=LOG_REVISION_MAX, help="Begin behind this revision.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as records come, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     endpoint: EndpointOption = None,

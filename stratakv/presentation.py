@@ -62,12 +62,14 @@ def print_json(value: Any) -> None:
 
 @contextlib.contextmanager
 def what_is_done_stands(verb: str) -> Iterator[None]:
-    """Print what was done; that nobody can take it (a closed pipe, a full disk) changes neither it nor the exit code."""
+    """Print what was done; that nobody takes it (a closed pipe, a full disk, Ctrl-C) changes neither it nor the exit code."""
     failures: list[str] = []
     try:
         yield
     except OSError as error:
         failures.append(error.strerror or str(error))
+    except KeyboardInterrupt:
+        failures.append("interrupted")
     broken = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and not _flushed(stream)]
     for stream in broken:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device, not a path of ours

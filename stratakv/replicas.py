@@ -27,13 +27,20 @@ def set_replicas(
     replicas: Annotated[
         int, typer.Argument(metavar="K", min=0, max=REPLICAS_MAX, help="Replicas that must answer.")
     ],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Even if fewer are in sync now, so that hits and fences stop until they are."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
     """Set the number of configured replicas. Lower it when one is lost for good, before that hits and fences stop."""
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
-        sidecar.admin.set_replicas(admin_pb2.SetReplicasRequest(replicas=replicas), timeout=_CALL_S)
+        request = admin_pb2.SetReplicasRequest(replicas=replicas, force=force)
+        sidecar.admin.set_replicas(request, timeout=_CALL_S)
     with what_is_done_stands(_VERB):
         if as_json:
             print_json({"replicas": replicas})

@@ -148,14 +148,21 @@ def _log(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
-    return [table, *(Text(plain(trouble).plain, style="red") for trouble in troubles)]
+    troubles += [f"{log.server} would not be joined again: {error}" for error in log.server_errors]
+    warnings = [f"{log.server}: {warning}" for warning in log.server_warnings]
+    return [
+        table,
+        *(Text(plain(trouble).plain, style="red") for trouble in troubles),
+        *(Text(plain(warning).plain, style="yellow") for warning in warnings),
+    ]
 
 
 def _where(log: cache_pb2.LogStatus) -> str:
     """Where the log is, in a line."""
     place = log.address or "in this sidecar's memory"
     why = f": {log.why_local}" if log.why_local else ""
-    return f"{place} ({log.kind}{why}), fleet {log.fleet}"
+    used = f", on {log.server} now" if log.server not in ("", log.address) else ""
+    return f"{place} ({log.kind}{why}){used}, fleet {log.fleet}"
 
 
 def _memory(answer: cache_pb2.StatusResponse) -> Table:

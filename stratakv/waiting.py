@@ -98,12 +98,14 @@ def call_and_wait(
 
     Raises grpc.RpcError where the sidecar said that it appended nothing.
     """
-    future = call.future(request, timeout=waiting.timeout_s + _SLACK_S)
+    future = None
     try:
+        future = call.future(request, timeout=waiting.timeout_s + _SLACK_S)
         with _shown(waiting):
             return future.result(), ""
     except KeyboardInterrupt:
-        future.cancel()
+        if future is not None:
+            future.cancel()
         return None, "interrupted"
     except grpc.RpcError as error:
         if is_refusal(error):

@@ -85,8 +85,11 @@ std::pair<int, StampedView> Reader::begin_request() {
 }
 
 std::pair<std::uint64_t, std::uint64_t> Reader::claim_freshness(std::optional<std::uint64_t> freshness_ns) {
-  const bool refused = freshness_ns == kNoLimit && view_.header->keep_granted.load(std::memory_order_acquire) == 0;
-  const std::uint64_t claimed = freshness_ns && !refused ? *freshness_ns : this->freshness_ns();
+  // What is claimed past F outlives what a fence waits out, so that the log must know of it first: only KEEP may, without limit.
+  const bool unlimited = freshness_ns == kNoLimit && row().engine.load(std::memory_order_relaxed) == kEngineKeep &&
+                         view_.header->keep_granted.load(std::memory_order_acquire) != 0;
+  const std::uint64_t granted = unlimited ? kNoLimit : this->freshness_ns();
+  const std::uint64_t claimed = std::min(freshness_ns.value_or(granted), granted);
   row().own_freshness_ns.store(claimed, std::memory_order_release);
   fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)
   return {claimed, view_number()};

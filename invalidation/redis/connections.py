@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from invalidation.log import LogUnavailableError
 from invalidation.redis.address import RedisAddress
-from invalidation.redis.errors import unavailable
+from invalidation.redis.errors import tls_hint, unavailable
 from invalidation.redis.replies import MalformedReplyError
 from kv_types.clock import Clock
 from kv_types.limits import LOG_UNCONFIRMED_MAX
@@ -88,6 +88,7 @@ class Line:
         self._lock = asyncio.Lock()
         self._connection: AbstractConnection | None = None
         self._place = 0
+        self._connecting = False
         self._closed = False
 
     async def exchange(self, talk: Callable[[Talk], Awaitable[_Result]], *, deadline_ns: int) -> _Result:
@@ -104,13 +105,13 @@ class Line:
         try:
             async with asyncio.timeout(remaining_s), self._lock:
                 return await self._try_each(talk, trying, deadline_ns=deadline_ns)
-        except TimeoutError:
+        except TimeoutError as error:
             if trying:
                 self._candidates.failed(trying[-1])
-                server = self._candidates.addresses[trying[-1]].label
-                raise LogUnavailableError(
-                    "timeout", f"{server} did not answer in {remaining_s:.3f} s"
-                ) from None
+                address = self._candidates.addresses[trying[-1]]
+                hint = tls_hint(address.scheme, error) if self._connecting else ""
+                said = f"{address.label} did not answer in {remaining_s:.3f} s"
+                raise LogUnavailableError("timeout", f"{said}; {hint}" if hint else said) from None
             raise LogUnavailableError("timeout", "earlier calls took all the time there was") from None
 
     async def _try_each(
@@ -151,9 +152,10 @@ class Line:
         is_first = self._connection is None
         connection = self._connection or address.connection()
         self._connection, self._place = connection, place
-        done = False
+        done, self._connecting = False, is_first
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
+            self._connecting = False
             result = await talk(
                 Talk(connection, self._clock, place=place, is_first=is_first, deadline_ns=deadline_ns)
             )
@@ -163,7 +165,8 @@ class Line:
         except LogUnavailableError:
             raise
         except Exception as error:  # whatever a broken or hostile server makes redis-py or its parser raise
-            raise unavailable(error, server=address.label) from error
+            hint = tls_hint(address.scheme, error) if is_first else ""
+            raise unavailable(error, server=address.label, hint=hint) from error
         finally:
             if not done:
                 await self._drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from redis import exceptions
 
@@ -13,6 +14,15 @@ RIGHTS = (
     "ACL SETUSER <user> ~stratakv:* +@read +@write +eval +evalsha +info +wait"
 )
 _CREDENTIALS = "name its user and password in the URL, redis://user:password@host, or redis://:password@host for its default user"
+_NO_TLS = "if it speaks no TLS, its URL begins with redis://"
+_ONLY_TLS = "if it speaks TLS alone, its URL begins with rediss://"
+_NO_HANDSHAKE = (
+    "WRONG_VERSION_NUMBER",
+    "UNEXPECTED_EOF_WHILE_READING",
+    "RECORD_LAYER_FAILURE",
+    "HTTP_REQUEST",
+)
+"""What OpenSSL says of bytes that are no handshake."""
 _REMEDIES = {
     "denied": RIGHTS,
     "version": "use Redis 6.2 or later, or Valkey",
@@ -56,13 +66,34 @@ _BY_TYPE: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def unavailable(error: Exception, *, server: str) -> LogUnavailableError:
-    """What is raised for an error met on the way to a server, or in its reply."""
+def unavailable(error: Exception, *, server: str, hint: str = "") -> LogUnavailableError:
+    """What is raised for an error met on the way to a server, or in its reply; `hint` is for one without a known remedy."""
     reason = _reason(error)
     # Not even the error's own text is sure to be there, or to be short.
     detail = f"{server}: {(str(error) or type(error).__name__):.500}"
-    remedy = _CREDENTIALS if _is_stranger(error) else _REMEDIES.get(reason)
-    return LogUnavailableError(reason, f"{detail}; {remedy}" if remedy is not None else detail)
+    remedy = _CREDENTIALS if _is_stranger(error) else _REMEDIES.get(reason, hint)
+    return LogUnavailableError(reason, f"{detail}; {remedy}" if remedy else detail)
+
+
+def tls_hint(scheme: str, error: Exception) -> str:
+    """What a new connection that failed may have to do with TLS, empty where nothing hints at that.
+
+    A server without TLS takes a greeting for the begin of a command and waits for its end; one with TLS hangs up on a
+    command, or answers with bytes that are none of Redis.
+    """
+    reason = _reason(error)
+    if scheme == "rediss":
+        return _NO_TLS if _is_no_handshake(error) else ""
+    hung_up = reason == "unreachable" and "connecting to" not in str(error)
+    return _ONLY_TLS if scheme == "redis" and (hung_up or reason == "malformed") else ""
+
+
+def _is_no_handshake(error: BaseException) -> bool:
+    """Whether a handshake got no answer of its kind: redis-py raises its own error in place of the one that it met."""
+    met = error.__context__ if isinstance(error, exceptions.ConnectionError) else error
+    if isinstance(met, ssl.SSLError):
+        return met.reason in _NO_HANDSHAKE
+    return isinstance(met, TimeoutError | ConnectionResetError | ConnectionAbortedError)
 
 
 def _is_stranger(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from kv_types.errors import ConfigError
 VERSION_MIN = (6, 2)
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+_REPLICA = re.compile(r"slave\d+")
 _CONFIGURED = ("repl-backlog-ttl", "maxmemory-policy")
 
 
@@ -30,6 +31,8 @@ class RedisFacts:
     """Its limit of memory, 0 for none."""
     memory_bytes: int
     connected_replicas: int
+    synced_replicas: int
+    """Those of them that have all data and follow, so that WAIT may count them."""
     configured_replicas: int
     persistence: str
     errors: tuple[str, ...] = ()
@@ -77,6 +80,11 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int) -> Redi
         memory_bytes_max=_number(info, "maxmemory"),
         memory_bytes=_number(info, "used_memory"),
         connected_replicas=_number(info, "connected_slaves"),
+        synced_replicas=sum(
+            1
+            for name, state in info.items()
+            if _REPLICA.fullmatch(name) and "state=online" in state.split(",")
+        ),
         configured_replicas=replicas,
         persistence=_persistence(info),
         errors=tuple(errors),

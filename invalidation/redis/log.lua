@@ -9,7 +9,7 @@
 --         renewal (rule R8), or REFUSED with the reason in words as the sixth.
 --
 -- state       history, incarnation, tip, digest (40 hexadecimal digits), settled (0 or 1), k, members, tombstones, floors,
---             scopes (how many of each), known (how often a namespace was entered), fence (see mark)
+--             scopes, weights, namespaces (how many of each), known (how often a namespace was entered), fence (see mark)
 -- stream      revision-0 -> p payload, d digest
 -- tombstones  scope‖selector -> revision. A scope is "-" (the fleet) or "n" and 32 bytes of a namespace id
 -- floors      scope -> revision below which no stamp is valid
@@ -41,16 +41,18 @@ end
 
 -- The guard (rule R6). Another primary, a restart, an old dump, FLUSHALL, or keys that were lost one by one: whatever is
 -- not wholly the data that this server has kept since the incarnation began is a new incarnation, and starts from nothing.
+-- The stream is not counted (who lacks a record of it has a gap), nor are requests (one that is made again selects more).
 local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')
   .. string.match(call('INFO', 'server'), 'run_id:(%w+)')
 local kept = call('HMGET', state, 'history', 'incarnation', 'tip', 'digest', 'settled', 'k', 'members', 'tombstones', 'floors',
-  'scopes')
+  'scopes', 'weights', 'namespaces')
 
 local function begin(incarnation, k)
   call('UNLINK', state, stream, tombstones, floors, scopes, members, requests, weights, namespaces, known)
   call('HSET', state, 'history', history, 'incarnation', incarnation, 'tip', '0', 'digest', NO_DIGEST, 'settled', '0',
-    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'scopes', '0', 'known', '0')
-  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0', '0' }
+    'k', k, 'members', '0', 'tombstones', '0', 'floors', '0', 'scopes', '0', 'weights', '0', 'namespaces', '0',
+    'known', '0')
+  return { history, incarnation, '0', NO_DIGEST, '0', k, '0', '0', '0', '0', '0', '0' }
 end
 
 local function raised(k)
@@ -62,7 +64,10 @@ if kept[1] ~= history
   or tonumber(kept[7]) ~= call('HLEN', members)
   or tonumber(kept[8]) ~= call('HLEN', tombstones)
   or tonumber(kept[9]) ~= call('HLEN', floors)
-  or tonumber(kept[10]) ~= call('HLEN', scopes) then
+  or tonumber(kept[10]) ~= call('HLEN', scopes)
+  or tonumber(kept[11]) ~= call('HLEN', weights)
+  or tonumber(kept[12]) ~= call('HLEN', namespaces)
+  or tonumber(kept[12]) ~= call('HLEN', known) then
   kept = begin(ARGV[2], raised(kept[6]))
 end
 local incarnation, tip, digest, settled, k = kept[2], tonumber(kept[3]), kept[4], kept[5], kept[6]
@@ -202,6 +207,7 @@ local function announce(model, version, revision, most)
     for at = 2, #flat, 2 do flat[at] = string.match(flat[at], '^%d+') end
     call('HDEL', weights, oldest(flat, '', most.weights)[1].name)
   end
+  call('HSET', state, 'weights', text(call('HLEN', weights)))
 end
 
 -- 5 request id, 6 payload, 7 kind: "E" everything; "N" a namespace, 8 its scope; "T" anything else that is selected, 8 scope,
@@ -296,7 +302,7 @@ if verb == 'know' then
       call('HDEL', namespaces, longest_ago)
     end
   end
-  call('HSET', state, 'known', text(entries))
+  call('HSET', state, 'known', text(entries), 'namespaces', text(call('HLEN', namespaces)))
   return answer('OK')
 end
 

@@ -22,6 +22,7 @@ from invalidation.log import (
     LogUnavailableError,
     Member,
     Renewal,
+    checked_number,
 )
 from invalidation.records import LogEntry, LogRecord
 from invalidation.redis import replies, requests
@@ -177,6 +178,7 @@ class RedisLog(InvalidationLog):
 
     async def woken(self, after: int, *, deadline_ns: int) -> bool:
         """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
+        checked_number(after, "a revision")
 
         async def wait(talk: Talk) -> bool:
             wait_ms = max(1, talk.remaining_ms - _TICK_MS)  # 0 would be without end

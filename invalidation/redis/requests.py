@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from invalidation.compaction import scope_of
-from invalidation.log import Member
+from invalidation.log import Member, checked_number
 from invalidation.records import DIGEST_BYTES, LogEntry
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, NamespaceId
-from kv_types.limits import LOG_REVISION_MAX, MEMBER_NOTE_BYTES_MAX, NAMESPACE_BYTES_MAX, REPLICAS_MAX
+from kv_types.limits import MEMBER_NOTE_BYTES_MAX, NAMESPACE_BYTES_MAX, REPLICAS_MAX
 from kv_types.selectors import Selector
 
 MEMBER_BYTES = 16
@@ -81,7 +81,7 @@ def replicas_arguments(replicas: int) -> list[bytes]:
 
 def read_arguments(after: int, *, count: int) -> list[bytes]:
     """Raises InvalidArgumentError on what is no revision or no count."""
-    return [_number(after, "a revision"), _number(count, "a count of records")]
+    return [_number(after, "a revision"), _number(count, "a count of records", least=1)]
 
 
 def know_arguments(canonicals: Sequence[bytes]) -> list[bytes]:
@@ -100,10 +100,8 @@ def incarnation_text(incarnation: LogIncarnation) -> bytes:
     return incarnation.hex().encode()
 
 
-def _number(value: int, what: str) -> bytes:
-    if not 0 <= value <= LOG_REVISION_MAX:
-        raise InvalidArgumentError(f"{what} is 0 to {LOG_REVISION_MAX}; got {value}")
-    return b"%d" % value
+def _number(value: int, what: str, *, least: int = 0) -> bytes:
+    return b"%d" % checked_number(value, what, least=least)
 
 
 def _check_size(value: bytes, size: int, what: str) -> None:

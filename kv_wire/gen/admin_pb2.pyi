@@ -326,10 +326,12 @@ class NamespacesResponse(_message.Message):
     def __init__(self, canonical: _Optional[_Iterable[bytes]] = ..., incomplete: _Optional[str] = ..., position: _Optional[_Union[_cache_pb2.Stamp, _Mapping]] = ...) -> None: ...
 
 class SetReplicasRequest(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "force")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     replicas: int
-    def __init__(self, replicas: _Optional[int] = ...) -> None: ...
+    force: bool
+    def __init__(self, replicas: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class SetReplicasResponse(_message.Message):
     __slots__ = ()

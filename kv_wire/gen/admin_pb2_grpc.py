@@ -162,7 +162,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetReplicas(self, request, context):
-        """Sets the number of configured replicas of the log, without which nothing is confirmed.
+        """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
+        none, and without `force` where fewer are in sync.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

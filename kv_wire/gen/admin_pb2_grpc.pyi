@@ -68,7 +68,9 @@ class AdminStub:
     Namespaces: _grpc.UnaryStreamMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]
     """Lists the namespaces that the fleet has used, in parts."""
     SetReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetReplicasRequest, _admin_pb2.SetReplicasResponse]
-    """Sets the number of configured replicas of the log, without which nothing is confirmed."""
+    """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
+    none, and without `force` where fewer are in sync.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -105,7 +107,9 @@ class AdminAsyncStub(AdminStub):
     Namespaces: _aio.UnaryStreamMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
     """Lists the namespaces that the fleet has used, in parts."""
     SetReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetReplicasRequest, _admin_pb2.SetReplicasResponse]  # type: ignore[assignment]
-    """Sets the number of configured replicas of the log, without which nothing is confirmed."""
+    """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
+    none, and without `force` where fewer are in sync.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
@@ -199,6 +203,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetReplicasResponse, _abc.Awaitable[_admin_pb2.SetReplicasResponse]]:
-        """Sets the number of configured replicas of the log, without which nothing is confirmed."""
+        """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
+        none, and without `force` where fewer are in sync.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

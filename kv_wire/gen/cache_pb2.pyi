@@ -327,7 +327,7 @@ class ClientStatus(_message.Message):
     def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local")
+    __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local", "server", "server_errors", "server_warnings")
     class SizesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,9 @@ class LogStatus(_message.Message):
     SIZES_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     WHY_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_WARNINGS_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     kind: str
     address: str
@@ -367,7 +370,10 @@ class LogStatus(_message.Message):
     sizes: _containers.ScalarMap[str, int]
     settled: bool
     why_local: str
-    def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ...) -> None: ...
+    server: str
+    server_errors: _containers.RepeatedScalarFieldContainer[str]
+    server_warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ..., server: _Optional[str] = ..., server_errors: _Optional[_Iterable[str]] = ..., server_warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions")

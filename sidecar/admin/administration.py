@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -75,6 +75,14 @@ class CountingStore(Protocol):
         ...
 
 
+class AdmitReplicas(Protocol):
+    """Judges a number of replicas that are to answer from now on."""
+
+    async def __call__(self, replicas: int, *, force: bool) -> None:
+        """Raise InvalidArgumentError with the remedy, LogUnavailableError; with `force` they need not be there yet."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Who is in the fleet, as the log has it."""
@@ -111,16 +119,18 @@ class Administration:
         *,
         timing: Timing,
         clock: Clock,
+        admit_replicas: AdmitReplicas | None = None,
         pause: Pause = asyncio.sleep,
         call_s: float = CALL_DEADLINE_S_DEFAULT,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`call_s` is what one call of the log may take."""
+        """`call_s` is what one call of the log may take. `admit_replicas` judges numbers of replicas; None: all are taken."""
         self._following = following
         self._log = log
         self._store = store
         self._timing = timing
         self._clock = clock
+        self._admit_replicas = admit_replicas
         self._pause = pause
         self._wall_ms = wall_ms
         self._counting = asyncio.Lock()
@@ -128,6 +138,7 @@ class Administration:
         self._looks = Looks(log, clock, call_ns=self._call_ns)
         self._fencing = Fencing(
             log,
+            me=following.member,
             looks=self._looks,
             timing=timing,
             clock=clock,
@@ -205,10 +216,13 @@ class Administration:
         """Wait for records of an incarnation up to a revision."""
         return await self._fencing.wait(stamp, wait=wait, timeout_s=timeout_s)
 
-    async def set_replicas(self, replicas: int) -> None:
-        """Set the number of configured replicas of the log."""
+    async def set_replicas(self, replicas: int, *, force: bool = False) -> None:
+        """Set the number of configured replicas of the log; with `force` even if they are not there yet."""
         if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidArgumentError(f"the log has 0 to {REPLICAS_MAX} configured replicas; got {replicas}")
+        judge = self._admit_replicas
+        if judge is not None:
+            await self._ask(lambda _: judge(replicas, force=force))
         await self._ask(lambda deadline_ns: self._log.set_replicas(replicas, deadline_ns=deadline_ns))
         _log.info("set the number of configured replicas", replicas=replicas)
 
@@ -285,7 +299,7 @@ class Administration:
 
     async def records(
         self, *, after: int, incarnation: bytes, count: int, follow: bool
-    ) -> AsyncIterator[tuple[Stamp, LogRecord]]:
+    ) -> AsyncGenerator[tuple[Stamp, LogRecord], None]:
         """Yield the kept records after a revision, oldest first, with their positions.
 
         `incarnation` is that of `after`; where it is not the present one, all records of the present one come. `count` 0:

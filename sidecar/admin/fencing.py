@@ -101,6 +101,7 @@ class Fencing:
         self,
         log: InvalidationLog,
         *,
+        me: bytes,
         looks: Looks,
         timing: Timing,
         clock: Clock,
@@ -108,10 +109,11 @@ class Fencing:
         call_s: float = CALL_DEADLINE_S_DEFAULT,
         appended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`call_s` is what one call of the log may take. `appended` is called after each round of appends: whoever follows
-        the log here need not wait to hear of it.
+        """`me` is this sidecar's id in the fleet. `call_s` is what one call of the log may take. `appended` is called after
+        each round of appends: whoever follows the log here need not wait to hear of it.
         """
         self._log = log
+        self._me = me
         self._looks = looks
         self._timing = timing
         self._clock = clock
@@ -160,7 +162,7 @@ class Fencing:
         turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
-            return self._result((), _incarnation_stop(), begun_ns)
+            return self._result((), _unknown_stop(stamp), begun_ns)
         return self._result((stamp,), ended, begun_ns)
 
     def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
@@ -232,7 +234,7 @@ class Fencing:
                 return appended.stamp
 
     async def _wait(self, stamp: Stamp, wait: Wait, turn: _Turn) -> Reached | NewIncarnation | _Stop:
-        evaluation = FenceEvaluation(stamp=stamp, wait=wait, timing=self._timing)
+        evaluation = FenceEvaluation(stamp=stamp, wait=wait, timing=self._timing, me=self._me)
         turn.restart()
         while True:
             try:
@@ -342,4 +344,12 @@ def _incarnation_stop() -> _Stop:
     return _Stop(
         Unconfirmed.INCARNATION,
         "the log began a new incarnation, which holds none of these records; invalidate again",
+    )
+
+
+def _unknown_stop(stamp: Stamp) -> _Stop:
+    return _Stop(
+        Unconfirmed.INCARNATION,
+        f"the log holds no record {stamp.revision} of incarnation {stamp.incarnation.hex()}: it has begun anew since, or "
+        "never had it; invalidate again",
     )

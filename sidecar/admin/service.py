@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,13 +12,14 @@ from google.protobuf.message import Message
 
 from invalidation.fence import Wait
 from invalidation.log import MemberState
+from invalidation.records import LogRecord
 from kv_types import limits
 from kv_types.errors import (
     InvalidArgumentError,
     LimitExceededError,
     PermissionDeniedError,
 )
-from kv_types.ids import namespace_id
+from kv_types.ids import Stamp, namespace_id
 from kv_types.outcomes import Tier
 from kv_wire.admin_calls import ADMIN_SERVICE
 from kv_wire.admin_conversions import (
@@ -25,6 +27,7 @@ from kv_wire.admin_conversions import (
     identifier_from_wire,
     identifiers_from_wire,
     record_to_wire,
+    revision_from_wire,
     selectors_from_wire,
 )
 from kv_wire.conversions import stamp_from_wire, stamp_to_wire
@@ -139,9 +142,10 @@ class AdminService:
         wait = _wait(request.wait)
         if wait is None:
             raise InvalidArgumentError("AwaitFence with WAIT_NONE waits for nothing: name what to wait for")
-        result = await self._administration.await_fence(
-            stamp_from_wire(request.stamp), wait=wait, timeout_s=_timeout_s(request.timeout_ms, context)
-        )
+        stamp = stamp_from_wire(request.stamp)
+        revision_from_wire(stamp.revision, "stamp.revision")
+        timeout_s = _timeout_s(request.timeout_ms, context)
+        result = await self._administration.await_fence(stamp, wait=wait, timeout_s=timeout_s)
         return self._result(result)
 
     async def dry_run(self, raw: bytes, context: Context) -> bytes:
@@ -158,16 +162,14 @@ class AdminService:
         incarnation = request.after_incarnation
         if incarnation:
             identifier_from_wire(incarnation, "log incarnation")
-        records = self._administration.records(
-            after=request.after_revision, incarnation=incarnation, count=request.count, follow=request.follow
+        after = revision_from_wire(request.after_revision, "after_revision")
+        found = self._administration.records(
+            after=after, incarnation=incarnation, count=request.count, follow=request.follow
         )
-        async for stamp, record in records:
-            entry = record.entry
-            message = record_to_wire(
-                stamp, entry.event, reason=entry.reason, author=entry.author,
-                appended_wall_ms=entry.appended_wall_ms,
-            )  # fmt: skip
-            await self._write(message, context, what="the reader of the log")
+        # Closed here, whatever ends this: a generator left to the collector is closed some time, by another task.
+        async with contextlib.aclosing(found) as records:
+            async for stamp, record in records:
+                await self._write(_record(stamp, record), context, what="the reader of the log")
 
     async def members(self, raw: bytes, context: Context) -> None:
         """Stream the members."""
@@ -209,7 +211,7 @@ class AdminService:
         """Set k."""
         del context
         request = _parsed(admin_pb2.SetReplicasRequest(), raw)
-        await self._administration.set_replicas(request.replicas)
+        await self._administration.set_replicas(request.replicas, force=request.force)
         return admin_pb2.SetReplicasResponse().SerializeToString()
 
     async def _write(self, message: Message, context: Context, *, what: str) -> None:
@@ -302,6 +304,13 @@ def _namespace_parts(known: KnownNamespaces) -> Iterable[Message]:
         part.canonical.append(namespace.canonical)
         size += len(namespace.canonical)
     yield part
+
+
+def _record(stamp: Stamp, record: LogRecord) -> admin_pb2.LogRecord:
+    entry = record.entry
+    return record_to_wire(
+        stamp, entry.event, reason=entry.reason, author=entry.author, appended_wall_ms=entry.appended_wall_ms
+    )
 
 
 def _page(report: PageReport) -> admin_pb2.PageStatus:

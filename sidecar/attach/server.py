@@ -183,9 +183,12 @@ class AttachServer:
                 if connection.is_closed or not self._take_message(connection):
                     return
         except Exception:  # noqa: BLE001  (the boundary to what clients send: one of them must not stop the loop)
-            self._counts["handler_errors"] += 1
-            _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
-            self._close(connection)
+            self._drop_unhandled(connection)
+
+    def _drop_unhandled(self, connection: Connection) -> None:
+        self._counts["handler_errors"] += 1
+        _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
+        self._close(connection)
 
     def _take_message(self, connection: Connection) -> bool:
         """Handle one message; False when none is there or the connection has ended."""
@@ -290,20 +293,21 @@ class AttachServer:
         began = time.perf_counter()
         reply: SidecarMessage
         try:
-            await self._directory.list_namespace(record)
-            if connection.process is not process:  # gone meanwhile, and its row with it
-                return
-            reply = carry_out(self._store, self._clock, process, message)
-        except StrataError as error:
-            reply = self._failed(error)
-        finally:
-            process.listing -= 1
-        if connection.process is not process:
-            return
-        try:
-            self._answer(connection, request, message, reply, began)
+            try:
+                await self._directory.list_namespace(record)
+                if connection.process is not process:  # gone meanwhile, and its row with it
+                    return
+                reply = carry_out(self._store, self._clock, process, message)
+            except StrataError as error:
+                reply = self._failed(error)
+            finally:
+                process.listing -= 1
+            if connection.process is process:
+                self._answer(connection, request, message, reply, began)
         except (ReceiverTooSlowError, OSError):
             self._close(connection)
+        except Exception:  # noqa: BLE001  (as in _on_readable)
+            self._drop_unhandled(connection)
 
     def _close(self, connection: Connection) -> None:
         """The connection is over. Its process, if it attached, becomes an orphan until its pidfd fires."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
 from invalidation.redis.address import parse_addresses
-from invalidation.redis.facts import RedisFacts
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import Clock
-from kv_types.errors import ConfigError
+from kv_types.errors import ConfigError, InvalidArgumentError
 from sidecar.config import Settings
 from sidecar.log.private_redis import PrivateRedis, find_redis_server
+from sidecar.log.server import LogServer
 from sidecar.logs import logger
 
 _SECOND_NS = 1_000_000_000
@@ -41,16 +40,39 @@ class ChosenLog:
     log: InvalidationLog
     kind: LogKind
     fleet: str
-    address: str = ""
     why_local: str = ""
-    admit: Callable[[], Awaitable[None]] | None = None
-    """Judges the log's server: raises LogUnavailableError when it can't, ConfigError with the remedy when it must not be used."""
+    candidates: tuple[str, ...] = ()
+    """The servers that it may be on, without passwords; none for a local log."""
+    server: LogServer | None = None
     child: PrivateRedis | None = None
 
     @property
     def is_shared(self) -> bool:
         """Whether other sidecars can be in it: its incarnations must be observed before they are settled (rule R12)."""
         return self.kind is LogKind.REDIS
+
+    @property
+    def address(self) -> str:
+        """All candidates in one line; empty for a local log."""
+        return ", ".join(self.candidates)
+
+    async def admit_replicas(self, replicas: int, *, force: bool) -> None:
+        """Judge a number of replicas that are to answer from now on; with `force` they need not be there yet.
+
+        Raises InvalidArgumentError, with the remedy, LogUnavailableError.
+        """
+        if replicas and not self.is_shared:
+            where = (
+                "in this sidecar's memory"
+                if self.kind is LogKind.LOCAL
+                else "on a server of this sidecar's own"
+            )
+            raise InvalidArgumentError(
+                f"this log is {where} and has no replicas: with {replicas} to answer, nothing would ever be fresh again. Put "
+                "it on a Redis that has some: stratakv serve --log-url"
+            )
+        if replicas and self.server is not None and not force:
+            await self.server.admit_replicas(replicas)
 
     async def close(self) -> None:
         """Let go of connections, and end a private server."""
@@ -97,7 +119,6 @@ async def _start_child(runtime_dir: Path, memory_bytes: int) -> PrivateRedis:
 
 def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -> ChosenLog:
     addresses = parse_addresses(urls)
-    told: list[RedisFacts] = []
     log = RedisLog(
         RedisLogSettings(
             addresses=addresses,
@@ -106,30 +127,20 @@ def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -
         ),
         clock=clock,
     )
-
-    async def admit() -> None:
-        deadline_ns = clock.now_ns() + int(settings.log_deadline * _SECOND_NS)
-        facts = await log.check(deadline_ns=deadline_ns)
-        facts.demand()
-        if [(one.server, one.warnings) for one in told] == [(facts.server, facts.warnings)]:
-            return
-        told[:] = [facts]
-        _log.info(
-            "the invalidation log's server", server=facts.server, software=facts.software, version=facts.version,
-            eviction=facts.policy, persistence=facts.persistence, replicas=facts.connected_replicas,
-        )  # fmt: skip
-        for warning in facts.warnings:
-            _log.warning("the invalidation log's server", server=facts.server, warning=warning)
-
-    address = ", ".join(one.label for one in addresses)
-    return ChosenLog(log, kind, settings.fleet, address=address, admit=admit)
+    return ChosenLog(
+        log,
+        kind,
+        settings.fleet,
+        candidates=tuple(one.label for one in addresses),
+        server=LogServer(log, clock=clock, call_ns=int(settings.log_deadline * _SECOND_NS)),
+    )
 
 
 async def _judge_now(chosen: ChosenLog) -> None:
     """Refuse a server at start that must not be used."""
-    assert chosen.admit is not None
+    assert chosen.server is not None
     try:
-        await chosen.admit()
+        await chosen.server.admit()
     except LogUnavailableError as error:
         _log.warning(
             "the invalidation log does not answer yet: this sidecar starts, and serves no hits until it does",

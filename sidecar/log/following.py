@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from cache_l2.store import ArenaStore
 from invalidation.listing import Listings
@@ -66,12 +67,19 @@ class Following:
                 pid=os.getpid(),
                 version=version,
             ),
-            admit=chosen.admit,
+            admit=None if chosen.server is None else chosen.server.admit,
             enter=self.directory.enter_all,
             observe=observe,
         )
         self.directory.follow(self.shell)
-        self._watch = LogWatch(self.shell, chosen.log, self.directory, clock=clock, call_ns=call_ns)
+        self._watch = LogWatch(
+            self.shell,
+            chosen.log,
+            self.directory,
+            clock=clock,
+            call_ns=call_ns,
+            look=None if chosen.server is None else chosen.server.look,
+        )
         self._reaper = MemberReaper(self.shell, chosen.log, timing=self.timing, clock=clock, call_ns=call_ns)
 
     def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -86,10 +94,18 @@ class Following:
 
     def picture(self) -> LogPicture:
         """Return how things stand, for status and metrics."""
-        chosen = self.chosen
+        chosen, state = self.chosen, self.shell.state()
+        if chosen.server is not None:
+            state = replace(
+                state,
+                candidates=chosen.candidates,
+                server=chosen.server.label,
+                server_errors=chosen.server.errors,
+                server_warnings=chosen.server.warnings,
+            )
         return LogPicture(
             fleet=chosen.fleet, kind=str(chosen.kind), address=chosen.address, why_local=chosen.why_local,
-            state=self.shell.state(), weights=dict(self.shell.validity.weights),
+            state=state, weights=dict(self.shell.validity.weights),
         )  # fmt: skip
 
     async def wait_confirmed(self, timeout_s: float) -> bool:

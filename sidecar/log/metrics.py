@@ -47,6 +47,7 @@ def log_metrics(state: LogState) -> Iterable[Metric]:
         "Time since the log last confirmed this sidecar; -1: it never has.",
         value=NEVER_S if state.confirmed_ago_s is None else state.confirmed_ago_s,
     )
+    yield from _server(state)
     yield from _tables(state)
     renewals = CounterMetricFamily(
         "stratakv_log_renewals", "Renewals at the log, by what came of them.", labels=("outcome",)
@@ -60,6 +61,26 @@ def log_metrics(state: LogState) -> Iterable[Metric]:
     yield CounterMetricFamily(
         "stratakv_pages_hidden", "Pages hidden because the log selects them.", value=state.pages_hidden
     )
+
+
+def _server(state: LogState) -> Iterable[Metric]:
+    """Which server the log is on, and what is wrong with it; all 0 for a log in this sidecar's memory."""
+    servers = GaugeMetricFamily(
+        "stratakv_log_server",
+        "1 for the server of the log that is in use, or is tried, now.",
+        labels=("server",),
+    )
+    for candidate in state.candidates:
+        servers.add_metric((candidate,), float(candidate == state.server))
+    yield servers
+    faults = GaugeMetricFamily(
+        "stratakv_log_server_faults",
+        "What is wrong with the log's server: errors, for which it would not be joined again, and warnings.",
+        labels=("severity",),
+    )
+    for severity, found in (("error", state.server_errors), ("warning", state.server_warnings)):
+        faults.add_metric((severity,), len(found))
+    yield faults
 
 
 def _tables(state: LogState) -> Iterable[Metric]:

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import stat
 import sys
 from collections import deque
 from pathlib import Path
@@ -23,10 +22,10 @@ from kv_types.limits import (
     PRIVATE_REDIS_STOP_S_MAX,
     SOCKET_PATH_BYTES_MAX,
 )
+from sidecar.endpoint import PRIVATE_REDIS_SOCKETS, remove_private_sockets
 from sidecar.log import die_with_parent
 from sidecar.logs import logger
 
-_SOCKET_PREFIX, _SOCKET_SUFFIX = "redis-", ".sock"
 _POLL_S = 0.01
 _PING, _PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
@@ -48,14 +47,15 @@ def find_redis_server() -> Path | None:
 class PrivateRedis:
     """One server with its restarts. It keeps nothing on disk: a restart is an empty server, and so a new log.
 
-    It ends with the thread that started it, whatever ends that: start it from the thread that runs the sidecar's loop.
+    It ends with the thread that started it, whatever ends that: start it from the thread that runs the sidecar's loop. Where
+    nothing stopped it, its socket stays, as the sidecar's own do, until one starts on this directory.
     `runtime_dir` must be held by this sidecar alone. Raises ConfigError on a socket path that is too long or too little
     memory.
     """
 
     def __init__(self, binary: Path, runtime_dir: Path, *, memory_bytes: int) -> None:
-        # Of this process's own name: the server of a sidecar that was killed may still be about to remove its socket.
-        self.socket_path = runtime_dir / f"{_SOCKET_PREFIX}{os.getpid()}{_SOCKET_SUFFIX}"
+        # Of this process's own name: the server of a sidecar that was killed may live a moment longer.
+        self.socket_path = runtime_dir / PRIVATE_REDIS_SOCKETS.replace("*", str(os.getpid()))
         if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
                 f"the path of the private Redis' socket, {self.socket_path}, has more than {SOCKET_PATH_BYTES_MAX} "
@@ -215,7 +215,4 @@ class PrivateRedis:
 
     def _remove_sockets(self) -> None:
         """Remove our socket, and those of servers of sidecars before this one, which had no time to do it."""
-        for path in self._runtime_dir.glob(f"{_SOCKET_PREFIX}*{_SOCKET_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(path.lstat().st_mode):
-                    path.unlink()
+        remove_private_sockets(self._runtime_dir)

@@ -32,6 +32,8 @@ class LogState:
 
     `phase` and `reason` are short words for people and metrics, `reason` empty while hits are confirmed. `position` None:
     no log was joined yet. `confirmed_ago_s` None: never. `sizes` are tables of this sidecar and of the log, by name.
+    `candidates` are the servers that the log may be on, `server` the one that is in use or tried now; `server_errors`
+    and `server_warnings` what was found wrong with it last.
     """
 
     phase: str
@@ -49,6 +51,10 @@ class LogState:
     sizes: Mapping[str, int]
     pages_hidden: int
     records_applied: int
+    candidates: tuple[str, ...] = ()
+    server: str = ""
+    server_errors: tuple[str, ...] = ()
+    server_warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

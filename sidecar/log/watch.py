@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 
 from invalidation.log import InvalidationLog, LogUnavailableError
 from kv_types.clock import Clock
@@ -10,6 +12,7 @@ from kv_types.limits import (
     CLIENTS_WATCH_S_MAX,
     CLIENTS_WATCH_S_MIN,
     LOG_BACKOFF_S_MAX,
+    LOG_SERVER_LOOK_S,
     LOG_STATISTICS_S,
     LOG_WAKE_S_MAX,
     RENEWALS_PER_S_MAX,
@@ -33,13 +36,16 @@ class LogWatch:
         *,
         clock: Clock,
         call_ns: int,
+        look: Callable[[], Awaitable[None]] | None = None,
         pause: Pause = asyncio.sleep,
     ) -> None:
+        """`look` looks at the log's server, and says what has changed; raises LogUnavailableError."""
         self._shell = shell
         self._log = log
         self._directory = directory
         self._clock = clock
         self._call_ns = call_ns
+        self._look = look
         self._pause = pause
 
     async def run(self) -> None:
@@ -50,6 +56,8 @@ class LogWatch:
                 tasks.create_task(self._watch_clients(), name="clients")
                 tasks.create_task(self._directory.run(), name="log directory")
                 tasks.create_task(self._keep_figures(), name="log figures")
+                if self._look is not None:
+                    tasks.create_task(self._look_at_server(self._look), name="log server")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -89,6 +97,14 @@ class LogWatch:
                 if figures is not None:
                     self._shell.counters.statistics = figures
             await self._pause(LOG_STATISTICS_S if self._shell.counters.statistics else _FIGURES_S)
+
+    async def _look_at_server(self, look: Callable[[], Awaitable[None]]) -> None:
+        """A server may be configured otherwise while it is followed, which nothing else would tell before it is joined anew."""
+        while True:
+            await self._pause(LOG_SERVER_LOOK_S)
+            if self._shell.is_following:
+                with contextlib.suppress(LogUnavailableError):  # renewals say it
+                    await look()
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._call_ns

@@ -17,6 +17,7 @@ import pytest
 
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
 from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload
+from tests.support.shared_files import nothing_new_in_shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = (PutStatus.STORED, RefuseReason.NONE)
@@ -241,10 +242,9 @@ def test_garbage_in_a_clients_row_harms_only_itself() -> None:
 
 
 def test_nothing_is_left_in_the_file_system() -> None:
-    before = set(Path("/dev/shm").iterdir())
-    world = NativeArena()
-    world.put(chain("a", 1))
-    assert set(Path("/dev/shm").iterdir()) == before
+    with nothing_new_in_shared_memory(ours={os.getpid()}):
+        world = NativeArena()
+        world.put(chain("a", 1))
     names = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
     world.arena.close()
     world.reader.close()

@@ -123,33 +123,49 @@ def test_applied_view_is_told() -> None:
 
 def test_an_engine_says_what_it_is_and_until_when_it_serves_without_asking() -> None:
     world = NativeArena()
-    row = world.arena.open_row(5, engine=2)
+    row = world.arena.open_row(5, engine=1)
     engine = world.attach(row)
 
     def state() -> tuple[int, int]:
         statistics = world.arena.row_statistics(row)
         return statistics["engine"], statistics["own_freshness_ns"]
 
-    assert state() == (2, 0)
+    assert state() == (1, 0)
     assert world.arena.row_statistics(world.row)["engine"] == 0
     publish(world, 1)
     world.arena.publish_freshness(77)
     assert engine.claim_freshness() == (77, 2)
-    assert state() == (2, 77)
+    assert state() == (1, 77)
     assert engine.claim_freshness(2**64 - 1) == (77, 2), "nobody has granted more"
-    assert state() == (2, 77)
+    assert state() == (1, 77)
     world.arena.grant_keep(True)
     assert engine.claim_freshness() == (77, 2)
     assert engine.claim_freshness(2**64 - 1) == (2**64 - 1, 2)
-    assert state() == (2, 2**64 - 1)
+    assert state() == (1, 2**64 - 1)
     world.arena.grant_keep(False)
     assert engine.claim_freshness(2**64 - 1) == (77, 2)
     assert engine.claim_freshness(0) == (0, 2)
-    assert state() == (2, 0)
-    engine.claim_freshness(99)
+    assert state() == (1, 0)
+    engine.claim_freshness(55)
     world.arena.end_row(row)
-    assert world.arena.open_row(6, engine=1) == row
-    assert state() == (1, 0), "a row is given cleared"
+    assert world.arena.open_row(6, engine=2) == row
+    assert state() == (2, 0), "a row is given cleared"
+
+
+@pytest.mark.parametrize(("engine", "unlimited"), [(0, 77), (1, 2**64 - 1), (2, 77)])
+def test_nobody_claims_more_than_a_fence_waits_out_or_the_log_knows_of(engine: int, unlimited: int) -> None:
+    world = NativeArena()
+    client = world.attach(world.arena.open_row(5, engine=engine))
+    world.arena.publish_freshness(77)
+    world.arena.grant_keep(True)
+    assert [client.claim_freshness(asked)[0] for asked in (76, 77, 78, 2**63, 2**64 - 2)] == [
+        76,
+        77,
+        77,
+        77,
+        77,
+    ]
+    assert client.claim_freshness(2**64 - 1)[0] == unlimited
 
 
 def test_every_page_asked_for_is_accounted_for() -> None:

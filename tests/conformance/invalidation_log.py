@@ -36,6 +36,7 @@ from tests.conformance.log_harness import (
     some_id,
     some_selector,
 )
+from tests.conformance.log_positions import LogPositionsConformance
 
 _Answer = TypeVar("_Answer")
 
@@ -44,10 +45,10 @@ UNKNOWN_PAYLOAD = b"\xff" + bytes(range(64))
 
 
 @pytest.mark.asyncio
-class InvalidationLogConformance:
+class InvalidationLogConformance(LogPositionsConformance):
     """The suite. Every test gets an empty log by the fixture `harness`."""
 
-    # --- appending and reading ---
+    # --- appending ---
 
     async def test_a_new_log_holds_nothing(self, harness: LogHarness) -> None:
         boot = await harness.boot()
@@ -109,31 +110,6 @@ class InvalidationLogConformance:
                 LogEntry(event=selected(0)), request_id=requests[-back], deadline_ns=harness.deadline_ns
             )
             assert again.stamp.revision == len(requests) + 1 - back
-
-    @pytest.mark.parametrize("size", [0, 15, 17])
-    async def test_ids_of_the_wrong_size_are_errors(self, harness: LogHarness, size: int) -> None:
-        member = replace(await harness.member(), id=bytes(size))
-        with pytest.raises(InvalidArgumentError):
-            await harness.log.renew(member, number=1, deadline_ns=harness.deadline_ns)
-        with pytest.raises(InvalidArgumentError):
-            await harness.log.append(
-                LogEntry(event=selected(0)), request_id=bytes(size), deadline_ns=harness.deadline_ns
-            )
-        assert (await harness.boot()).tip.revision == 0
-
-    async def test_reading_begins_after_a_revision_and_ends_at_the_count(self, harness: LogHarness) -> None:
-        appended = SMALL_LIMITS.records + 7
-        tip = await harness.append(*(selected(number) for number in range(appended)))
-
-        async def read(after: int, count: int) -> list[int]:
-            stamp, records = await harness.log.read(after, count=count, deadline_ns=harness.deadline_ns)
-            assert stamp == tip
-            return [record.revision for record in records]
-
-        assert await read(appended - 3, 2) == [appended - 2, appended - 1]
-        assert await read(appended, 2) == []
-        assert await read(appended + 5, 2) == []
-        assert await read(0, 2) == [8, 9], "the oldest that is kept"
 
     # --- renewing ---
 
@@ -413,7 +389,7 @@ class InvalidationLogConformance:
         )
         assert appended.members == {member.id}
 
-    # --- replicas, namespaces, waking ---
+    # --- replicas, namespaces, the end ---
 
     async def test_replicas_that_do_not_answer_confirm_nothing(self, harness: LogHarness) -> None:
         member = await harness.member()
@@ -444,15 +420,6 @@ class InvalidationLogConformance:
         known = list((await harness.log.namespaces(deadline_ns=harness.deadline_ns)).canonicals)
         assert len(known) == SMALL_LIMITS.namespaces
         assert set(more) < set(known)
-
-    async def test_waiting_ends_with_a_record_or_with_the_deadline(self, harness: LogHarness) -> None:
-        tip = await harness.append(selected(1))
-        assert await harness.log.woken(0, deadline_ns=harness.deadline_ns), "there is one already"
-        assert not await harness.log.woken(tip.revision, deadline_ns=harness.soon_ns)
-        waiting = asyncio.create_task(harness.log.woken(tip.revision, deadline_ns=harness.deadline_ns))
-        await asyncio.sleep(0)
-        await harness.append(selected(2))
-        assert await waiting
 
     async def test_closing_twice_is_closing_once(self, harness: LogHarness) -> None:
         await harness.append(selected(1))

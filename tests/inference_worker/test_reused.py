@@ -40,6 +40,28 @@ def test_the_last_page_of_a_look_up_stands_for_all_of_them() -> None:
     assert reused.instances(KEYS).life == LIFE
 
 
+@pytest.mark.parametrize("numbers", [(U, U, U), (11, 12, 13)])
+def test_what_is_stored_again_of_a_chain_that_was_cut_is_of_unknown_lineage(numbers: tuple[int, ...]) -> None:
+    """The pages were reused though the look-up went on behind those that are stored."""
+    reused = ReusedPages()
+    reused.found(KEYS, run(0, *numbers))
+    for pages in (1, 2):
+        assert rests_on(reused, pages - 1, KEYS[: pages * 32]) == U
+    other = b"".join(chain(2, root=1))
+    assert rests_on(reused, 1, other) == NO_INSTANCE, "another chain's pages were not"
+
+
+@pytest.mark.parametrize(("again", "expected"), [(11, 11), (91, U)])
+def test_a_shorter_look_up_is_one_history_with_a_longer_one_if_it_found_the_same_page(
+    again: int, expected: int
+) -> None:
+    reused = ReusedPages()
+    reused.found(KEYS, run(0, 11, 12, 13))
+    reused.found(KEYS[:32], run(0, again))
+    fork = KEYS[:32] + b"".join(chain(10, branch=(1,)))[32:64]
+    assert rests_on(reused, 1, fork) == expected
+
+
 def test_pages_of_l2_on_those_of_l1_are_one_history_if_they_stand_on_them_there() -> None:
     reused = ReusedPages()
     reused.found(KEYS, run(0, 11, 12))

@@ -37,7 +37,7 @@ def _state(
 
 
 def _fence(wait: Wait = Wait.HIDDEN) -> FenceEvaluation:
-    return FenceEvaluation(stamp=STAMP, wait=wait, timing=TIMING)
+    return FenceEvaluation(stamp=STAMP, wait=wait, timing=TIMING, me=A)
 
 
 def _missing(verdict: Verdict) -> set[bytes]:
@@ -141,6 +141,19 @@ def test_drained_is_never_concluded_from_silence_nor_from_a_goodbye() -> None:
         assert _missing(fence.observe(state, now_ns=now_ns)) == {A, B}
     drained = _state({A: _member(2, 7, drained=7), B: _member(1, 7, drained=7, gone=True)})
     assert fence.observe(drained, now_ns=0) == Reached({})
+
+
+@pytest.mark.parametrize("others", [{}, {B: _member(1, 7, drained=7)}])
+def test_drained_waits_for_whoever_says_so_to_be_a_member_itself(others: dict[bytes, MemberState]) -> None:
+    """Requests run below a sidecar that has not joined the log yet, and it would be told of no other's."""
+    fence = _fence(Wait.DRAINED)
+    verdict = fence.observe(_state(others), now_ns=0)
+    assert isinstance(verdict, Pending)
+    assert "this sidecar" in verdict.why
+    assert not verdict.missing
+    assert _missing(fence.observe(_state(others | {A: _member(1, 7, drained=0)}), now_ns=1)) == {A}
+    assert fence.observe(_state(others | {A: _member(2, 7, drained=7)}), now_ns=2) == Reached({})
+    assert _fence().observe(_state(others), now_ns=0) == Reached({}), "it serves nothing before it has joined"
 
 
 def test_hidden_asks_for_no_draining() -> None:

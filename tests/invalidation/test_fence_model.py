@@ -137,7 +137,7 @@ def _answered(world: World, call: Call, answer: tuple[int, int], rules: Rules) -
 def _observed(world: World, rules: Rules) -> World:
     assert world.appended is not None
     fence = FenceEvaluation(
-        stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing
+        stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing, me=MEMBER
     )
     if world.seen is not None:
         fence._silence._seen[MEMBER] = world.seen

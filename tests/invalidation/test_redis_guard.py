@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from invalidation.log import RenewalStatus
+from invalidation.records import LogEntry
 from invalidation.redis.log import RedisLog
 from invalidation.redis.script import KEY_NAMES, script_keys
+from kv_types.events import WeightsAnnounced
 from kv_types.ids import Stamp
 from tests.support.logs import Follower, Logs, append, entry, within
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
@@ -139,17 +141,20 @@ async def test_a_part_that_is_lost_is_noticed_or_harmless(
     server = servers.start()
     log = logs.open(server)
     member = await lived_in(log)
+    await append(log, LogEntry(event=WeightsAnnounced("m", "2")))
+    assert (await member.renew()).status is RenewalStatus.OK
     behind = Follower(log, at=Stamp(member.at.incarnation, 0))
     key = script_keys("test")[KEY_NAMES.index(lost)]
     server.client.delete(key)
-    if lost in {"state", "tombstones", "members", "scopes"}:
+    if lost in {"state", "tombstones", "members", "scopes", "weights", "namespaces", "known"}:
         await assert_new(log, member)
     else:
         await log.append(entry(), request_id=os.urandom(16), deadline_ns=within())
-        member.at = replace(member.at, revision=3)
+        member.at = replace(member.at, revision=4)
         boot = await log.boot(deadline_ns=within())
-        assert (boot.tip, boot.tombstones) == (member.at, dict.fromkeys(boot.tombstones, 3))
+        assert (boot.tip, boot.tombstones) == (member.at, dict.fromkeys(boot.tombstones, 4))
         assert len(boot.tombstones) == 1
+        assert boot.weights == {"m": "2"}
         expected = RenewalStatus.GAP if lost == "stream" else RenewalStatus.OK
         assert (await behind.renew()).status is expected
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from invalidation.log import Member
+from invalidation.records import LogRecord
 from kv_types import limits
 from kv_types.errors import (
     InvalidArgumentError,
@@ -27,7 +28,7 @@ from kv_types.errors import (
     UnknownNamespaceError,
 )
 from kv_types.events import Selected
-from kv_types.ids import PageKey
+from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace, parameters
 from kv_types.selectors import Selector
 from kv_wire.admin_calls import ADMIN_SERVICE, AdminCalls
@@ -35,6 +36,7 @@ from kv_wire.admin_conversions import record_from_wire
 from kv_wire.channel import open_channel
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
+from sidecar.serving.calls import Context
 from tests.kv_types.samples import namespace
 from tests.support.admin_site import AdminSite
 from tests.support.polling import wait_until
@@ -273,6 +275,35 @@ def test_the_log_streams_and_follows_until_its_reader_goes(site: AdminSite, admi
     wait_until(lambda: site.calls.running == 0, what="the end of the stream")
     whole = list(admin.read_log(admin_pb2.ReadLogRequest(after_revision=1), timeout=10))
     assert [record.stamp.revision for record in whole] == [2]
+
+
+def test_a_reader_that_goes_leaves_no_open_generator_to_the_collector(
+    site: AdminSite, admin: AdminCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.invalidate(invalidate(), timeout=10)
+    closed: list[bool] = []
+    original = site.admin.records
+
+    async def records(**terms: Any) -> AsyncGenerator[tuple[Stamp, LogRecord], None]:
+        try:
+            async for record in original(**terms):
+                yield record
+        finally:
+            closed.append(True)
+
+    class Gone:
+        """A context whose reader has gone."""
+
+        async def write(self, _: bytes) -> None:
+            raise ConnectionResetError
+
+    async def read() -> None:
+        with pytest.raises(ConnectionResetError):
+            await site.service.read_log(b"", cast("Context", Gone()))
+        assert closed == [True], "before anybody else runs"
+
+    monkeypatch.setattr(site.admin, "records", records)
+    site.call(read)
 
 
 def test_members_come_in_parts_that_fit_a_message(site: AdminSite, admin: AdminCalls) -> None:

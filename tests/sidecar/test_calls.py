@@ -31,6 +31,7 @@ from sidecar.serving.served_store import ServedStore
 from tests.support.directory import EverythingListed
 from tests.support.fake_served_store import FakeServedStore
 from tests.support.followed_store import FollowedStore
+from tests.support.grpc_servers import end_server
 from tests.support.spaces import space_of
 
 KEYS = [PageKey(bytes([n]) * 32) for n in range(1, 9)]
@@ -59,7 +60,7 @@ async def serving(
     await server.start()
     async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         yield service, channel
-    await server.stop(None)
+    await end_server(server)
 
 
 def run(script: Awaitable[None]) -> None:

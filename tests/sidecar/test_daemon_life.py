@@ -31,6 +31,7 @@ from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
 from tests.support.daemon import ROOT, Daemon, clean_environment, private_servers, run_command
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
+from tests.support.shared_files import nothing_new_in_shared_memory
 from tests.support.spaces import fresh_chain, page_of, space_of
 
 MIB = 2**20
@@ -39,10 +40,6 @@ CYCLES = 20
 
 def left_over(runtime_dir: Path) -> list[str]:
     return sorted(path.name for path in runtime_dir.iterdir())
-
-
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def assert_quiet(daemon: Daemon) -> None:
@@ -100,28 +97,31 @@ def test_c23_two_daemons_do_not_share_a_tcp_port(runtime_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir: Path) -> None:
-    shm, before = shared_memory(), {child.pid for child in psutil.Process().children(recursive=True)}
-    lives = set()
-    for cycle in range(CYCLES):
-        daemon = Daemon(runtime_dir, "--no-prefault", "--metrics-port", "off", "--copy-kernel", "memcpy")
-        daemon.wait_ready()
-        lives.add(daemon.line("ready")["life"])
-        if cycle % 5 == 0:
-            with open_channel(daemon.grpc_address) as channel:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with nothing_new_in_shared_memory():
+        lives = {_life_and_death(runtime_dir, stores=cycle % 5 == 0) for cycle in range(CYCLES)}
+        assert len(lives) == CYCLES, "every life has its own id"
+        with Daemon(runtime_dir) as last:
+            last.wait_ready()
+            with open_channel(last.grpc_address) as channel:
                 stored_page(RemoteStore(channel))
-        assert len(private_servers(runtime_dir)) == 1
-        daemon.kill()
-        wait_until(lambda: not private_servers(runtime_dir), what="the end of its Redis server")
-        assert left_over(runtime_dir) == ["attach.sock", "grpc.sock", "sidecar.lock"]
-    assert len(lives) == CYCLES, "every life has its own id"
-    with Daemon(runtime_dir) as last:
-        last.wait_ready()
-        with open_channel(last.grpc_address) as channel:
-            stored_page(RemoteStore(channel))
-    assert last.process.returncode == 0
+        assert last.process.returncode == 0
     assert left_over(runtime_dir) == ["sidecar.lock"]
-    assert shared_memory() <= shm
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def _life_and_death(runtime_dir: Path, *, stores: bool) -> str:
+    """One daemon that is killed once it is ready; returns the id of its life."""
+    daemon = Daemon(runtime_dir, "--no-prefault", "--metrics-port", "off", "--copy-kernel", "memcpy")
+    life: str = daemon.wait_ready().line("ready")["life"]
+    if stores:
+        with open_channel(daemon.grpc_address) as channel:
+            stored_page(RemoteStore(channel))
+    assert len(private_servers(runtime_dir)) == 1
+    daemon.kill()
+    wait_until(lambda: not private_servers(runtime_dir), what="the end of its Redis server")
+    assert left_over(runtime_dir) == ["attach.sock", "grpc.sock", f"redis-{daemon.pid}.sock", "sidecar.lock"]
+    return life
 
 
 def test_c23_a_daemon_whose_directory_was_removed_leaves_its_successor_alone(runtime_dir: Path) -> None:
@@ -228,8 +228,7 @@ def test_a_second_signal_ends_at_once(runtime_dir: Path) -> None:
         assert daemon.wait_end() == 128 + signal.SIGTERM
         go_on.set()
         call.cancel()
-    # its Redis server is told of its end by the kernel, and removes its socket by itself
-    wait_until(lambda: left_over(runtime_dir) == ["sidecar.lock"], what="an empty runtime directory")
+    assert left_over(runtime_dir) == ["sidecar.lock"]
 
 
 def test_health_and_reflection_are_served(runtime_dir: Path) -> None:

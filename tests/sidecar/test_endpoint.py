@@ -47,6 +47,19 @@ def test_a_holder_that_wrote_nothing_yet_is_still_a_holder(runtime_dir: Path) ->
     first.release()
 
 
+def test_what_the_server_of_a_killed_sidecar_left_is_cleared_whatever_log_comes_next(
+    runtime_dir: Path,
+) -> None:
+    directory = RuntimeDirectory(runtime_dir)
+    file = runtime_dir / "redis-1.sock"
+    file.write_text("somebody else's")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(runtime_dir / "redis-2.sock"))
+    directory.acquire()
+    assert sorted(runtime_dir.iterdir()) == [file, directory.lock_path]
+    directory.release()
+
+
 def test_the_sockets_of_a_successor_are_left_alone(runtime_dir: Path) -> None:
     """Somebody removed the directory of a living daemon and started another one there."""
     first = RuntimeDirectory(runtime_dir)

@@ -101,7 +101,9 @@ async def verdict_without_it(site: FollowingSite) -> tuple[Any, int]:
     """What a fence says that begins now, once the window is over in which nobody hears of the sidecar; and when."""
     revision = await site.append(Selected(EVERYTHING))
     boot = await LocalLog.boot(site.log, deadline_ns=FOR_EVER)
-    fence = FenceEvaluation(stamp=Stamp(boot.tip.incarnation, revision), wait=Wait.HIDDEN, timing=TIMING)
+    fence = FenceEvaluation(
+        stamp=Stamp(boot.tip.incarnation, revision), wait=Wait.HIDDEN, timing=TIMING, me=b"m" * 16
+    )
     begun_ns = site.time.now_ns()
     state = await LocalLog.fence(site.log, deadline_ns=FOR_EVER)
     assert isinstance(fence.observe(state, now_ns=begun_ns), Pending)

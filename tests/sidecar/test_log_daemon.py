@@ -172,6 +172,24 @@ def test_c34_a_shared_log_frozen_killed_and_restarted(runtime_dir: Path, servers
         assert (worker.put(), worker.look()) == (STORED, HIT)
 
 
+def test_which_of_several_servers_is_in_use_is_told(runtime_dir: Path, servers: RedisServers) -> None:
+    first, second = servers.start(), servers.start()
+    first.kill()
+    with sidecar(runtime_dir, "--log-url", f"{first.url},{second.url}") as (_, worker):
+        assert (worker.put(), worker.look()) == (STORED, HIT)
+        assert (worker.log.address, worker.log.server) == (f"{first.url}, {second.url}", second.url)
+        shown = run_command(
+            "status", "--runtime-dir", str(runtime_dir), environment={"COLUMNS": "250"}
+        ).stdout
+        assert f"on {second.url} now" in shown
+        second.kill()
+        first.start()
+        worker.sees(ABSENT)
+        wait_until(
+            lambda: worker.log.server == first.url, timeout_s=HEALS_S, what="the other server in the status"
+        )
+
+
 def test_a_sidecar_starts_while_its_log_is_down_says_so_and_heals(
     runtime_dir: Path, servers: RedisServers
 ) -> None:

@@ -256,8 +256,9 @@ async def test_a_log_that_keeps_no_deadline_is_given_up(site: FollowingSite) -> 
             while not shell.state().renewals.get("timeout"):
                 await asyncio.sleep(0)
         site.log.before_renewal = None
-        await site.time.run(2.0)
-        assert shell.state().reason == ""
+        async with asyncio.timeout(10):  # another call may hang by now, until it is given up too
+            while shell.state().reason:
+                await site.time.run(0.1)
 
 
 async def test_a_gap_hides_what_was_missed_and_nothing_else() -> None:

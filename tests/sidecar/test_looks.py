@@ -159,7 +159,9 @@ async def test_fences_that_wait_for_a_replica_keep_nobody_from_the_log_and_say_w
         await log.boot(deadline_ns=CLOCK.now_ns() + 5 * 10**9)
         replica.kill()
         appended = asyncio.Semaphore(0)
-        fencing = Fencing(log, looks=Looks(log, CLOCK), timing=TIMING, clock=CLOCK, appended=appended.release)
+        fencing = Fencing(
+            log, me=b"m" * 16, looks=Looks(log, CLOCK), timing=TIMING, clock=CLOCK, appended=appended.release
+        )
         waiting = [asyncio.create_task(_invalidate(fencing, timeout_s=3.0)) for _ in range(5)]
         for _ in waiting:
             await asyncio.wait_for(appended.acquire(), 20)

@@ -281,6 +281,14 @@ def test_how_the_log_is_followed_is_shown() -> None:
     assert value(series, "stratakv_log_table_entries", where="here", table="tombstones") == 7
     assert value(series, "stratakv_log_table_entries", where="log", table="records") == 44
     assert value(series, "stratakv_pages_hidden_total") == 5
+    where = log_state(
+        candidates=("redis://a:6379", "redis://b:6379"), server="redis://b:6379", server_warnings=("w", "v")
+    )
+    series = rendered(replace(snapshot(1), log=where))
+    assert value(series, "stratakv_log_server", server="redis://a:6379") == 0
+    assert value(series, "stratakv_log_server", server="redis://b:6379") == 1
+    assert value(series, "stratakv_log_server_faults", severity="error") == 0
+    assert value(series, "stratakv_log_server_faults", severity="warning") == 2
     never = rendered(replace(snapshot(1), log=log_state(confirmed_ago_s=None, position=None, tip=0)))
     assert value(never, "stratakv_log_confirmed_ago_seconds") == NEVER_S
     assert value(never, "stratakv_log_tip_lag_records") == 0

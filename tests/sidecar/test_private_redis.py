@@ -24,6 +24,7 @@ from sidecar.log import die_with_parent
 from sidecar.log.private_redis import PrivateRedis, find_redis_server
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.polling import wait_until
+from tests.support.processes import wait_until_stopped
 from tests.support.redis_servers import redis_binaries, redis_kinds
 
 MEMORY = 8 * 1024 * 1024
@@ -65,13 +66,21 @@ class Parent:
 
 
 @pytest.mark.parametrize("how", ["stop", "exit", "error", "killed", "terminated"])
-def test_it_ends_with_its_sidecar_and_leaves_nothing(runtime: Path, how: str) -> None:
+def test_it_ends_with_its_sidecar_and_leaves_nothing_but_its_socket(runtime: Path, how: str) -> None:
     parent = Parent(runtime, end=how)
     assert is_alive(parent.redis_pid)
     assert stat.S_ISSOCK(parent.socket_path.stat().st_mode)
     parent.end_by(how)
     wait_until(lambda: not is_alive(parent.redis_pid), what="the private Redis to end")
-    assert list(runtime.iterdir()) == []
+    assert list(runtime.iterdir()) == ([] if how == "stop" else [parent.socket_path])
+
+
+def test_a_stopped_one_ends_with_its_sidecar(runtime: Path) -> None:
+    parent = Parent(runtime, end="stop")
+    os.kill(parent.redis_pid, signal.SIGSTOP)
+    wait_until_stopped(parent.redis_pid)
+    parent.end_by("killed")
+    wait_until(lambda: not is_alive(parent.redis_pid), what="the private Redis to end")
 
 
 def test_a_parent_that_is_gone_before_the_signal_is_armed_is_noticed(runtime: Path) -> None:
@@ -187,10 +196,7 @@ async def test_a_frozen_one_is_ended_all_the_same(runtime: Path) -> None:
 @pytest.mark.asyncio
 async def test_sockets_of_dead_sidecars_are_cleared_and_other_files_are_not(runtime: Path) -> None:
     parent = await asyncio.to_thread(lambda: Parent(runtime, end="stop"))
-    os.kill(parent.redis_pid, signal.SIGSTOP)
-    os.kill(parent.redis_pid, signal.SIGKILL)
-    parent.process.kill()
-    parent.process.communicate()
+    parent.end_by("killed")
     assert parent.socket_path.exists(), "it had no time to remove it"
     (runtime / "redis-1.sock").write_text("a file of somebody else's")
     binary = find_redis_server()

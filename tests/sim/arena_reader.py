@@ -8,6 +8,7 @@ from typing import Any
 
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import MissReason
+from kv_types.validity import EngineMode
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
 
@@ -66,9 +67,13 @@ class ModelReader:
 
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
         self._check()
-        refused = freshness_ns == (1 << 64) - 1 and not self._arena.keep_granted
+        for_ever = (1 << 64) - 1
+        unlimited = (
+            freshness_ns == for_ever and self._row.engine == EngineMode.KEEP and self._arena.keep_granted
+        )
         self._give_way()
-        claimed = self._arena.freshness_ns if freshness_ns is None or refused else freshness_ns
+        granted = for_ever if unlimited else self._arena.freshness_ns
+        claimed = granted if freshness_ns is None else min(freshness_ns, granted)
         self._give_way()
         self._row.own_freshness_ns = claimed
         self._give_way()

@@ -54,7 +54,7 @@ class Engine(ClientProcess):
     def __init__(self, world: World, sidecar: SimulatedSidecar, number: int, mode: EngineMode) -> None:
         super().__init__(world, sidecar, f"{sidecar.node.name}e{number}", engine=mode)
         self._index: dict[PageKey, Instance] = {}
-        self._running: list[Running] = []
+        self.running: list[Running] = []
         self._follower: ViewFollower | None = None
         self.is_done = False
         """Whether it has taken its last step."""
@@ -68,24 +68,27 @@ class Engine(ClientProcess):
             if self.link.arena is None:
                 self.connect()
             self._step()
-        for one in self._running:
-            one.request.end()
+        while self.running:
+            self.running.pop().request.end()
         self.is_done = True
 
     def _step(self) -> None:
         """One step of the scheduler: admit, apply, finish what is done."""
         world = self.world
-        fences = len(world.truth.fenced)
-        wanted = world.wish() if len(self._running) < 3 and world.chance(0.5) else None
+        wanted = world.wish() if len(self.running) < 3 and world.chance(0.5) else None
         request = None
         if wanted is not None and self.link.arena is not None:
             request = self.client.begin(self.registered(wanted[0]))  # before anything is reused (rule R1)
         view = self._apply()
         if wanted is not None:
-            self._admit(*wanted, request, view, fences)
-        for one in [one for one in self._running if one.until_ns <= world.clockwork.now_ns]:
-            self._running.remove(one)
+            if world.chance(
+                0.25
+            ):  # a scheduler is busy with others first, and does not look again within its step
+                world.clockwork.sleep(world.pass_ns())
+            self._admit(*wanted, request, view)
+        for one in [one for one in self.running if one.until_ns <= world.clockwork.now_ns]:
             self._finish(one)
+            self.running.remove(one)
 
     def _apply(self) -> ObservedView | None:
         """Claim, then apply what was published: in this order, so that either we see an event or the sidecar the claim."""
@@ -112,10 +115,10 @@ class Engine(ClientProcess):
         return self.node.now_ns() < self._claimed_ns
 
     def _admit(
-        self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None, fences: int
+        self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None
     ) -> None:
         """Decide what a request reuses of the engine's own, and of L2 behind it."""
-        world, keys = self.world, chain(space, path)
+        world, keys, fences = self.world, chain(space, path), len(self.world.truth.fenced)
         pages: list[Instance] = []
         for key in keys if self._may_serve() else ():
             page = self._index.get(key)
@@ -134,7 +137,7 @@ class Engine(ClientProcess):
                     number = int.from_bytes(words[:8], "little"), int.from_bytes(words[8:16], "little")
                     pages.append(world.truth.check_whole(number, keys[: at + 1], space, self.name))
             world.served(self, pages, fences, None, from_l1=0, wanted=len(keys))
-        self._running.append(
+        self.running.append(
             Running(
                 space, path, request, view, position, pages, world.clockwork.now_ns + world.pass_ns(),
                 len(world.truth.appends), world.true_wall_ms(),

@@ -15,7 +15,7 @@ from sidecar.admin.fencing import FenceResult
 from tests.sim.clockwork import MS, S
 from tests.sim.plan import Wish
 from tests.sim.spaces import chain
-from tests.sim.truth import Append, BrokenPromiseError
+from tests.sim.truth import Append, BrokenPromiseError, Instance
 
 if TYPE_CHECKING:
     from tests.sim.sidecar import Life
@@ -79,7 +79,7 @@ class Operator:
             world.note("operator", f"is told that nothing was announced: {error}")
         else:
             stamps = result.stamps[1:]
-            self._returned(replace(result, stamps=stamps), [old], "hidden")
+            self._returned(replace(result, stamps=stamps), [old], "hidden", life)
         finally:
             self.waiting.remove(life)
 
@@ -145,12 +145,14 @@ class Operator:
         except LogUnreachableError as error:
             world.note("operator", f"is told that nothing was appended: {error}")
         else:
-            self._returned(result, call.selectors, call.wait)
+            self._returned(result, call.selectors, call.wait, call.life)
         finally:
             self.waiting.remove(call.life)
             self._calls.remove(call)
 
-    def _returned(self, result: FenceResult, selectors: Sequence[Selector], wait: str) -> None:
+    def _returned(
+        self, result: FenceResult, selectors: Sequence[Selector], wait: str, evaluator: Life
+    ) -> None:
         world = self._world
         if result.unconfirmed is not None:
             world.note("operator", f"is told: {result.unconfirmed}, {result.why}")
@@ -164,20 +166,35 @@ class Operator:
         stamps = [(bytes(stamp.incarnation), stamp.revision) for stamp in result.stamps]
         for record in world.truth.fence_returned(stamps, selectors):
             if wait == "drained":
-                self._check_drained(record)
+                self._check_drained(record, evaluator)
 
-    def _check_drained(self, record: Append) -> None:
-        """R19: no request that still runs anywhere holds what the record selects."""
+    def _check_drained(self, record: Append, evaluator: Life) -> None:
+        """R19: no request that still runs anywhere holds what the record selects.
+
+        Of members that the log lists: whose sidecar has not joined this incarnation by the last look may still compute,
+        and reuses nothing. But not below the sidecar that says so itself.
+        """
         for worker in self._world.workers:
             if worker.process.alive:
                 for now in worker.passes:
-                    for page in now.pages if now.is_known else now.reused:
-                        guilty = self._world.truth.selected_by(record, page)
-                        if guilty is not None:
-                            raise BrokenPromiseError(
-                                "BrokeDrained",
-                                f"append {record.number} drained while {worker.name} still used {page}",
-                            )
+                    is_awaited = now.life is not None and (
+                        now.life is evaluator
+                        or self._world.truth.is_listed(
+                            now.life.shell.member, record.incarnation, by_ns=evaluator.log.looked_ns
+                        )
+                    )
+                    self._check_unused(record, now.pages if is_awaited else now.reused, worker.name)
+        for engine in self._world.engines:
+            if engine.process.alive:
+                for one in engine.running:
+                    self._check_unused(record, one.pages, engine.name)
+
+    def _check_unused(self, record: Append, pages: Sequence[Instance], who: str) -> None:
+        for page in pages:
+            if self._world.truth.selected_by(record, page) is not None:
+                raise BrokenPromiseError(
+                    "BrokeDrained", f"append {record.number} drained while {who} still used {page}"
+                )
 
     def _selector(self, kind: str) -> Selector:
         world = self._world

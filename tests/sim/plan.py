@@ -64,7 +64,6 @@ class Plan:
     ring_records: int = 8
     reservation_s: float = 1.5
     log_limits: tuple[int, int, int, int, int] = (1000, 100, 50, 100, 50)
-    is_compacted: bool = False
     switches_weights: bool = False
     """Whether workers follow announced weights, and new ones are loaded and announced at some time."""
     threads: int = 1
@@ -86,8 +85,8 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing befalls the fleet and nothing is compacted: then exactly what records select goes."""
-        return not self.faults and not self.repeats and not self.is_compacted
+        """Whether nothing befalls the fleet: then exactly what the log selects goes."""
+        return not self.faults and not self.repeats
 
     @property
     def window_ns(self) -> int:

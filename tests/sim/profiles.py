@@ -96,7 +96,6 @@ def _losses(plan: Plan, draw: random.Random) -> None:
 
 def _compaction(plan: Plan, draw: random.Random) -> None:
     """Storms of records in a log that keeps few, with sidecars that come late or start again in their midst."""
-    plan.is_compacted = True
     plan.log_limits = (
         draw.choice((1, 2)),
         draw.choice((1, 2, 100)),
@@ -195,14 +194,27 @@ def _deaths(plan: Plan, draw: random.Random) -> None:
 
 
 def _goodbyes(plan: Plan, draw: random.Random) -> None:
-    """Sidecars that leave in good order, with clients that go on, and records right after."""
+    """Sidecars that leave in good order, with clients that go on, and records right after, mostly through somebody else."""
+    plan.sidecars = max(plan.sidecars, 2)
+    draw_clocks(plan, draw)
     plan.is_settled, plan.switches_weights = True, False
     plan.engines, plan.engine_mode = draw.choice((0, 1, 2)), "drop"
     plan.think_ns, plan.pass_ns = (5 * MS, 100 * MS), draw.choice(((1 * MS, 20 * MS), (5 * MS, 300 * MS)))
     at_ns = int(draw.uniform(0.3, 0.7) * plan.duration_ns)
-    plan.faults = [Fault(at_ns, "goodbye", draw.randint(500, 1500) * MS, draw.random(), draw.random())]
+    pick = draw.random() * 0.999
+    others = [
+        (number + 0.5) / plan.sidecars
+        for number in range(plan.sidecars)
+        if number != int(pick * plan.sidecars)
+    ]
+    plan.faults = [Fault(at_ns, "goodbye", draw.randint(500, 1500) * MS, pick, draw.random())]
     plan.wishes = [
-        Wish(at_ns + draw.randint(0, 700) * MS, draw.choice(("all", "model", "key")), "hidden", draw.random())
+        Wish(
+            at_ns + draw.choice((draw.randint(0, 100), draw.randint(0, 700))) * MS,
+            draw.choice(("all", "model", "key")),
+            "hidden",
+            draw.choice((*others, draw.random())),
+        )
         for _ in range(draw.randint(1, 4))
     ]
 

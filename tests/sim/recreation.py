@@ -23,6 +23,10 @@ def recreate(world: World) -> None:
     """Raises BrokenPromiseError where a prefix stays a miss. Runs in a fiber of nobody's."""
     prefixes = _prefixes(world)
     shelved: set[tuple[Namespace, Path]] = set()
+    for client in [*world.workers, *world.engines]:  # they go on, and call again some time
+        if client.process.alive and client.attachment is not None:
+            client.attachment.give_back()
+    world.clockwork.sleep(world.plan.socket_ns + world.plan.turn_ns + 1 * MS)
     for number, sidecar in enumerate(world.sidecars):
         worker = Worker(world, sidecar, 100 + number)
         done = Signal(world.clockwork)

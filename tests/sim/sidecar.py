@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache_l2.attach_messages import Commit, CommittedPages, Detach, Failed
+from cache_l2.attach_messages import Abort, Commit, CommittedPages, Detach, Failed, ReservedPages
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.listing import Listings
-from invalidation.log import LogLimits
+from invalidation.log import FenceState, LogLimits
 from invalidation.notes import MemberNote
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from invalidation.timing import Timing
@@ -28,7 +28,7 @@ from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.watch import LogWatch
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
-from tests.sim.clockwork import MS, US, Process, Signal
+from tests.sim.clockwork import MS, US, Clockwork, Process, Signal
 from tests.sim.loop import SimulatedLoop
 from tests.sim.redis_client import SimulatedAddress
 from tests.sim.shelf import ShelfKeeper
@@ -44,6 +44,23 @@ class Attached:
     row: int
     writable: bool
     registered: set[int]
+
+
+class WatchedLog(RedisLog):
+    """A sidecar's log, of which is known when it was asked last who is in the fleet."""
+
+    def __init__(self, clockwork: Clockwork, settings: RedisLogSettings, **rest: Any) -> None:
+        super().__init__(settings, **rest)
+        self.looked_ns = 0
+        """True time before the look that was answered last."""
+        self._clockwork = clockwork
+
+    async def fence(self, *, deadline_ns: int) -> FenceState:
+        """See RedisLog."""
+        sent_ns = self._clockwork.now_ns
+        state = await super().fence(deadline_ns=deadline_ns)
+        self.looked_ns = sent_ns
+        return state
 
 
 class Life:
@@ -66,7 +83,8 @@ class Life:
             addresses = (
                 addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
             )
-        self.log = RedisLog(
+        self.log = WatchedLog(
+            clockwork,
             RedisLogSettings(
                 addresses=addresses, fleet="fleet", replicas=plan.replicas, limits=_limits(*plan.log_limits)
             ),
@@ -200,6 +218,8 @@ class Attachment:
         self._world = world
         self._process = process
         self._is_closed = False
+        self._unwanted: list[int] = []
+        """Reservations that came too late."""
         self.is_hung_up = False
         self.on_hang_up: Callable[[], None] = lambda: None
 
@@ -219,20 +239,48 @@ class Attachment:
         if self.is_broken:
             raise ConnectionBroken("the connection is gone")
         clockwork = self._world.clockwork
-        reply = Signal(clockwork)
+        reply, late = Signal(clockwork), list[bool]()
         life = self.life
+        unwanted, self._unwanted = tuple(self._unwanted), []
 
         def answer() -> None:
+            if unwanted:
+                self._answer(Abort(unwanted))
             result = self._answer(message)
-            clockwork.after(self._latency_ns(), functools.partial(reply.set, result), self._process)
+            clockwork.after(self._latency_ns(), functools.partial(arrive, result), self._process)
+
+        def arrive(result: Any) -> None:
+            if late:
+                self._take_late(result)
+            else:
+                reply.set(result)
 
         clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
         own_ns = int(deadline_s * 1e9)
         if not reply.wait(self._process.node.true_delay_ns(own_ns)):
+            late.append(True)
             if self.is_hung_up:
                 raise ConnectionBroken("the sidecar is gone")
             raise DeadlinePassed(f"no reply in {deadline_s} s")
         return reply.value
+
+    def _take_late(self, result: Any) -> None:
+        """What nobody waits for any more; reservations among it go back with the next call, as the real channel has it."""
+        if isinstance(result, ReservedPages):
+            self._unwanted += [
+                reservation
+                for status, reservation in zip(result.statuses, result.reservations, strict=True)
+                if status == PutStatus.STORED
+            ]
+
+    def give_back(self) -> None:
+        """Have the client's next call come now, whatever it is for."""
+        unwanted, self._unwanted = tuple(self._unwanted), []
+        if unwanted and not self.is_broken:
+            life = self.life
+            self._world.clockwork.after(
+                self._latency_ns(), lambda: life.loop.call_soon(self._answer, Abort(unwanted)), life.process
+            )
 
     def ask(self, question: Callable[[Life], Any], *, deadline_s: float) -> Any:
         """Ask something of the sidecar's loop in another way than over this connection; None without an answer in time."""

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from invalidation.compaction import CompactionLimits, Kept, keep
 from kv_types.selectors import Selector
+from tests.kv_types.selector_samples import FEW_SELECTORS
+from tests.sim.floors import floors_of
 from tests.sim.planning import plan_of
 from tests.sim.profiles import PROFILE, PROFILES
 from tests.sim.spaces import chain, namespace
@@ -128,8 +133,40 @@ def test_a_page_that_goes_for_no_reason_is_seen() -> None:
     truth = Truth()
     page = _page(truth, 1, begun=0)
     _append(truth, 1, Selector(until_ms=50))
-    told = [(page, False, 100, 200)]
-    truth.check_spared(told, INCARNATION, skew_ms=50, who="within the skew")
-    truth.check_spared([(page, True, 100, 200)], INCARNATION, skew_ms=0, who="of unknown lineage")
+
+    def check(*, read: int = 1, unknown: bool = False, skew_ms: int = 0, tombstones: int = 9) -> None:
+        truth.check_spared(
+            [(page, unknown, 100, 200)],
+            INCARNATION,
+            read,
+            limits=(tombstones, 9, 9),
+            skew_ms=skew_ms,
+            who="it",
+        )
+
+    check(skew_ms=50)
+    check(unknown=True)
+    check(tombstones=0)  # which became the floor of everything
     with _broken("BrokeSparing"):
-        truth.check_spared(told, INCARNATION, skew_ms=49, who="beyond it")
+        check(skew_ms=49)
+    with _broken("BrokeSparing"):
+        check(skew_ms=50, read=0)
+    newer = replace(page, revision=1)
+    with _broken("BrokeSparing"):
+        truth.check_spared(
+            [(newer, False, 100, 200)],
+            INCARNATION,
+            1,
+            limits=(0, 9, 9),
+            skew_ms=50,
+            who="it, computed after the record",
+        )
+
+
+@given(selectors=st.lists(FEW_SELECTORS, max_size=30), caps=st.tuples(*[st.integers(1, 5)] * 3))
+def test_floors_are_those_of_the_rule(selectors: list[Selector], caps: tuple[int, int, int]) -> None:
+    per_scope, tombstones, scopes = caps
+    kept = Kept(limits=CompactionLimits(tombstones_per_scope=per_scope, tombstones=tombstones, scopes=scopes))
+    for revision, selector in enumerate(selectors, start=1):
+        keep(kept, selector, revision)
+    assert floors_of(list(enumerate(selectors, start=1)), *caps) == (kept.floor, kept.floors)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
+from tests.sim.floors import floors_of
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +107,8 @@ class Truth:
     """Records whose fence has returned with the promise `hidden`, in that order."""
     grants: dict[bytes, list[Grant]] = field(default_factory=dict)
     """By member."""
+    joined: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """True time at which a member's first renewal in an incarnation was carried out: from then on the log lists it."""
     of_position: dict[tuple[bytes, int], list[Append]] = field(default_factory=dict)
     of_incarnation: dict[bytes, list[Append]] = field(default_factory=dict)
 
@@ -126,6 +129,14 @@ class Truth:
         page.begun_least = min(one.begun for one in page.derived_from)
         self.instances[page.number] = page
         return page
+
+    def renewed(self, member: bytes, incarnation: bytes, *, true_ns: int) -> None:
+        """A server renewed a member."""
+        self.joined.setdefault((member, incarnation), true_ns)
+
+    def is_listed(self, member: bytes, incarnation: bytes, *, by_ns: int) -> bool:
+        """Whether the log knew of a member before a time."""
+        return self.joined.get((member, incarnation), by_ns) < by_ns
 
     def granted(self, member: bytes, grant: Grant) -> None:
         """The true primary renewed a member."""
@@ -209,23 +220,30 @@ class Truth:
         self,
         chain: list[tuple[Instance, bool, int, int]],
         incarnation: bytes,
+        revision: int,
         *,
+        limits: tuple[int, int, int],
         skew_ms: int,
         who: str,
     ) -> None:
-        """Sparing: a page goes only if a record selects it, or one that it stands on.
+        """Sparing: a page goes only if what its sidecar has read of the log selects it, or a page that it stands on.
 
-        `chain`: each page up to the root, whether its lineage is unknown, and its times as they were told. Selectors by
-        time are widened by the skew; one by origin takes whatever is of unknown lineage.
+        `chain`: each page up to the root, whether its lineage is unknown, and its times as they were told. `revision`: how
+        far the log was read. Selectors by time are widened by the skew; one by origin takes whatever is of unknown lineage.
+        Who lost the thread of a log that keeps few reads a floor in place of what was dropped: see `floors_of`.
         """
-        for record in self.of_incarnation.get(incarnation, ()):
-            selector = record.selector
-            if selector is None:
-                continue
-            for page, unknown, from_ms, until_ms in chain:
-                if unknown:
-                    selector = replace(selector, **_NO_ORIGIN)
-                told = replace(page, from_ms=from_ms - skew_ms, until_ms=until_ms + skew_ms)
+        read = [one for one in self.of_incarnation.get(incarnation, ()) if one.revision <= revision]
+        floor, floors = floors_of(
+            [(one.revision, one.selector) for one in read if one.selector is not None], *limits
+        )
+        for page, unknown, from_ms, until_ms in chain:
+            if page.revision < max(floor, floors.get(page.namespace.id, 0)):
+                return
+            told = replace(page, from_ms=from_ms - skew_ms, until_ms=until_ms + skew_ms)
+            for record in read:
+                if record.selector is None or page.revision >= record.revision:
+                    continue
+                selector = replace(record.selector, **_NO_ORIGIN) if unknown else record.selector
                 if selects(selector, told, incarnation):
                     return
         raise BrokenPromiseError("BrokeSparing", f"{who} hid {chain[0][0]}, which no record selects")

@@ -24,6 +24,7 @@ from tests.sim.spaces import Path, chain, namespace, packed
 from tests.sim.truth import Instance
 
 if TYPE_CHECKING:
+    from tests.sim.sidecar import Life
     from tests.sim.world import World
 
 L1_PAGES = 6
@@ -57,8 +58,8 @@ class Pass:
     """One for each page of the chain, from the root on, found or computed."""
     own: list[int] = field(default_factory=list)
     """Indices of those that it has computed."""
-    is_known: bool = False
-    """Whether the sidecar could be told of it: one that could not be stores nothing, and nobody waits for it."""
+    life: Life | None = None
+    """The sidecar's life that it told of itself; None: it could not, so it stores nothing, and nobody waits for it."""
 
     @property
     def used(self) -> frozenset[Instance]:
@@ -103,10 +104,13 @@ class Worker(ClientProcess):
 
         `fetch`: ask the shelf for what is missing, which else is left to chance.
         """
+        attachment = self.attachment
         space, request, announced = self._begin(space)
         now = Pass(space, path)
         if request is None:  # it can't be told what weights these are: neither reused nor stored
             return now, []
+        if request.stamp is not None and attachment is not None and attachment is self.attachment:
+            now.life = attachment.life
         self.passes.append(now)
         try:
             with request:
@@ -133,7 +137,6 @@ class Worker(ClientProcess):
     ) -> list[PutOutcome]:
         world, space, path = self.world, now.space, now.path
         cache, keys = self._cache(space), packed(space, path)
-        now.is_known = request.stamp is not None
         cache.synchronise(self.client.validity)
         view = cache.observe()
         position = world.position_of(self)
@@ -240,17 +243,21 @@ class Worker(ClientProcess):
         world, stamp = self.world, request.stamp
         keys, used = chain(now.space, now.path), now.used
         begun, from_ms, weights = len(world.truth.appends), world.true_wall_ms(), self.weights
-        if len(now.pages) < until:
-            world.clockwork.sleep(world.pass_ns())
+        made: list[Instance] = []
         for index in range(len(now.pages), until):
             page = Instance(
                 number=len(world.truth.instances) + 1, namespace=now.space, chain=keys[: index + 1], begun=begun,
                 incarnation=position[0], revision=0 if stamp is None else stamp.revision, producer=self.producer,
-                tags=world.tags_of(now.path), from_ms=from_ms, until_ms=world.true_wall_ms(), weights=weights,
+                tags=world.tags_of(now.path), from_ms=from_ms, until_ms=from_ms, weights=weights,
             )  # fmt: skip
             used = used.union((world.truth.computed(page, used),))
             now.pages.append(page)
             now.own.append(index)
+            made.append(page)
+        if made:
+            world.clockwork.sleep(world.pass_ns())
+        for page in made:
+            page.until_ms = world.true_wall_ms()
 
     # --- life ---
 

@@ -69,6 +69,8 @@ class World:
         self.shelf: dict[bytes, ShelfRecord] = {}
         self.arenas: dict[LifeId, TrackedArena] = {}
         self.is_quiet = False
+        self._healed_ns: list[int] = []
+        """When all faults had ended, by the clock of each sidecar's machine."""
         self.starting: SimulatedSidecar | None = None
         """Whose life begins now."""
         self.superseded: set[RedisServer] = set()
@@ -147,8 +149,11 @@ class World:
     def _renewed(self, server: RedisServer, arguments: tuple[bytes, ...], reply: Any, sent_ns: int) -> None:
         """A server ran a script; a renewal by the true primary lets its member vouch for what it has."""
         renewal = renewal_of(arguments, reply)
-        if renewal is not None and server not in self.superseded:
-            member, incarnation, tip = renewal
+        if renewal is None:
+            return
+        member, incarnation, tip = renewal
+        self.truth.renewed(member, incarnation, true_ns=self.clockwork.now_ns)
+        if server not in self.superseded:
             self.truth.granted(member, Grant(sent_ns + self.plan.lease_ns, incarnation, tip))
 
     def published(self, arena: TrackedArena, entry: Entry) -> None:
@@ -160,12 +165,18 @@ class World:
 
     def hidden(self, arena: TrackedArena, entry: Entry) -> None:
         """A page was hidden by an invalidation, where nothing else befalls the fleet."""
-        incarnation, _ = self._position(arena)
+        life = next(one.life for one in self.sidecars if one.life is not None and one.life.arena is arena)
+        read = life.validity.position
+        assert read is not None, "an invalidation hid it"
         chain = [
             (self.truth.instances[one.place[0]], one.lineage_unknown, one.from_ms, one.until_ms)
             for one in ancestors(entry)
         ]
-        self.truth.check_spared(chain, incarnation, skew_ms=self.plan.skew_ms, who=arena.who)
+        _, _, *limits = self.plan.log_limits
+        self.truth.check_spared(
+            chain, read.incarnation, read.revision, limits=(limits[0], limits[1], limits[2]), skew_ms=self.plan.skew_ms,
+            who=arena.who,
+        )  # fmt: skip
 
     def position_of(self, worker: ClientProcess) -> tuple[bytes, int]:
         """What the header that a worker looks at says now."""
@@ -285,6 +296,7 @@ class World:
         self.faults.heal()
         self.operator.end()
         clockwork = self.clockwork
+        self._healed_ns = [sidecar.node.now_ns() for sidecar in self.sidecars]
         clockwork.often(0.0, self._interruption_ns)
         limit_ns = clockwork.now_ns + 20 * self.plan.window_ns
         while not self._is_healed() and clockwork.now_ns < limit_ns:
@@ -312,7 +324,9 @@ class World:
                 continue
             position = life.shell.position
             follows = position is not None and (position.incarnation, position.revision) == tip
-            if not follows or life.store.reader.freshness_ns() <= sidecar.node.now_ns():
+            # not by what was granted before: that may run out before the log is heard of again
+            fresh_ns = max(sidecar.node.now_ns(), self._healed_ns[sidecar.number] + self.plan.lease_ns - 1)
+            if not follows or life.store.reader.freshness_ns() <= fresh_ns:
                 ailing.append(f"{sidecar.node} is {life.shell.state().phase}")
         ailing += [
             f"{worker.name} is busy" for worker in self.workers if worker.process.alive and worker.passes

@@ -14,6 +14,8 @@ import pytest
 import structlog
 from typer.testing import CliRunner, Result
 
+from kv_types.events import Selected
+from kv_types.selectors import Selector
 from stratakv.cli import app
 from tests.kv_types.samples import namespace
 from tests.support.admin_site import AdminSite
@@ -40,6 +42,15 @@ class Command:
         result = self(*words, "--json", stdin=stdin)
         assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
         return json.loads(result.stdout)
+
+
+def selectors(site: AdminSite) -> list[Selector]:
+    """What the records of the log select."""
+    found = []
+    for record in site.call(site.fleet.records):
+        assert isinstance(record.event, Selected)
+        found.append(record.event.selector)
+    return found
 
 
 @pytest.fixture

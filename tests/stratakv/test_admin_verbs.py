@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,13 +13,14 @@ from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey
+from kv_types.limits import LOG_REVISION_MAX
 from kv_types.page_keys import page_keys, unpack_keys
 from kv_types.selectors import Selector
 from stratakv.selection import parse_name, show_name
 from stratakv.times import parse_time
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.daemon import run_command, start_command
 from tests.support.polling import wait_until
 
 HOSTILE = "a\x1b[31mb [/red]"
@@ -54,14 +53,20 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
         json.loads(line)["revision"] for line in stratakv("log", "--after", "1", "--json").stdout.splitlines()
     ] == [2]
     assert stratakv("log", "--after", "9").stdout == ""
+    assert stratakv("log", "--after", str(LOG_REVISION_MAX)).stdout == ""
+    for beyond in (-1, LOG_REVISION_MAX + 1, 2**64):
+        assert stratakv("log", "--after", str(beyond)).exit_code == 2
 
 
 def test_log_follows_until_ctrl_c(site: AdminSite, stratakv: Command) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = start_command(
+        "log",
+        "--follow",
+        "--json",
+        "--runtime-dir",
+        str(site.runtime_dir),
+        environment={"PYTHONUNBUFFERED": "1"},
+    )
     assert process.stdout is not None
     for revision in (1, 2):
         assert stratakv("invalidate", "--all", "--yes").exit_code == 0
@@ -349,11 +354,14 @@ def test_names_come_back_as_the_options_take_them(value: bytes) -> None:
 
 def test_log_waits_for_a_sidecar_that_comes_back(site: AdminSite, stratakv: Command) -> None:
     """A follower outlives its sidecar: nothing is shown twice, nothing is lost."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "log", "--follow", "--json", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = start_command(
+        "log",
+        "--follow",
+        "--json",
+        "--runtime-dir",
+        str(site.runtime_dir),
+        environment={"PYTHONUNBUFFERED": "1"},
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     wait_until(lambda: site.calls.running == 1, timeout_s=30, what="a follower of an empty log")

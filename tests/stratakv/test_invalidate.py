@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import getpass
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kv_types.events import Selected
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.page_keys import page_keys
 from kv_types.selectors import Selector
 from stratakv import invalidate
-from tests.stratakv.conftest import SPACES, Command
+from tests.stratakv.conftest import SPACES, Command, selectors
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import ROOT, clean_environment
+from tests.support.daemon import run_command
 from tests.support.polling import wait_until
 
 KEY = "ab" * 32
@@ -29,14 +25,6 @@ RESULT_KEYS = {
     "request_id", "selectors", "wait", "waited_ms", "why",
 }  # fmt: skip
 MEMBER_KEYS = {"id", "is_self", "gone", "renewal", "acknowledged", "drained", "note"}
-
-
-def selectors(site: AdminSite) -> list[Selector]:
-    found = []
-    for record in site.call(site.fleet.records):
-        assert isinstance(record.event, Selected)
-        found.append(record.event.selector)
-    return found
 
 
 def last_key(space: Any, tokens: list[int]) -> PageKey:
@@ -280,10 +268,7 @@ def test_a_log_out_of_reach_in_between_is_exit_3(site: AdminSite, stratakv: Comm
 
 
 def test_administration_over_tcp_is_refused(site: AdminSite) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "stratakv", "invalidate", "--all", "--yes", "--endpoint", site.tcp],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
+    result = run_command("invalidate", "--all", "--yes", "--endpoint", site.tcp)
     assert result.returncode == 1
     assert "Unix socket" in result.stderr
     assert selectors(site) == []
@@ -305,22 +290,6 @@ def test_a_connection_that_breaks_after_sending_is_exit_3_and_says_how_to_repeat
     assert told["reason"] == "connection"
     assert "broke" in told["why"]
     assert len(told["request_id"]) == 32
-
-
-def test_ctrl_c_is_exit_3_and_says_how_to_repeat(site: AdminSite) -> None:
-    site.members[1].acknowledges = False
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratakv", "invalidate", "--all", "--yes", "--runtime-dir", str(site.runtime_dir)],
-        cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    wait_until(lambda: bool(selectors(site)), timeout_s=30, what="the record")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 3, errors
-    assert "may have been appended" in errors
-    assert "--request-id" in errors
-    wait_until(lambda: site.calls.running == 0, what="the end of the wait")
-    assert len(selectors(site)) == 1
 
 
 # --- dry runs ---

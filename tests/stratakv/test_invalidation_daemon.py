@@ -211,3 +211,11 @@ def test_the_log_members_and_namespaces_are_those_of_this_sidecar(node: Node) ->
     drained = node.run("invalidate", "--all", "--yes", "--wait=drained")
     assert drained["confirmed"]
     assert node.log()[-1]["revision"] == drained["appended"][0]["revision"]
+
+
+def test_replicas_that_this_log_can_not_have_are_refused(node: Node) -> None:
+    for words in (("1",), ("1", "--force")):
+        refused = node.fails("replicas", "set", *words, code=2)
+        assert "has no replicas" in refused
+    assert node.run("replicas", "set", "0") == {"replicas": 0}
+    assert node.run("members")["replicas"] == 0

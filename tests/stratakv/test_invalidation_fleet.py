@@ -146,6 +146,8 @@ def test_c38_what_was_killed_holds_up_drained_until_somebody_says_that_nothing_i
 
 def test_the_configured_replicas_must_answer(fleet: Fleet) -> None:
     fleet.fill()
+    assert "0 of" in fleet.one.fails("replicas", "set", "1", code=2)
+    assert fleet.one.run("members")["replicas"] == 0
     replica = fleet.servers.start_replica(fleet.redis)
     serving(fleet.one)
     fleet.one.run("replicas", "set", "1")

@@ -13,8 +13,8 @@ import pytest
 from kv_types.limits import PREFIX_ROUNDS_MAX
 from kv_types.selectors import Selector
 from tests.kv_types.samples import namespace
-from tests.stratakv.conftest import SPACES, Command
-from tests.stratakv.test_invalidate import last_key, selectors
+from tests.stratakv.conftest import SPACES, Command, selectors
+from tests.stratakv.test_invalidate import last_key
 from tests.support.admin_site import AdminSite
 
 

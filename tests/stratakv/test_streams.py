@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from tests.stratakv.conftest import Command
-from tests.stratakv.test_invalidate import selectors
+from tests.stratakv.conftest import Command, selectors
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import ROOT, clean_environment, run_command
 

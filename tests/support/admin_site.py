@@ -24,6 +24,7 @@ from sidecar.admin.inspection import Inspection
 from sidecar.admin.service import AdminService
 from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
+from tests.support.grpc_servers import end_server
 from tests.support.node import FakeStore
 
 MS_NS = 1_000_000
@@ -97,13 +98,14 @@ class AdminSite:
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62
         )
         self.calls = Calls(lambda method, code, seconds: None, calls_max=self._calls_max)
-        self._service = AdminService(self.admin, inspection, self.calls, fleet="test")
+        self.service = AdminService(self.admin, inspection, self.calls, fleet="test")
         await self._listen()
         self._ready.set()
         stopped = asyncio.ensure_future(self._stopping.wait())
         while not (await asyncio.wait([stopped], timeout=RENEW_S))[0]:
             await self.fleet.renew()
-        await self.server.stop(None)
+        self.admin.end()
+        await end_server(self.server)
 
     async def restart_server(self) -> None:
         """Break every connection, and listen again at the same place."""
@@ -112,7 +114,7 @@ class AdminSite:
 
     async def _listen(self) -> None:
         self.server = grpc.aio.server(options=server_options())
-        self.server.add_generic_rpc_handlers((self._service.handler(), self._cache()))
+        self.server.add_generic_rpc_handlers((self.service.handler(), self._cache()))
         self.server.add_insecure_port(self.address)
         self.tcp = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()

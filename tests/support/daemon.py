@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from tests.support.polling import wait_until
+from tests.support.processes import heeding_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX = 30.0
@@ -131,3 +132,12 @@ def run_command(
         arguments_of, cwd=ROOT, env=clean_environment(environment), capture_output=True, text=True,
         timeout=timeout_s, check=False,
     )  # fmt: skip
+
+
+def start_command(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `stratakv`, as from a terminal: Ctrl-C reaches it."""
+    with heeding_interrupts():
+        return subprocess.Popen(
+            [sys.executable, "-m", "stratakv", *arguments],
+            cwd=ROOT, env=clean_environment(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip

@@ -118,6 +118,7 @@ class FollowingSite:
         self.log = TroubledLog(clock=self.time, trace=self.trace, limits=limits)
         self.settle_ns = settle_ns
         self.admit: Callable[[], Awaitable[None]] | None = None
+        self.look: Callable[[], Awaitable[None]] | None = None
         self.call_ns = SECOND_NS
         self.durations: list[float] = []
         self.listings = Listings()
@@ -147,8 +148,8 @@ class FollowingSite:
         self.shell = self.make_shell()
         self.directory.follow(self.shell)
         watch = LogWatch(
-            self.shell, self.log, self.directory, clock=self.time, call_ns=self.call_ns, pause=self.time.pause
-        )
+            self.shell, self.log, self.directory, clock=self.time, call_ns=self.call_ns, look=self.look, pause=self.time.pause
+        )  # fmt: skip
         running = [asyncio.create_task(work.run()) for work in (self.shell, watch)]
         try:
             if joined:

@@ -1,10 +1,27 @@
-"""What /proc says about processes that tests stop."""
+"""Processes that tests stop or interrupt: what /proc says of them, and how they come to heed Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.polling import wait_until
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """Processes started in the block heed SIGINT, even where the tests themselves were started without heeding it.
+
+    A shell without job control starts what it puts into the background so (`pytest &` in a script), and programs
+    inherit it: that a command keeps it is as it should be. For the main thread.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_until_stopped(pid: int) -> None:

@@ -241,6 +241,7 @@ MUTATIONS = (
     Mutation(
         "16", "the view is published before the pages are hidden",
         (Edit(_APPLIER, _HIDING, ""), Edit(_APPLIER, _PUBLISHING, _PUBLISHING + _HIDING)),
+        profile=8,
     ),
     Mutation(
         "17", "what is not hidden yet is acknowledged",
@@ -431,6 +432,28 @@ MUTATIONS = (
                 "        if any(selector.is_everything or selector.tenant is not None for selector in unique):\n",
             ),
         ),
+    ),
+    Mutation(
+        "D", "a goodbye leaves an engine's claim behind",
+        (
+            Edit(
+                "sidecar/log/shell.py",
+                "        if self._store.engines_may_serve():\n",
+                "        if False:\n",
+            ),
+        ),
+        profile=9,
+    ),
+    Mutation(
+        "E", "what an L1 keeps is served on after the header was closed",
+        (
+            Edit(
+                "inference_worker/local.py",
+                "            return 0 if self.reader.closed else self.reader.freshness_ns()\n",
+                "            return self.reader.freshness_ns()\n",
+            ),
+        ),
+        profile=9,
     ),
 )  # fmt: skip
 
