@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cache_l2._native import Reader
-from cache_l2.client_rows import ClientRow, acknowledged_view, held_back_by, oldest_view
+from cache_l2.client_rows import ClientRow, acknowledged_view, held_back_by, oldest_view, undrained
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.records import LogEntry, LogRecord
 from invalidation.validity import Validity
@@ -177,7 +177,7 @@ def test_a_page_can_be_inspected(store: FollowedStore) -> None:
 def row_of(**changes: int) -> ClientRow:
     figures = {
         "pid": 7, "state": 1, "leases": 0, "leased_bytes": 0, "reservations": 0, "applied_view": 0, "oldest_view": 0,
-        "engine": 0, "own_freshness_ns": 0, **changes,
+        "engine": 0, "own_freshness_ns": 0, "oldest_hidden_view": 0, **changes,
     }  # fmt: skip
     return ClientRow.of(1, figures)
 
@@ -207,6 +207,24 @@ def test_whom_an_acknowledgement_waits_for(changes: dict[str, int], acknowledged
 def test_the_oldest_request_in_flight_is_what_draining_waits_for() -> None:
     assert oldest_view([row_of(), row_of(oldest_view=4), row_of(oldest_view=6)], view=9) == 4
     assert oldest_view([row_of()], view=9) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"oldest_view": 9, "oldest_hidden_view": 9}, None),
+        ({"oldest_view": 4}, "a request of it began at view 4 of 9"),
+        ({"oldest_hidden_view": 5}, "it leases a page that was hidden behind view 5 of 9"),
+        (
+            {"oldest_view": 8, "oldest_hidden_view": 5, "state": 2},
+            "a request of it began at view 8 of 9; it leases a page that was hidden behind view 5 of 9; it is orphaned",
+        ),
+    ],
+)
+def test_who_holds_draining_back_is_told_with_what_it_uses(changes: dict[str, int], why: str | None) -> None:
+    held = undrained([row_of(), row_of(**changes)], view=9)
+    assert [one.why for one in held] == ([] if why is None else [why])
 
 
 def test_engines_hold_back_acknowledgements_until_they_have_applied_or_ended(store: FollowedStore) -> None:
@@ -250,7 +268,13 @@ def test_draining_waits_for_leases_on_what_was_hidden_and_for_no_others(store: F
     store.hide_pages([keys[1]])
     assert store.drained_view() == before
     assert store.acknowledged_view() == store.view
+    (held,) = store.draining_held_by()
+    assert (held.row, held.pid) == (store.own_row, os.getpid())
+    assert str(held) == (
+        f"pid {os.getpid()} (calls over gRPC): it leases a page that was hidden behind view {before} of {store.view}"
+    )
     hidden.release()
+    assert store.draining_held_by() == []
     store.tick()
     assert store.drained_view() == store.view, "a lease on what nobody selected holds nothing back"
     kept.release()
