@@ -301,7 +301,11 @@ class Client:
         return self._link.counts()
 
     def close(self) -> None:
-        """Detach. Leases that are held stay readable until released; every other call then raises ClosedError."""
+        """Detach. Leases that are held stay readable until released; every other call then raises ClosedError.
+
+        Requests that are open store nothing more, and hold back `drained` until they are ended, or this process is: what
+        was computed from their pages may go on. So end them when that is over.
+        """
         self._finalizer()
 
     def __enter__(self) -> Client:

@@ -62,13 +62,15 @@ Writer = Callable[[RegisteredNamespace], Pages]
 class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
-    __slots__ = ("_attached", "_bound", "_lease_ns", "_writer", "reader")
+    __slots__ = ("_attached", "_bound", "_is_leaving", "_lease_ns", "_requests", "_writer", "reader")
 
     def __init__(self, attached: AttachedArena, settings: ClientSettings, writer: Writer | None) -> None:
         super().__init__()
         self._attached = attached
         self._writer = writer
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
+        self._requests: set[object] = set()
+        self._is_leaving = False
         self._lease_ns = int(settings.copy_lease_s * 1e9)
         self.reader = attached.reader
 
@@ -192,8 +194,29 @@ class LocalArena(Home):
         return self.reader.held()
 
     def close(self) -> None:
-        """Detach; leases that are held stay readable."""
-        self._attached.close()
+        """Detach, once no request is open any more: until then the row holds back `drained` for what they compute.
+
+        Leases that are held stay readable.
+        """
+        self._is_leaving = True
+        self._leave_if_unused()
+
+    def request_begins(self) -> object:
+        """Keep the row from now on, until `request_ended` is told of what this returns. Never waits for another thread."""
+        request = object()
+        self._requests.add(
+            request
+        )  # before the mapping is looked at, as a close marks its end before it looks here
+        return request
+
+    def request_ended(self, request: object) -> None:
+        """A request ended, or could not begin."""
+        self._requests.discard(request)
+        self._leave_if_unused()
+
+    def _leave_if_unused(self) -> None:
+        if self._is_leaving and not self._requests:
+            self._attached.close()
 
     def connection(self) -> AttachedArena:
         """Return the attach connection, for puts."""
@@ -279,17 +302,26 @@ class LocalPages:
 
     def begin(self, deadline: Deadline) -> Begun:
         """Load freshness, then the view (R16), and publish that a request rests on it (R19)."""
-        reader = self._reader
+        reader, request = self._reader, self._arena.request_begins()
         try:
             freshness_ns = reader.freshness_ns()
             slot, view, incarnation, revision = reader.begin_request()
-        except ValueError as error:
+        except BaseException as error:
+            self._arena.request_ended(request)
+            if not isinstance(error, ValueError):
+                raise
             return self._elsewhere(error).begin(deadline)
         if slot < 0:
+            self._arena.request_ended(request)
             # A request that holds no place could not hold back `drained`: nothing of it may be kept.
             return Begun(view=view, freshness_ns=freshness_ns, refused=RefuseReason.QUOTA)
         stamp = Stamp(LogIncarnation(incarnation), revision)
-        return Begun(stamp=stamp, view=view, freshness_ns=freshness_ns, end=lambda: self._end_request(slot))
+        return Begun(
+            stamp=stamp,
+            view=view,
+            freshness_ns=freshness_ns,
+            end=lambda: self._end_request(slot, request),
+        )
 
     def _store(
         self, packed: bytes, views: Sequence[memoryview], first: int, terms: PutTerms
@@ -430,10 +462,10 @@ class LocalPages:
             raise InvalidArgumentError(str(error)) from error
         return pages
 
-    def _end_request(self, slot: int) -> None:
+    def _end_request(self, slot: int, request: object) -> None:
         if not self._arena.inherited:
-            try:
+            with contextlib.suppress(
+                ValueError
+            ):  # the mapping was closed, and with it ended all that rested on it
                 self._reader.end_request(slot)
-            except ValueError:
-                # The mapping was closed: with it ended every request that rested on it.
-                return
+            self._arena.request_ended(request)
