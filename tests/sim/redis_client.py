@@ -210,7 +210,7 @@ class SimulatedAddress:
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer
     ) -> None:
-        self.label = server.node.name
+        self.label, self.scheme = server.node.name, "redis"
         self._arguments = clockwork, network, node, process, server
 
     def connection(self) -> Any:
