@@ -80,7 +80,8 @@ class FenceEvaluation:
         if not state.settled:
             return Pending("the log's incarnation is not settled yet", _without(missing, gone))
         if len(gone) < len(missing):
-            return Pending("members have not acknowledged", _without(missing, gone))
+            behind = "acknowledged" if self._wait is Wait.HIDDEN else "drained"
+            return Pending(f"members have not {behind}", _without(missing, gone))
         if self._wait is Wait.DRAINED and self._me not in state.members:
             return Pending("this sidecar has not joined the log yet, and what runs below it is not counted")
         return Reached(gone)

@@ -153,6 +153,7 @@ def _log(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
+    troubles += [f"draining held back by {held}" for held in log.draining_held_by]
     troubles += [f"{log.server} would not be joined again: {error}" for error in log.server_errors]
     warnings = [f"{log.server}: {warning}" for warning in log.server_warnings]
     return [
@@ -206,7 +207,8 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:
-    table = table_of("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
+    headings = ("row", "pid", "name", "state", "leases", "leased", "reservations", "oldest request")
+    table = table_of("clients", *headings)
     for client in answer.clients:
         table.add_row(
             str(client.row),
@@ -216,6 +218,7 @@ def _clients(answer: cache_pb2.StatusResponse) -> Table:
             f"{client.leases:,}",
             format_size(client.leased_bytes),
             f"{client.reservations:,}",
+            f"view {client.oldest_view:,} of {answer.view:,}" if client.oldest_view else "",
         )
     return table
 
