@@ -1,11 +1,10 @@
-"""The part of docs/benchmarks.md on fleets: how soon invalidations are final, what storms cost, what Redis has to bear."""
+"""The parts of docs/benchmarks.md on fleets: how soon invalidations are final, what storms cost, what Redis has to bear."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 
@@ -17,41 +16,36 @@ MEMBERS = 1000
 LOAD_ROUNDS = 5
 
 
-@dataclass(frozen=True)
-class FleetResults:
-    """Figures by key: of a fleet of processes, and of Redis under many members with 0 and 1 replicas."""
-
-    fleet: Mapping[str, float]
-    loads: Sequence[Mapping[str, float]]
-    load_average: float
-    """Of the machine when the measurement began: what else it does falls on the slowest of all samples."""
-
-
-def measure(console: Console) -> FleetResults:
-    """Measure both; some minutes."""
+def measure(console: Console) -> list[str]:
+    """Measure how soon an invalidation is final, some minutes; returns the part as lines of Markdown."""
     load_average = os.getloadavg()[0]
-    fleet = invalidate.measure(console)
+    figures = invalidate.measure(console)
+    console.print(invalidate.table(figures))
+    return [*fleet_lines(figures), "", circumstances(load_average)]
+
+
+def measure_redis(console: Console) -> list[str]:
+    """Measure the Redis of a log under many members with 0 and 1 replicas; returns the part as lines of Markdown."""
+    load_average = os.getloadavg()[0]
     log_load.allow_files(MEMBERS * log_load.FILES_PER_MEMBER + 256)
     loads = [
         asyncio.run(log_load.measure(members=MEMBERS, rounds=LOAD_ROUNDS, replicas=replicas))
         for replicas in (0, 1)
     ]
-    return FleetResults(fleet, loads, load_average)
+    console.print(log_load.table(loads))
+    return [*redis_lines(loads), "", circumstances(load_average)]
 
 
-def lines(results: FleetResults) -> list[str]:
-    """The part as lines of Markdown."""
-    return [*_fleet(results.fleet), "", *_redis(results.loads), "", _circumstances(results.load_average)]
-
-
-def _circumstances(load_average: float) -> str:
+def circumstances(load_average: float) -> str:
+    """What else the machine did: it falls on the slowest of all samples."""
     told = f"Load average when it began: {load_average:.1f}."
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         told += " Run with real-time priority (`chrt -r 5`), so that it had the processors to itself."
     return told
 
 
-def _fleet(figures: Mapping[str, float]) -> list[str]:
+def fleet_lines(figures: Mapping[str, float]) -> list[str]:
+    """What `stratakv bench invalidate` measured."""
     samples = {
         name: int(figures[f"{name}_ms_samples"]) for name in ("invalidate_l1", "invalidate_l2", "fence")
     }
@@ -93,7 +87,8 @@ def _fleet(figures: Mapping[str, float]) -> list[str]:
     return told
 
 
-def _redis(loads: Sequence[Mapping[str, float]]) -> list[str]:
+def redis_lines(loads: Sequence[Mapping[str, float]]) -> list[str]:
+    """What `python -m benchmarks.log_load` measured, without and with a replica."""
     told = [
         "## What a fleet costs the Redis of its log",
         "",

@@ -1,7 +1,9 @@
-"""Regenerates docs/benchmarks.md and its plots: one part from `stratakv bench local`, one from fleets (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: parts from one node, from fleets and from one event loop (`make bench`)."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, invalidate, local
+from benchmarks import fleet_report, local, loop_turns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -41,6 +43,8 @@ class Part(StrEnum):
 
     NODE = "node"
     FLEET = "fleet"
+    REDIS = "redis"
+    LOOP = "loop"
 
 
 def document(parts: Mapping[Part, str]) -> str:
@@ -162,9 +166,16 @@ def main(
         console.print(local.table(results))
         parts[Part.NODE] = node_part(results)
     if Part.FLEET in wanted:
-        fleet = fleet_report.measure(console)
-        console.print(invalidate.table(fleet.fleet))
-        parts[Part.FLEET] = "\n".join([*fleet_report.lines(fleet), "", machine_line(local.machine())])
+        parts[Part.FLEET] = "\n".join([*fleet_report.measure(console), "", machine_line(local.machine())])
+    if Part.REDIS in wanted:
+        lines = fleet_report.measure_redis(console)
+        parts[Part.REDIS] = "\n".join([*lines, "", machine_line(local.machine())])
+    if Part.LOOP in wanted:
+        load_average = os.getloadavg()[0]
+        figures = asyncio.run(loop_turns.measure(rounds=loop_turns.ROUNDS))
+        console.print(loop_turns.table(figures))
+        told = [*loop_turns.lines(figures), "", fleet_report.circumstances(load_average)]
+        parts[Part.LOOP] = "\n".join([*told, "", machine_line(local.machine())])
     page.write_text(document(parts))
     console.print(f"written: {page}")
 

@@ -9,9 +9,13 @@ from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.provenance import ProvenanceTable
 from kv_types.errors import LimitExceededError
 from kv_types.limits import HIDING_STEP_WORK_MAX, HIDING_WALK_WORK, SELECTORS_MATCHED_MAX
-from kv_types.selectors import Selector
+from kv_types.selectors import EVERYTHING, Selector
 
 _NO_END = (1 << 64) - 1
+_PART_SELECTORS = 1024
+"""Selectors that are gone through before it is asked whether others must run."""
+_LOOK_MATCHES = 2
+"""A look at one selector, and at the page under its key, takes as long as holding it against so many namespaces."""
 
 
 class StepTerms(TypedDict):
@@ -138,14 +142,16 @@ class Selecting:
         Selectors that the namespace alone decides share one walk. What can select nothing here is left out: what is
         registered or put later is judged by a log that has these records already.
         """
-        unique = dict.fromkeys(selectors)
-        if any(selector.is_everything for selector in unique):
+        unique = yield from self._unique(selectors)
+        if EVERYTHING in unique:
             yield _terms()
             return
         wide = [one for one in unique if one.key is None and not one.names_origin]
         if wide and (namespaces := (yield from self._bitmap(wide))) is not None:
             yield _terms(namespaces=namespaces)
         for selector in unique:
+            if self._has_spent(_LOOK_MATCHES):
+                yield None
             if selector.key is not None and not selector.names_origin:
                 if self._selects_entry(selector):
                     yield _terms(key=selector.key)
@@ -154,16 +160,36 @@ class Selecting:
                 if namespaces is not None or not selector.names_namespace:
                     yield self._origin_terms(selector, namespaces)
 
+    def _unique(self, selectors: Sequence[Selector]) -> Generator[None, None, dict[Selector, None]]:
+        """Each selector once, in order. Yields to let others run."""
+        unique: dict[Selector, None] = {}
+        for begin in range(0, len(selectors), _PART_SELECTORS):
+            part = selectors[begin : begin + _PART_SELECTORS]
+            unique |= dict.fromkeys(part)
+            if self._has_spent(_LOOK_MATCHES * len(part)):
+                yield None
+        return unique
+
+    def _has_spent(self, matches: int) -> bool:
+        """Count work, in selectors held against namespaces; True when it is time to let others run."""
+        self._matched += matches
+        if self._matched < SELECTORS_MATCHED_MAX:
+            return False
+        self._matched = 0
+        return True
+
     def _bitmap(self, selectors: Sequence[Selector]) -> Generator[None, None, bytes | None]:
         """Numbers of the namespaces that any of these may select; None where there are none. Yields to let others run."""
         numbers = []
         for record in list(self._namespaces):
-            if any(selector.matches_namespace(record.namespace) for selector in selectors):
-                numbers.append(record.number)
-            self._matched += len(selectors)
-            if self._matched >= SELECTORS_MATCHED_MAX:
-                self._matched = 0
-                yield None
+            for begin in range(0, len(selectors), _PART_SELECTORS):
+                part = selectors[begin : begin + _PART_SELECTORS]
+                matches = any(selector.matches_namespace(record.namespace) for selector in part)
+                if self._has_spent(len(part)):
+                    yield None
+                if matches:
+                    numbers.append(record.number)
+                    break
         return _bits(numbers) if numbers else None
 
     def _leave_out_newer(self, terms: StepTerms, began: int) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from invalidation.turns import Turns
 from kv_types.ids import NamespaceId
-from kv_types.limits import LOG_SCOPES_MAX, LOG_TOMBSTONES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX
+from kv_types.limits import (
+    LOG_SCOPES_MAX,
+    LOG_TOMBSTONES_MAX,
+    LOG_TOMBSTONES_PER_SCOPE_MAX,
+    LOG_TURN_ENTRIES_MAX,
+)
 from kv_types.selectors import Selector
 
 Scope = NamespaceId | None
@@ -87,20 +94,22 @@ def keep(kept: Kept, selector: Selector, revision: int) -> list[Selector]:
     return dropped
 
 
-def load(
+def loading(
     floors: Mapping[Scope, int], tombstones: Mapping[Selector, int], *, limits: CompactionLimits | None = None
-) -> Kept:
+) -> Turns[Kept]:
     """Take up what a log keeps, as `Boot` tells it. Whatever is too much for the limits is dropped by the same rule."""
     kept = Kept(limits=limits or CompactionLimits())
     kept.floor = floors.get(None, 0)
     kept.floors = {scope: revision for scope, revision in floors.items() if scope is not None}
-    for selector, revision in sorted(tombstones.items(), key=lambda item: item[1]):
+    for count, (selector, revision) in enumerate(sorted(tombstones.items(), key=itemgetter(1)), 1):
         if (
             selector.is_everything
         ):  # of a log that wrote what this one does not understand; floors above it stand
             kept.floor = max(kept.floor, revision)
         else:
             keep(kept, selector, revision)
+        if not count % LOG_TURN_ENTRIES_MAX:
+            yield
     _bound_floors(kept)
     return kept
 

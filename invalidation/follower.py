@@ -66,6 +66,15 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """The log grew past `after` by these records, which follow it as their digests prove."""
+
+    after: Stamp
+    records: Sequence[LogRecord]
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class AcknowledgedMoved:
     """The member acknowledges, or has drained, more than it said at its last renewal."""
 
@@ -123,6 +132,7 @@ Event = (
     Started
     | TimeCame
     | Woken
+    | Heard
     | AcknowledgedMoved
     | Booted
     | Renewed
@@ -251,6 +261,9 @@ class Follower:
                 pass
             case Woken() | AcknowledgedMoved():
                 self._is_urgent = True
+            case Heard(after, records):
+                self._is_urgent = True
+                actions = self._heard(after, records)
             case Applied():
                 actions = self._applied()
             case CallFailed(reason, now_ns):
@@ -358,6 +371,20 @@ class Follower:
         self.phase = Phase.BEHIND
         return [Apply(renewal.records)]
 
+    def _heard(self, after: Stamp, records: Sequence[LogRecord]) -> list[Action]:
+        """Apply news without asking first, where it is what a renewal sent now would bring.
+
+        It vouches for nothing: the next renewal does, which proves it and acknowledges it at once. So a record costs each
+        member one renewal, and is hidden everywhere before the log has been asked by anybody.
+        """
+        is_free = self._call is None and self._applying is None and self.phase is Phase.FOLLOWING
+        if not is_free or self.position != after or not _follow(records, after.revision):
+            return []
+        self.tip = Stamp(after.incarnation, records[-1].revision)
+        self._applying = _Applying(self.tip, records[-1].digest, phase=self.phase)
+        self.phase = Phase.BEHIND
+        return [Apply(records)]
+
     # --- troubles ---
 
     def _boot_again(self, reason: str, now_ns: int) -> None:
@@ -411,7 +438,13 @@ class Follower:
 
 def _is_whole(renewal: Renewal, after: int) -> bool:
     """Whether the records follow the position without a gap, up to the tip or a batch of them."""
-    revisions = [record.revision for record in renewal.records]
-    if revisions != list(range(after + 1, after + 1 + len(revisions))):
+    brought = len(renewal.records)
+    if brought and not _follow(renewal.records, after):
         return False
-    return after + len(revisions) == renewal.tip or 0 < len(revisions) < renewal.tip - after
+    return after + brought == renewal.tip or 0 < brought < renewal.tip - after
+
+
+def _follow(records: Sequence[LogRecord], after: int) -> bool:
+    """Whether there are some, that follow the position without a gap."""
+    revisions = [record.revision for record in records]
+    return bool(revisions) and revisions == list(range(after + 1, after + 1 + len(revisions)))

@@ -192,7 +192,7 @@ class LocalLog:
         now = self._call("namespaces")
         return Directory(now.stamp, tuple(now.namespaces))
 
-    async def woken(self, after: int, *, deadline_ns: int) -> bool:
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """Wait for a record after `after`, or another incarnation, until the deadline."""
         now = self._call("woken")
         checked_number(after, "a revision")
@@ -202,8 +202,12 @@ class LocalLog:
                 async with asyncio.timeout(max(remaining_s, 0.0)):
                     await self._grown.wait()
             except TimeoutError:
-                return False
-        return True
+                return None
+        if self._now is not now or now.tip <= after or after + 1 < now.first:
+            return ()
+        following, payload = now.records[after + 1 - now.first]
+        is_same = next_digest(digest, payload) == following.digest
+        return tuple(_after(now, after, self._limits.batch)) if is_same else ()
 
     async def statistics(self, *, deadline_ns: int) -> LogStatistics:
         """Return the sizes."""

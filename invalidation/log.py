@@ -252,8 +252,12 @@ class InvalidationLog(Protocol):
         """
         ...
 
-    async def woken(self, after: int, *, deadline_ns: int) -> bool:
-        """Wait until the log may have grown past `after`, or the deadline; wakes only, a renewal decides.
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
+        """Wait until the log may have grown past `after`, or the deadline: None.
+
+        Returns what it grew by, LOG_BATCH_RECORDS_MAX records at most, where those follow `after` and the `digest` there:
+        whoever is at that position may apply them. Nothing else where they don't, or where nobody can tell. None of it
+        vouches for anything: a renewal does (rule R8).
 
         Whoever names a revision that the log has not reached waits for it.
         """

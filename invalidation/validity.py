@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 
-from invalidation.compaction import CompactionLimits, Kept, floors_of, keep, load
+from invalidation.compaction import CompactionLimits
 from invalidation.log import Boot
 from invalidation.records import NO_DIGEST, LogRecord
+from invalidation.selector_tables import OriginMatches, SelectorTables
+from invalidation.turns import Turns
 from kv_types.events import Selected, WeightsAnnounced
-from kv_types.ids import NamespaceId, PageKey, Stamp
+from kv_types.ids import PageKey, Stamp
 from kv_types.limits import LOG_WEIGHTS_MAX, NAMESPACES_MAX, ORIGINS_REMEMBERED_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import RefuseReason
@@ -18,9 +21,6 @@ from kv_types.selectors import EVERYTHING, Origin, Selector
 
 Chain = Callable[[], Sequence[PageKey] | None]
 """Gives the keys of a page's chain, root first, the page last; None where it is too long to be looked at."""
-
-
-_OriginMatches = tuple[int, list[tuple[PageKey, int]]]
 
 
 class _Subject:
@@ -55,18 +55,7 @@ class Validity:
         self.digest = NO_DIGEST
         """Digest of the log at the position."""
         self._weights: OrderedDict[str, str] = OrderedDict()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._kept = Kept(limits=self._limits)
-        self._newest = 0
-        # the tombstones by what must be known to judge them; each table in the order of the revisions
-        self._keys: dict[PageKey, dict[Selector, int]] = {}
-        self._fields: dict[Selector, int] = {}
-        self._origins: dict[Selector, int] = {}
-        self._newest_key = self._newest_origin = 0
-        self._origin_memory: dict[tuple[NamespaceId, Origin, int], _OriginMatches] = {}
-        self._field_floors: OrderedDict[NamespaceId, tuple[int, int]] = OrderedDict()
+        self._tables = SelectorTables(self._limits)
 
     @property
     def weights(self) -> Mapping[str, str]:
@@ -76,15 +65,14 @@ class Validity:
         """
         return self._weights
 
-    def restart(self, boot: Boot) -> None:
-        """Replace all by what the log says; of weights that it says nothing of, what was heard before stays."""
-        self._clear()
-        self.position, self.digest = boot.tip, boot.digest
-        self._kept = load(boot.floors, boot.tombstones, limits=self._limits)
-        for selector, revision in self._kept.tombstones.items():
-            self._index(selector, revision)
-        self._newest = max(floors_of(self._kept).values(), default=0)
-        self._newest = max(self._newest, *self._kept.tombstones.values(), 0)
+    def restarting(self, boot: Boot) -> Turns[None]:
+        """Replace all by what the log says: made aside, and put in place of what was at a stroke, in the last turn.
+
+        Until then it judges as before, at the position before: by all or nothing of what is new, never by a part of it. Of
+        weights that the log says nothing of, what was heard before stays.
+        """
+        tables = yield from SelectorTables.of(boot, self._limits)
+        self.position, self.digest, self._tables = boot.tip, boot.digest, tables
         for model, version in boot.weights.items():
             self._announce(model, version)
 
@@ -94,7 +82,9 @@ class Validity:
             raise ValueError(f"record {record.revision} does not follow {self.position}")
         match record.event:
             case Selected(selector):
-                self._select(selector, record.revision)
+                if selector.is_everything:
+                    self._tables = SelectorTables(self._limits)
+                self._tables.select(selector, record.revision)
             case WeightsAnnounced(model, version):
                 self._announce(model, version)
             case other:
@@ -115,7 +105,7 @@ class Validity:
             or stamp.revision > position.revision
         ):
             return RefuseReason.STAMP_FOREIGN
-        if stamp.revision >= self._newest:
+        if stamp.revision >= self._tables.newest:
             return RefuseReason.NONE
         selected = self._selected_by(namespace, origin, _Subject(stamp.revision, chain))
         return RefuseReason.NONE if selected is None else RefuseReason.INVALIDATED
@@ -142,7 +132,7 @@ class Validity:
 
         Oldest first. Floors stand as selectors of everything or of a namespace; what they cover is left out.
         """
-        kept = self._kept
+        kept = self._tables.kept
         if kept.floor > revision:
             return [(EVERYTHING, kept.floor)]
         selectors = [(Selector(namespace=scope), at) for scope, at in kept.floors.items() if at > revision]
@@ -150,58 +140,11 @@ class Validity:
         for selector, at in kept.tombstones.items():
             if at > revision and selector.namespace not in covered:
                 selectors.append((selector, at))
-        return sorted(selectors, key=lambda item: item[1])
+        return sorted(selectors, key=itemgetter(1))
 
     def statistics(self) -> Mapping[str, int]:
         """Sizes of the tables, all bounded."""
-        return {
-            "tombstones": len(self._kept.tombstones),
-            "tombstones_of_keys": sum(map(len, self._keys.values())),
-            "tombstones_of_namespace_fields": len(self._fields),
-            "tombstones_of_origins": len(self._origins),
-            "floors": len(floors_of(self._kept)),
-            "namespaces_remembered": len(self._field_floors),
-            "origins_remembered": len(self._origin_memory),
-            "weights": len(self._weights),
-        }
-
-    # --- taking in ---
-
-    def _select(self, selector: Selector, revision: int) -> None:
-        self._newest = revision
-        if selector.is_everything:
-            keep(self._kept, selector, revision)
-            kept, self._kept = self._kept, Kept(limits=self._limits)
-            self._clear()
-            self._kept, self._newest = kept, revision
-            return
-        self._unindex(selector)
-        dropped = keep(self._kept, selector, revision)
-        if selector in self._kept.tombstones:
-            self._index(selector, revision)
-        for old in dropped:
-            self._unindex(old)
-
-    def _index(self, selector: Selector, revision: int) -> None:
-        if selector.names_origin:
-            self._origins[selector] = revision
-            self._newest_origin = max(self._newest_origin, revision)
-            self._origin_memory.clear()
-        elif selector.key is not None:
-            self._keys.setdefault(selector.key, {})[selector] = revision
-            self._newest_key = max(self._newest_key, revision)
-        else:
-            self._fields[selector] = revision
-
-    def _unindex(self, selector: Selector) -> None:
-        if selector.names_origin:
-            self._origins.pop(selector, None)
-        elif selector.key is None:
-            self._fields.pop(selector, None)
-        elif selector.key in self._keys:
-            self._keys[selector.key].pop(selector, None)
-            if not self._keys[selector.key]:
-                del self._keys[selector.key]
+        return {**self._tables.statistics(), "weights": len(self._weights)}
 
     def _announce(self, model: str, version: str) -> None:
         self._weights[model] = version
@@ -214,19 +157,19 @@ class Validity:
     def _selected_by(self, namespace: Namespace, origin: Origin, subject: _Subject) -> str | None:
         """What selects a page whose stamp is older than it, for people; None: nothing."""
         revision = subject.revision
-        if revision < self._kept.floor:
-            return f"the floor of everything, {self._kept.floor}"
-        floor = self._kept.floors.get(namespace.id, 0)
+        if revision < self._tables.kept.floor:
+            return f"the floor of everything, {self._tables.kept.floor}"
+        floor = self._tables.kept.floors.get(namespace.id, 0)
         if revision < floor:
             return f"its namespace's floor, {floor}"
         floor = self._field_floor(namespace)
         if revision < floor:
             return f"record {floor}, which selects its namespace by what it is"
-        if revision < self._newest_key:
+        if revision < self._tables.newest_key:
             found = self._key_floor(namespace, subject)
             if found:
                 return f"record {found}, which selects a page of its chain"
-        if revision < self._newest_origin:
+        if revision < self._tables.newest_origin:
             found = self._origin_floor(namespace, origin, subject)
             if found:
                 return f"record {found}, which selects it by its origin"
@@ -237,29 +180,29 @@ class Validity:
 
         A tombstone that was dropped since leaves its revision here, where the floor that it became says no less.
         """
-        floor, seen = self._field_floors.get(namespace.id, (0, 0))
+        floor, seen = self._tables.field_floors.get(namespace.id, (0, 0))
         newest = seen
-        for selector, revision in reversed(self._fields.items()):
+        for selector, revision in reversed(self._tables.fields.items()):
             if revision <= seen:
                 break
             newest = max(newest, revision)
             if selector.matches_namespace(namespace):
                 floor = revision
                 break
-        self._field_floors[namespace.id] = floor, newest
-        self._field_floors.move_to_end(namespace.id)
-        if len(self._field_floors) > NAMESPACES_MAX:
-            self._field_floors.popitem(last=False)
+        self._tables.field_floors[namespace.id] = floor, newest
+        self._tables.field_floors.move_to_end(namespace.id)
+        if len(self._tables.field_floors) > NAMESPACES_MAX:
+            self._tables.field_floors.popitem(last=False)
         return floor
 
     def _key_floor(self, namespace: Namespace, subject: _Subject) -> int:
         keys = subject.keys
         if keys is None:
-            return self._newest_key
-        if self._keys.keys().isdisjoint(keys):
+            return self._tables.newest_key
+        if self._tables.keys.keys().isdisjoint(keys):
             return 0
         for key in keys:
-            for selector, at in self._keys.get(key, {}).items():
+            for selector, at in self._tables.keys.get(key, {}).items():
                 if at > subject.revision and selector.matches_namespace(namespace):
                     return at
         return 0
@@ -271,14 +214,14 @@ class Validity:
         keys = subject.keys
         return next((at for key, at in of_keys if keys is None or key in keys), 0)
 
-    def _origin_matches(self, namespace: Namespace, origin: Origin, revision: int) -> _OriginMatches:
+    def _origin_matches(self, namespace: Namespace, origin: Origin, revision: int) -> OriginMatches:
         """What selects pages of one origin: a revision, or else keys and revisions. All pages of a put have one origin."""
         asked = namespace.id, origin, revision
-        known = self._origin_memory.get(asked)
+        known = self._tables.origin_memory.get(asked)
         if known is not None:
             return known
         floor, of_keys = 0, []
-        for selector, at in reversed(self._origins.items()):
+        for selector, at in reversed(self._tables.origins.items()):
             if at <= revision:
                 break
             if selector.matches_namespace(namespace) and selector.matches_origin(
@@ -288,7 +231,7 @@ class Validity:
                     floor = at
                     break
                 of_keys.append((selector.key, at))
-        if len(self._origin_memory) >= ORIGINS_REMEMBERED_MAX:
-            self._origin_memory.clear()
-        self._origin_memory[asked] = floor, of_keys
+        if len(self._tables.origin_memory) >= ORIGINS_REMEMBERED_MAX:
+            self._tables.origin_memory.clear()
+        self._tables.origin_memory[asked] = floor, of_keys
         return floor, of_keys

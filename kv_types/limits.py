@@ -67,8 +67,8 @@ EVENT_PAYLOAD_BYTES_MAX = 432
 """Payload of one ring record; part of the shared-memory contract."""
 SELECTOR_BYTES_MAX = 4096
 """One selector's canonical bytes; longer than a ring record, it is told to workers as everything."""
-HIDING_STEP_WORK_MAX = 16_384
-"""Entries that one step of hiding or counting looks at or changes: some 2 ms, after which the event loop serves others."""
+HIDING_STEP_WORK_MAX = 8192
+"""Entries that one step of hiding or counting looks at or changes: one ms or two, after which the event loop serves others."""
 HIDING_WALK_WORK = 1024
 """Entries' worth of work that hiding one small subtree counts as: it looks at all leases once."""
 SELECTORS_MATCHED_MAX = 4096
@@ -138,6 +138,8 @@ LOG_RENEWAL_GAP_S = 0.002
 RENEWALS_BURST_MAX = 8
 RENEWALS_PER_S_MAX = 100
 """Renewals of one sidecar: so many at once, then at this rate, whatever happens."""
+LOG_TURN_ENTRIES_MAX = 128
+"""Records, tombstones or members that are read, or taken in, without letting others run: about one ms."""
 LOG_APPLY_RECORDS_MAX = 128
 """Records whose floors are raised, or whose events are published, without letting others run."""
 LOG_WAKE_S_MAX = 10.0

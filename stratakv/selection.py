@@ -12,7 +12,7 @@ import typer
 
 from kv_types.errors import ConfigError, LimitExceededError
 from kv_types.ids import KEY_BYTES, NamespaceId, PageKey
-from kv_types.limits import INVALIDATE_SELECTORS_MAX
+from kv_types.limits import INVALIDATE_SELECTORS_MAX, LOG_REVISION_MAX
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from stratakv.prefixes import Prefix, last_key
@@ -61,12 +61,12 @@ TokenizerOption = Annotated[
     Path | None, typer.Option("--tokenizer", help="A local tokenizer.json, or the folder that holds one.")
 ]
 SpecialTokensOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--special-tokens/--no-special-tokens",
-        help="Let the tokenizer add the special tokens that it adds to prompts.",
+        "--special-tokens/--no-special-tokens", show_default="--special-tokens",
+        help="Let the tokenizer add the special tokens that it puts in front of prompts.",
     ),
-]
+]  # fmt: skip
 KeyOption = Annotated[
     str | None,
     typer.Option("--key", help="One page and all computed on top of it: 64 hexadecimal digits."),
@@ -82,11 +82,21 @@ SinceOption = Annotated[
 UntilOption = Annotated[str | None, typer.Option("--until", help="Computed at this time or earlier.")]
 SinceRevisionOption = Annotated[
     int | None,
-    typer.Option("--since-revision", min=0, help="Whose stamp is this revision of the log or a later one."),
+    typer.Option(
+        "--since-revision",
+        min=0,
+        max=LOG_REVISION_MAX,
+        help="Whose stamp is this revision of the log or a later one.",
+    ),
 ]
 UntilRevisionOption = Annotated[
     int | None,
-    typer.Option("--until-revision", min=0, help="Whose stamp is this revision or an earlier one."),
+    typer.Option(
+        "--until-revision",
+        min=0,
+        max=LOG_REVISION_MAX,
+        help="Whose stamp is this revision or an earlier one.",
+    ),
 ]
 
 
@@ -131,10 +141,11 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is to be invalidated: the selectors, and for a prefix the namespaces that it was applied to."""
+    """What is to be invalidated: the selectors, and for a prefix the namespaces that it was applied to and its tokens."""
 
     selectors: Sequence[Selector]
     namespaces: Sequence[Namespace] = field(default_factory=tuple)
+    prefix_tokens: int | None = None
 
     @property
     def is_narrow(self) -> bool:
@@ -148,7 +159,7 @@ class Selection:
         if not self.namespaces:
             return self.selectors[0].describe()
         count = len(self.namespaces)
-        return f"a prefix in {count} namespace{'s' if count > 1 else ''}"
+        return f"a prefix of {self.prefix_tokens} tokens in {count} namespace{'s' if count > 1 else ''}"
 
 
 def selector_of(fields_: Fields, prefix: Prefix | None, *, everything: bool, now: datetime) -> Selector:
@@ -274,4 +285,4 @@ def _prefix_selection(
         )
         for namespace in namespaces
     ]  # fmt: skip
-    return Selection(selectors, namespaces)
+    return Selection(selectors, namespaces, len(prefix.tokens))

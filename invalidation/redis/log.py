@@ -32,6 +32,7 @@ from invalidation.redis.errors import unavailable
 from invalidation.redis.facts import RedisFacts, facts_commands, read_facts
 from invalidation.redis.replies import Answer, MalformedReplyError, Refusal
 from invalidation.redis.script import script_arguments, script_keys, script_text
+from invalidation.turns import Turns, in_turns
 from kv_types.clock import Clock
 from kv_types.ids import INCARNATION_BYTES, LogIncarnation, Stamp
 from kv_types.limits import LOG_BATCH_RECORDS_MAX, LOG_NAMESPACES_BATCH_MAX
@@ -100,7 +101,7 @@ class RedisLog(InvalidationLog):
         """See InvalidationLog."""
         rest = requests.renew_arguments(member, number=number)
 
-        def read(answer: Answer, confirmed: bool) -> Renewal:
+        def read(answer: Answer, confirmed: bool) -> Turns[Renewal]:
             return replies.read_renewal(
                 answer,
                 number=number,
@@ -118,7 +119,7 @@ class RedisLog(InvalidationLog):
     async def fence(self, *, deadline_ns: int) -> FenceState:
         """See InvalidationLog."""
 
-        def read(answer: Answer, confirmed: bool) -> FenceState:
+        def read(answer: Answer, confirmed: bool) -> Turns[FenceState]:
             return replies.read_fence(answer, confirmed=confirmed)
 
         return await self._call_confirmed(self._fences, "fence", [], read, deadline_ns=deadline_ns)
@@ -176,17 +177,18 @@ class RedisLog(InvalidationLog):
             found += canonicals
         return Directory(tip, found)
 
-    async def woken(self, after: int, *, deadline_ns: int) -> bool:
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
         """See InvalidationLog. A quiet wait ends by what the server says, which comes up to _TICK_MS late."""
+        count = str(self._settings.limits.batch)
         checked_number(after, "a revision")
 
-        async def wait(talk: Talk) -> bool:
-            wait_ms = max(1, talk.remaining_ms - _TICK_MS)  # 0 would be without end
-            read: Command = ("XREAD", "BLOCK", str(wait_ms), "STREAMS", self._keys[1], f"{after}-0")
-            (reply,) = await talk.send([read])
+        async def wait(talk: Talk) -> Sequence[LogRecord] | None:
+            wait_ms = str(max(1, talk.remaining_ms - _TICK_MS))  # 0 would be without end
+            stream = ("STREAMS", self._keys[1], f"{after}-0")
+            (reply,) = await talk.send([("XREAD", "COUNT", count, "BLOCK", wait_ms, *stream)])
             if isinstance(reply, Exception):
                 raise unavailable(reply, server=self._label(talk))
-            return bool(reply)
+            return await in_turns(replies.read_news(reply, after=after, digest=digest))
 
         late_ns = deadline_ns + _TICK_MS * 1_000_000
         return await self._counted("woken", self._wait.exchange(wait, deadline_ns=late_ns))
@@ -241,13 +243,13 @@ class RedisLog(InvalidationLog):
         line: Line,
         verb: str,
         rest: Sequence[bytes],
-        read: Callable[[Answer], _Result],
+        read: Callable[[Answer], Turns[_Result]],
         *,
         deadline_ns: int,
     ) -> _Result:
         async def talk(talk: Talk) -> _Result | Refusal:
             answer, _ = await self._ask(talk, verb, rest)
-            return answer if isinstance(answer, Refusal) else read(answer)
+            return answer if isinstance(answer, Refusal) else await in_turns(read(answer))
 
         return self._granted(await self._counted(verb, line.exchange(talk, deadline_ns=deadline_ns)))
 
@@ -256,7 +258,7 @@ class RedisLog(InvalidationLog):
         line: Line,
         verb: str,
         rest: Sequence[bytes],
-        read: Callable[[Answer, bool], _Result],
+        read: Callable[[Answer, bool], Turns[_Result]],
         *,
         deadline_ns: int,
     ) -> _Result:
@@ -278,7 +280,7 @@ class RedisLog(InvalidationLog):
             confirmed = answer.replicas == replicas and acknowledged >= replicas
             if verb == "renew":
                 self._candidates.answered(talk.place, confirmed=confirmed)
-            return read(answer, confirmed)
+            return await in_turns(read(answer, confirmed))
 
         return self._granted(await self._counted(verb, line.exchange(talk, deadline_ns=deadline_ns)))
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from invalidation.log import Appended, Boot, FenceState, MemberState, Renewal, RenewalStatus
 from invalidation.records import DIGEST_BYTES, LogRecord, next_digest, read_record
 from invalidation.redis.requests import MEMBER_BYTES
+from invalidation.turns import Turns, in_one
 from kv_types.errors import ProtocolError
 from kv_types.ids import INCARNATION_BYTES, KEY_BYTES, LogIncarnation, NamespaceId, Stamp
-from kv_types.limits import LOG_REVISION_MAX, REPLICAS_MAX
+from kv_types.limits import LOG_REVISION_MAX, LOG_TURN_ENTRIES_MAX, REPLICAS_MAX
 from kv_types.selectors import EVERYTHING, Selector
 
 SIZE_NAMES = (
@@ -84,7 +85,9 @@ def read_answer(reply: object) -> Answer | Refusal:
     )
 
 
-def read_renewal(answer: Answer, *, number: int, applied: int, digest: bytes, confirmed: bool) -> Renewal:
+def read_renewal(
+    answer: Answer, *, number: int, applied: int, digest: bytes, confirmed: bool
+) -> Turns[Renewal]:
     """Read what `renew` returned to renewal `number` of a member at (`applied`, `digest`).
 
     Records that do not follow each other, or not from that digest, are no records: the answer becomes GAP, and a boot
@@ -93,13 +96,9 @@ def read_renewal(answer: Answer, *, number: int, applied: int, digest: bytes, co
     told, entries = _shape(answer.rest, 2, "a renewal")
     if _number(told, "a renewal's number") != number:
         _malformed(f"renewal {number} was answered as {told!r}")
-    status, records = answer.status, read_records(entries)
-    for record in records:
-        applied += 1
-        digest = next_digest(digest, record.payload)
-        if record.revision != applied or record.digest != digest:
-            status, records = RenewalStatus.GAP, []
-            break
+    status, records = answer.status, (yield from _following(entries, applied, digest))
+    if records is None:
+        status, records = RenewalStatus.GAP, []
     if status is RenewalStatus.OK and not records and answer.tip != applied:
         status = RenewalStatus.GAP
     return Renewal(
@@ -107,14 +106,13 @@ def read_renewal(answer: Answer, *, number: int, applied: int, digest: bytes, co
         incarnation=answer.incarnation,
         number=number,
         tip=answer.tip,
-        records=[read_record(record.revision, record.payload, record.digest) for record in records],
+        records=records,
         confirmed=confirmed,
         replicas=answer.replicas,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RawRecord:
+class RawRecord(NamedTuple):
     """One entry of the stream."""
 
     revision: int
@@ -126,25 +124,49 @@ class RawRecord:
         return read_record(self.revision, self.payload, self.digest)
 
 
-def read_records(entries: object) -> list[RawRecord]:
+def _raw_records(entries: object) -> Iterator[RawRecord]:
     """Read entries of the stream; raises MalformedReplyError."""
-    records = []
     for entry in _list(entries, "records"):
         name, fields = _shape(entry, 2, "a record")
         payload_name, payload, digest_name, digest = _shape(fields, 4, "a record's fields")
         revision, dash, rest = _bytes(name, "a record's id").partition(b"-")
         if payload_name != b"p" or digest_name != b"d" or not dash or rest != b"0":
             _malformed(f"a record of id {name!r} is not of this log")
-        records.append(
-            RawRecord(
-                _number(revision, "a revision"),
-                _bytes(payload, "a payload"),
-                _hex(digest, DIGEST_BYTES, "a digest"),
-            )
+        yield RawRecord(
+            _number(revision, "a revision"),
+            _bytes(payload, "a payload"),
+            _hex(digest, DIGEST_BYTES, "a digest"),
         )
+
+
+def _following(entries: object, after: int, digest: bytes) -> Turns[list[LogRecord] | None]:
+    """Read records that follow each other, and a revision with that digest, as their own digests prove; None if not."""
+    records: list[LogRecord] = []
+    for raw in _raw_records(entries):
+        after += 1
+        digest = next_digest(digest, raw.payload)
+        if raw.revision != after or raw.digest != digest:
+            return None
+        records.append(raw.decode())
+        if not len(records) % LOG_TURN_ENTRIES_MAX:
+            yield
     return records
 
 
+def read_news(reply: object, *, after: int, digest: bytes) -> Turns[Sequence[LogRecord] | None]:
+    """Read what a blocking read of the stream returned: None when its time was over; raises MalformedReplyError.
+
+    No records where they do not follow `after` and the digest there: another history, or one that was trimmed.
+    """
+    if reply is None:
+        return None
+    (stream,) = _shape(reply, 1, "news")
+    _, entries = _shape(stream, 2, "a stream")
+    records = yield from _following(entries, after, digest)
+    return records or ()
+
+
+@in_one
 def read_appended(answer: Answer) -> Appended:
     """Read what `append` returned; raises MalformedReplyError."""
     revision, members = _shape(answer.rest, 2, "an append")
@@ -152,7 +174,7 @@ def read_appended(answer: Answer) -> Appended:
     return Appended(stamp, answer.settled, frozenset(_member(member) for member in _list(members, "members")))
 
 
-def read_boot(answer: Answer) -> Boot:
+def read_boot(answer: Answer) -> Turns[Boot]:
     """Read what `boot` returned; raises MalformedReplyError.
 
     A tombstone whose selector can't be understood stands for everything up to its revision (invariant I6).
@@ -165,9 +187,11 @@ def read_boot(answer: Answer) -> Boot:
             _malformed("a floor's scope is too long")
         all_floors[space] = _number(revision, "a floor")
     selected: dict[Selector, int] = {}
-    for name, revision in _pairs(tombstones, "tombstones"):
+    for count, (name, revision) in enumerate(_pairs(tombstones, "tombstones"), 1):
         selector = _selector(_scope(name)[1])
         selected[selector] = max(selected.get(selector, 0), _number(revision, "a tombstone"))
+        if not count % LOG_TURN_ENTRIES_MAX:
+            yield
     everything = selected.pop(EVERYTHING, 0)
     if everything:
         all_floors[None] = max(all_floors.get(None, 0), everything)
@@ -202,7 +226,7 @@ def _weights(flat: object) -> Mapping[str, str]:
     return weights
 
 
-def read_fence(answer: Answer, *, confirmed: bool) -> FenceState:
+def read_fence(answer: Answer, *, confirmed: bool) -> Turns[FenceState]:
     """Read what `fence` returned; raises MalformedReplyError."""
     (flat,) = _shape(answer.rest, 1, "a fence")
     members = {}
@@ -214,38 +238,50 @@ def read_fence(answer: Answer, *, confirmed: bool) -> FenceState:
         members[_member(member)] = MemberState(
             number, acknowledged, drained, match[5].decode(errors="replace"), gone=match[4] == b"1"
         )
+        if not len(members) % LOG_TURN_ENTRIES_MAX:
+            yield
     return FenceState(answer.stamp, answer.settled, members, confirmed, answer.replicas)
 
 
+@in_one
 def read_nothing(answer: Answer) -> None:
     """Read what `fork` and `set_replicas` return; raises MalformedReplyError."""
     _shape(answer.rest, 0, "an answer")
 
 
+@in_one
 def read_tip(answer: Answer) -> Stamp:
     """Read what `know` returned; raises MalformedReplyError."""
     _shape(answer.rest, 0, "an answer")
     return answer.stamp
 
 
+@in_one
 def read_flag(answer: Answer) -> bool:
     """Read what `settle` and `leave` return; raises MalformedReplyError."""
     (flag,) = _shape(answer.rest, 1, "an answer")
     return _flag(flag, "an answer")
 
 
-def read_read(answer: Answer) -> tuple[Stamp, list[LogRecord]]:
+def read_read(answer: Answer) -> Turns[tuple[Stamp, list[LogRecord]]]:
     """Read what `read` returned; raises MalformedReplyError."""
     (entries,) = _shape(answer.rest, 1, "records")
-    return answer.stamp, [record.decode() for record in read_records(entries)]
+    records: list[LogRecord] = []
+    for raw in _raw_records(entries):
+        records.append(raw.decode())
+        if not len(records) % LOG_TURN_ENTRIES_MAX:
+            yield
+    return answer.stamp, records
 
 
+@in_one
 def read_namespace_ids(answer: Answer) -> tuple[Stamp, list[bytes]]:
     """Read what `namespaces` returned when it was asked for nothing in particular; raises MalformedReplyError."""
     (ids,) = _shape(answer.rest, 1, "ids of namespaces")
     return answer.stamp, [_bytes(id, "a namespace's id") for id in _list(ids, "ids of namespaces")]
 
 
+@in_one
 def read_namespaces(answer: Answer) -> tuple[Stamp, list[bytes]]:
     """Read canonical encodings, without those that were gone when they were asked for; raises MalformedReplyError."""
     (canonicals,) = _shape(answer.rest, 1, "namespaces")
@@ -256,6 +292,7 @@ def read_namespaces(answer: Answer) -> tuple[Stamp, list[bytes]]:
     ]
 
 
+@in_one
 def read_sizes(answer: Answer) -> Mapping[str, int]:
     """Read what `statistics` returned, by SIZE_NAMES; raises MalformedReplyError."""
     (sizes,) = _shape(answer.rest, 1, "statistics")

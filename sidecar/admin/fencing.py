@@ -162,7 +162,7 @@ class Fencing:
         turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
-            return self._result((), _unknown_stop(stamp), begun_ns)
+            return self._result((), _unknown_stop(stamp, ended.tip), begun_ns)
         return self._result((stamp,), ended, begun_ns)
 
     def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
@@ -360,7 +360,12 @@ def _incarnation_stop() -> _Stop:
     )
 
 
-def _unknown_stop(stamp: Stamp) -> _Stop:
+def _unknown_stop(stamp: Stamp, tip: Stamp) -> _Stop:
+    if stamp.incarnation == tip.incarnation:
+        return _Stop(
+            Unconfirmed.INCARNATION,
+            f"revision {stamp.revision} is ahead of the log, which is at {tip.revision}: name a record that it holds",
+        )
     return _Stop(
         Unconfirmed.INCARNATION,
         f"the log holds no record {stamp.revision} of incarnation {stamp.incarnation.hex()}: it has begun anew since, or "

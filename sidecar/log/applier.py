@@ -9,6 +9,7 @@ from typing import Protocol
 
 from invalidation.log import Boot
 from invalidation.records import NO_DIGEST, LogRecord
+from invalidation.turns import in_turns
 from invalidation.validity import Validity
 from kv_types.events import Event, LogStarted, Selected
 from kv_types.ids import NO_INCARNATION, Stamp
@@ -60,7 +61,7 @@ class LogApplier:
     async def reset(self, boot: Boot) -> None:
         """Another incarnation, or the first: every page is void, and stamps of any other are refused from now on."""
         began = time.perf_counter()
-        self._validity.restart(boot)
+        await in_turns(self._validity.restarting(boot))
         await self._hide([EVERYTHING])
         self.acknowledged.begin()
         self.drained.begin()
@@ -70,8 +71,10 @@ class LogApplier:
     async def reapply(self, boot: Boot, *, after: int) -> None:
         """The same incarnation after a gap: hide what was selected since revision `after`; workers drop all of L1."""
         began = time.perf_counter()
-        self._validity.restart(boot)
-        await self._hide([selector for selector, _ in self._validity.newer(after)])
+        await in_turns(self._validity.restarting(boot))
+        missed = [selector for selector, _ in self._validity.newer(after)]
+        await asyncio.sleep(0)  # there may be thousands
+        await self._hide(missed)
         self._publish(LogStarted(), boot.tip, boot.digest)
         self._observed(began)
 

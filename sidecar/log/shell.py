@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from invalidation import follower as machine
 from invalidation.follower import Follower, Phase
 from invalidation.log import InvalidationLog, LogUnavailableError, Member, Renewal, RenewalStatus
 from invalidation.notes import MemberNote
+from invalidation.records import LogRecord
 from invalidation.validity import Validity
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError
@@ -151,6 +152,14 @@ class LogShell:
         """The log may have grown: look now."""
         self._post(machine.Woken)
 
+    def hear(self, after: Stamp, records: Sequence[LogRecord]) -> None:
+        """The log grew past a position by these records; by none that can be told: look now."""
+        if not records:
+            self.wake()
+            return
+        self.idle.clear()
+        self._inbox.put_nowait(machine.Heard(after, records, self._clock.now_ns()))
+
     def look_at_clients(self) -> bool:
         """Tell the log, soon, if clients have applied or drained more, or one keeps its pages that no renewal told of.
 
@@ -176,6 +185,11 @@ class LogShell:
     def position(self) -> Stamp | None:
         """What has been hidden and published; None before a log was joined."""
         return self._applier.position
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the log there."""
+        return self._applier.digest
 
     @property
     def is_following(self) -> bool:
@@ -223,6 +237,7 @@ class LogShell:
             replicas=counters.replicas,
             confirmed_ago_s=None if ago_ns is None else ago_ns / _SECOND_NS,
             held_by=self._held_by(),
+            draining_held_by=self._draining_held_by(),
             renewals=dict(counters.renewals),
             sizes=sizes,
             pages_hidden=applier.pages_hidden,
@@ -239,7 +254,10 @@ class LogShell:
         return f"{self._follower.phase}: {told}" if told else str(self._follower.phase)
 
     def _held_by(self) -> tuple[str, ...]:
-        return tuple(f"pid {one.pid}: {one.why}" for one in self._store.held_back_by())
+        return tuple(map(str, self._store.held_back_by()))
+
+    def _draining_held_by(self) -> tuple[str, ...]:
+        return tuple(map(str, self._store.draining_held_by())) if self.waits_for_draining else ()
 
     # --- the loop ---
 
@@ -406,7 +424,9 @@ class LogShell:
         applier = self._applier
         assert applier.position is not None, "the follower renews what has been published"
         note = replace(
-            self._note, engines_keep=self._store.engines(EngineMode.KEEP), held_back_by=self._held_by()
+            self._note,
+            engines_keep=self._store.engines(EngineMode.KEEP),
+            held_back_by=self._held_by() + self._draining_held_by(),
         )
         acknowledged = applier.acknowledged.reached
         return Member(

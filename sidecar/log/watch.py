@@ -62,15 +62,21 @@ class LogWatch:
             raise group.exceptions[0] from None
 
     async def _be_woken(self) -> None:
-        """Wait for the log to grow while nothing else would see it; then let some milliseconds' records come together."""
+        """Wait for the log to grow while nothing else would see it; then let some milliseconds' records come together.
+
+        What it grew by comes with the wake-up, so that a fleet hides a record without asking its log first, all at once.
+        """
         while True:
             await self._shell.idle.wait()
             position = self._shell.position
             assert position is not None, "nothing is followed before a log is joined"
             deadline_ns = self._clock.now_ns() + int(LOG_WAKE_S_MAX * _SECOND_NS)
             try:
-                if await self._log.woken(position.revision, deadline_ns=deadline_ns):
-                    self._shell.wake()
+                news = await self._log.woken(
+                    position.revision, digest=self._shell.digest, deadline_ns=deadline_ns
+                )
+                if news is not None:
+                    self._shell.hear(position, news)
                 await self._pause(1 / RENEWALS_PER_S_MAX)
             except LogUnavailableError:
                 await self._pause(LOG_BACKOFF_S_MAX)  # renewals will say what is wrong

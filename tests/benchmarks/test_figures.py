@@ -53,7 +53,7 @@ def test_percentiles_come_with_how_many_there_were() -> None:
 
 
 def test_each_part_of_the_page_can_be_written_anew_alone() -> None:
-    parts = {Part.NODE: "## One\n\n| a |", Part.FLEET: "## Two\n\nb"}
+    parts = {part: f"## {part}\n\n| a |" for part in Part}
     assert parts_of(document(parts)) == parts
     assert parts_of("# an old page") == {}
     assert set(parts_of((DOCS / "benchmarks.md").read_text())) == set(Part)
@@ -72,7 +72,7 @@ def test_the_page_tells_every_budget_and_whether_it_is_met() -> None:
     ]
 
     def page() -> str:
-        return "\n".join(fleet_report.lines(fleet_report.FleetResults(fleet, loads, load_average=0.5)))
+        return "\n".join([*fleet_report.fleet_lines(fleet), *fleet_report.redis_lines(loads)])
 
     assert all(key in page() for key, _, _, budget in invalidate.BUDGETS if budget is not None)
     assert "missed" not in page()

@@ -193,7 +193,7 @@ def test_time_to_live_ends_a_page_with_what_stands_on_it() -> None:
 
 
 def test_much_that_stands_on_an_expired_page_goes_in_bounded_steps_and_never_with_a_hole() -> None:
-    step, chains = 16_384, 40
+    step, chains = 8192, 20
     world = NativeArena(slots=chains * 1024, entries=chains * 1024, segment_bytes=1 << 20)
     (root,) = chain("root", 1)
     second = now_ns() // 10**9 + 1000

@@ -355,12 +355,30 @@ def test_many_selectors_are_held_against_many_namespaces_in_turns(
     storm += [Selector(tenant="here 7", tag=tag)]
     told, hidden = 0, 0
     for step in selecting.hiding(storm):
-        assert matched - told <= SELECTORS_MATCHED_MAX + len(storm)
+        assert matched - told <= 2 * SELECTORS_MATCHED_MAX
         told = matched
         hidden += step
     assert hidden == 10
     assert matched > 20 * SELECTORS_MATCHED_MAX
     assert sum(pages for pages, _ in selecting.counting(storm)) == 10
+
+
+def test_keys_of_pages_that_are_not_here_are_looked_for_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that comes back to a full log looks for every page that it names, and finds few."""
+    arena, looked = SteppingArena(10), 0
+
+    def find(key: bytes) -> None:
+        nonlocal looked
+        looked += 1
+
+    monkeypatch.setattr(arena, "find", find)
+    selecting = Selecting(arena, registry(), ProvenanceTable(), skew_ms=0)
+    told = 0
+    for hidden in selecting.hiding([Selector(tenant="a", key=key) for key in chain(8192)]):
+        assert (hidden, arena.terms) == (0, [])
+        assert looked - told <= SELECTORS_MATCHED_MAX // 2
+        told = looked
+    assert looked == 8192
 
 
 def test_a_count_that_another_one_ended_says_so(world: World) -> None:

@@ -36,6 +36,7 @@ from tests.conformance.log_harness import (
     some_id,
     some_selector,
 )
+from tests.conformance.log_news import LogNewsConformance
 from tests.conformance.log_positions import LogPositionsConformance
 
 _Answer = TypeVar("_Answer")
@@ -45,7 +46,7 @@ UNKNOWN_PAYLOAD = b"\xff" + bytes(range(64))
 
 
 @pytest.mark.asyncio
-class InvalidationLogConformance(LogPositionsConformance):
+class InvalidationLogConformance(LogPositionsConformance, LogNewsConformance):
     """The suite. Every test gets an empty log by the fixture `harness`."""
 
     # --- appending ---

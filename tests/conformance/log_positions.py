@@ -1,14 +1,13 @@
-"""LogPositionsConformance: reading and waiting after a revision, and numbers and ids at their ends; part of the log's suite."""
+"""LogPositionsConformance: reading after a revision, and numbers and ids at their ends; part of the log's suite."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from invalidation.records import LogEntry
+from invalidation.records import NO_DIGEST, LogEntry
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import Stamp
 from kv_types.limits import LOG_REVISION_MAX
@@ -57,7 +56,8 @@ class LogPositionsConformance:
                 assert read == (tip, read[1]), after
                 assert list(read[1]) == [], after
         for after in (tip.revision + 1, LOG_REVISION_MAX):
-            assert not await harness.log.woken(after, deadline_ns=harness.soon_ns), after
+            news = await harness.log.woken(after, digest=NO_DIGEST, deadline_ns=harness.soon_ns)
+            assert news is None, after
 
     @pytest.mark.parametrize("number", BEYOND)
     async def test_what_is_no_revision_is_an_error(self, harness: LogHarness, number: int) -> None:
@@ -66,7 +66,7 @@ class LogPositionsConformance:
         away = replace(member, applied=Stamp(member.applied.incarnation, number))
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: log.read(number, count=1, deadline_ns=deadline_ns),
-            lambda: log.woken(number, deadline_ns=deadline_ns),
+            lambda: log.woken(number, digest=NO_DIGEST, deadline_ns=deadline_ns),
             lambda: log.renew(member, number=number, deadline_ns=deadline_ns),
             lambda: log.renew(away, number=1, deadline_ns=deadline_ns),
             lambda: log.renew(replace(member, acknowledged=number), number=1, deadline_ns=deadline_ns),
@@ -83,12 +83,3 @@ class LogPositionsConformance:
     async def test_no_count_of_records_is_an_error(self, harness: LogHarness, count: int) -> None:
         with pytest.raises(InvalidArgumentError, match="count"):
             await harness.log.read(0, count=count, deadline_ns=harness.deadline_ns)
-
-    async def test_waiting_ends_with_a_record_or_with_the_deadline(self, harness: LogHarness) -> None:
-        tip = await harness.append(selected(1))
-        assert await harness.log.woken(0, deadline_ns=harness.deadline_ns), "there is one already"
-        assert not await harness.log.woken(tip.revision, deadline_ns=harness.soon_ns)
-        waiting = asyncio.create_task(harness.log.woken(tip.revision, deadline_ns=harness.deadline_ns))
-        await asyncio.sleep(0)
-        await harness.append(selected(2))
-        assert await waiting

@@ -11,6 +11,7 @@ from invalidation.follower import (
     CallBoot,
     CallRenew,
     Follower,
+    Heard,
     Phase,
     Renewed,
     Reset,
@@ -99,6 +100,9 @@ class Driver:
 
     def wake(self) -> list[Action]:
         return self.send(Woken(self.now_ns))
+
+    def hear(self, after: Stamp, records: Sequence[LogRecord]) -> list[Action]:
+        return self.send(Heard(after, records, self.now_ns))
 
     def wait(self, delta_ns: int = INTERVAL_NS) -> list[Action]:
         self.now_ns += delta_ns

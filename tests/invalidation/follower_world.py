@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from invalidation.follower import (
     AcknowledgedMoved,
@@ -24,6 +24,7 @@ from invalidation.follower import (
     Event,
     Follower,
     Forked,
+    Heard,
     Phase,
     PublishFreshness,
     Reapply,
@@ -128,9 +129,13 @@ class ScriptedLog:
         elif position.revision + 1 < self.first:
             return RenewalStatus.GAP
         else:
-            following = self.records[position.revision]
-            same = next_digest(digest, following.payload) == following.record.digest
+            same = self.follows(position.revision, digest)
         return RenewalStatus.OK if same else RenewalStatus.FORK
+
+    def follows(self, revision: int, digest: bytes) -> bool:
+        """Whether the record after a revision follows the digest there."""
+        following = self.records[revision]
+        return next_digest(digest, following.payload) == following.record.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,8 @@ class FollowerWorld:
         """What the log held when a confirmed renewal was carried out, by the freshness that it may grant."""
         self.call: Call | None = None
         self.applying: Reset | Reapply | Apply | None = None
+        self.news: Heard | None = None
+        """What was read from the log some time ago, whatever has become of it since."""
         self.wake_ns: int | None = None
         self.number = 0
         self.phases: set[Phase] = set()
@@ -182,9 +189,9 @@ class FollowerWorld:
         self.calm()
 
     def calm(self) -> None:
-        """Answer everything from now on; the follower has to reach the tip, confirmed, within few calls."""
+        """Answer everything from now on; the follower has to reach the tip, confirmed, within few calls and its batches."""
         self.wake_ns = self.wake_ns or self.now_ns
-        for _ in range(40):
+        for _ in range(30 + len(self.log.records)):
             if self.applying is not None:
                 self._finish()
             elif self.call is not None:
@@ -202,7 +209,9 @@ class FollowerWorld:
     # --- what may happen ---
 
     def _hostile_step(self) -> None:
-        steps: list[Callable[[], None]] = [self._pass_time, self._append, self._commit, self._nudge]
+        steps: list[Callable[[], None]] = [
+            self._pass_time, self._append, self._commit, self._nudge, self._listen, self._hear,
+        ]  # fmt: skip
         if self.call is not None:
             steps += [self._execute_somehow, self._deliver_or_fail] * 3
         if self.applying is not None:
@@ -227,6 +236,21 @@ class FollowerWorld:
     def _nudge(self) -> None:
         nudges: list[Event] = [Woken(self.now_ns), AcknowledgedMoved(self.now_ns), TimeCame(self.now_ns)]
         self._send(self.draw.choice(nudges))
+
+    def _listen(self) -> None:
+        """Read what follows, as a wake-up brings it: proven to follow, from the log as it is now."""
+        if self.position is None:
+            return
+        following = self.log.records[self.position.revision :][:BATCH]
+        is_kept = self.position.revision + 1 >= self.log.first
+        if following and is_kept and self.log.follows(self.position.revision, self.digest):
+            records = [written.record for written in following]
+            self.news = Heard(self.position, records, self.now_ns)
+
+    def _hear(self) -> None:
+        news, self.news = self.news, None
+        if news is not None:
+            self._send(replace(news, now_ns=self.now_ns))
 
     def _damage(self) -> None:
         which = self.draw.randrange(4)
@@ -284,7 +308,7 @@ class FollowerWorld:
     # --- the shell ---
 
     def _send(self, event: Event) -> None:
-        self.wake_ns = None if not isinstance(event, Woken | AcknowledgedMoved) else self.wake_ns
+        self.wake_ns = None if not isinstance(event, Woken | AcknowledgedMoved | Heard) else self.wake_ns
         for action in self.follower.step(event):
             self._carry_out(action)
         self.phases.add(self.follower.phase)

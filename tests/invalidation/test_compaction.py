@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invalidation.compaction import CompactionLimits, Kept, floors_of, keep, load, scope_of
+from invalidation.compaction import CompactionLimits, Kept, floors_of, keep, loading, scope_of
 from kv_types.ids import NamespaceId
 from kv_types.limits import LOG_SCOPES_MAX, LOG_TOMBSTONES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX
 from kv_types.selectors import EVERYTHING, Selector
 from tests.conformance.log_harness import selected, some_selector
 from tests.kv_types.selector_samples import FEW_SELECTORS, SPACES
+from tests.support.turns import finish
 
 LIMITS = st.builds(
     CompactionLimits,
@@ -124,7 +125,7 @@ def test_too_many_floors_become_one_of_everything() -> None:
 @given(selectors=st.lists(FEW_SELECTORS, max_size=60), limits=LIMITS)
 def test_who_loads_it_holds_the_same(selectors: list[Selector], limits: CompactionLimits) -> None:
     kept = _kept(selectors, limits)
-    assert load(floors_of(kept), kept.tombstones, limits=limits) == kept
+    assert finish(loading(floors_of(kept), kept.tombstones, limits=limits)) == kept
 
 
 @given(selectors=st.lists(FEW_SELECTORS, max_size=60), wide=LIMITS, narrow=LIMITS)
@@ -132,7 +133,7 @@ def test_who_loads_more_than_it_may_keep_drops_by_the_rule(
     selectors: list[Selector], wide: CompactionLimits, narrow: CompactionLimits
 ) -> None:
     kept = _kept(selectors, wide)
-    loaded = load(floors_of(kept), kept.tombstones, limits=narrow)
+    loaded = finish(loading(floors_of(kept), kept.tombstones, limits=narrow))
     assert len(loaded.tombstones) <= narrow.tombstones
     assert len(loaded.floors) <= narrow.scopes
     for selector in selectors:
@@ -141,7 +142,9 @@ def test_who_loads_more_than_it_may_keep_drops_by_the_rule(
 
 def test_a_tombstone_of_everything_that_another_version_left_lowers_no_floor() -> None:
     space = SPACES[0].id
-    loaded = load({None: 2, space: 9}, {EVERYTHING: 5, selected(1).selector: 4, selected(2).selector: 7})
+    loaded = finish(
+        loading({None: 2, space: 9}, {EVERYTHING: 5, selected(1).selector: 4, selected(2).selector: 7})
+    )
     assert (loaded.floor, loaded.floors) == (5, {space: 9})
     assert _level(loaded, selected(2).selector) == 7
 

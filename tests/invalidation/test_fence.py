@@ -180,7 +180,7 @@ def test_silence_towards_an_old_primary_is_no_silence() -> None:
 def test_a_log_without_the_record_asks_for_another_append(tip: Stamp) -> None:
     done = {A: _member(1, 99, drained=99)}
     verdict = _fence().observe(_state(done, tip=tip), now_ns=0)
-    assert verdict == NewIncarnation()
+    assert verdict == NewIncarnation(tip)
 
 
 def test_an_unsettled_incarnation_is_never_final_whoever_acknowledged() -> None:

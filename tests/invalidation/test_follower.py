@@ -179,6 +179,59 @@ def test_news_is_asked_for_at_once_but_no_closer_than_the_gap(driver: Driver) ->
     assert driver.wake() == [CallRenew(3)]
 
 
+def test_news_that_come_with_the_wake_up_are_applied_at_once_and_then_acknowledged(driver: Driver) -> None:
+    driver.follow(boot_at(4))
+    vouched_ns = driver.now_ns + GAP_NS
+    driver.now_ns += GAP_NS
+    assert driver.hear(Stamp(FIRST, 4), records_of(5, 6)) == [Apply(records_of(5, 6))]
+    assert driver.phase() is Phase.BEHIND
+    assert driver.follower.position == Stamp(FIRST, 4), "nothing is applied yet"
+    assert driver.send(Applied(driver.now_ns)) == [CallRenew(2)], "what was heard vouches for nothing"
+    assert (driver.follower.position, driver.phase()) == (Stamp(FIRST, 6), Phase.FOLLOWING)
+    assert driver.renewed(6)[0] == PublishFreshness(vouched_ns + LEASE_NS)
+
+
+def test_news_are_applied_however_close_they_come(driver: Driver) -> None:
+    driver.follow()
+    driver.hear(Stamp(FIRST, 0), records_of(1, 1))
+    due_ns = driver.now_ns + GAP_NS
+    assert driver.send(Applied(driver.now_ns)) == [WaitUntil(due_ns)], "the gap is one between renewals"
+    assert driver.hear(Stamp(FIRST, 1), records_of(2, 2)) == [Apply(records_of(2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("after", "records"),
+    [
+        (Stamp(FIRST, 3), records_of(4, 5)),
+        (Stamp(SECOND, 4), records_of(5, 6)),
+        (Stamp(FIRST, 4), records_of(6, 6)),
+        (Stamp(FIRST, 4), [*records_of(5, 5), *records_of(7, 7)]),
+        (Stamp(FIRST, 4), []),
+    ],
+)
+def test_news_that_do_not_follow_are_asked_about(
+    driver: Driver, after: Stamp, records: list[LogRecord]
+) -> None:
+    driver.follow(boot_at(4))
+    driver.now_ns += GAP_NS
+    assert driver.hear(after, records) == [CallRenew(2)]
+
+
+def test_news_are_asked_about_while_the_log_is_in_doubt(driver: Driver) -> None:
+    driver.start(boot_at())
+    assert driver.hear(Stamp(FIRST, 0), records_of(1, 1)) == [], "a renewal under way brings them too"
+    driver.now_ns += GAP_NS
+    assert driver.renewed(0, confirmed=False)[-1] == CallRenew(2)
+    driver.renewed(0, confirmed=False)
+    assert driver.phase() is Phase.UNCONFIRMED
+    assert not any(isinstance(one, Apply) for one in driver.hear(Stamp(FIRST, 0), records_of(1, 1)))
+    driver.wait(LEASE_NS)
+    driver.renewed(0, status=RenewalStatus.NEW_INCARNATION, incarnation=SECOND)
+    assert driver.hear(Stamp(FIRST, 0), records_of(1, 1)) == []
+    driver.send(Booted(boot_at(2, SECOND), driver.now_ns))
+    assert driver.hear(Stamp(FIRST, 0), records_of(1, 1)) == [], "everything is being hidden"
+
+
 @pytest.mark.parametrize("event", [Woken, AcknowledgedMoved])
 def test_what_happens_during_a_renewal_asks_for_another(driver: Driver, event: type[Woken]) -> None:
     driver.start(boot_at())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from invalidation.follower import (
     _Applying,
 )
 from invalidation.log import Boot, Renewal, RenewalStatus
+from invalidation.records import LogRecord
 from kv_types.ids import Stamp
 from tests.invalidation.follower_world import LEASE_NS, BrokenPromiseError, FollowerWorld
 
@@ -101,9 +103,18 @@ class NeverBootsAgain(Follower):
         self._stumble(Phase.BOOTING, reason, now_ns, free=1)
 
 
+class VouchesForNews(Follower):
+    def _heard(self, after: Stamp, records: Sequence[LogRecord]) -> list[Action]:
+        actions = super()._heard(after, records)
+        if self._applying is not None and actions:
+            self._applying = replace(self._applying, freshness_ns=self._renewed_ns + 2 * LEASE_NS)
+        return actions
+
+
 BROKEN: Sequence[type[Follower]] = (
     CountsFromTheAnswer, VouchesBeforeItApplies, VouchesForABatch, NeedsNoConfirmation, IgnoresGaps,
     IgnoresForks, KeepsPagesAcrossIncarnations, SettlesAtOnce, NeverBootsAgain,
+    VouchesForNews,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
+from invalidation.records import NO_DIGEST
 from kv_types.clock import BoottimeClock
 from tests.conformance.invalidation_log import InvalidationLogConformance
 from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, selected
@@ -49,10 +50,10 @@ async def test_each_incarnation_is_drawn_anew() -> None:
 @pytest.mark.asyncio
 async def test_a_closed_log_lets_nobody_wait_and_answers_nothing() -> None:
     harness = LogHarness(log=LocalLog(clock=BoottimeClock()), clock=BoottimeClock())
-    waiting = asyncio.create_task(harness.log.woken(0, deadline_ns=harness.deadline_ns))
+    waiting = asyncio.create_task(harness.log.woken(0, digest=NO_DIGEST, deadline_ns=harness.deadline_ns))
     await asyncio.sleep(0)
     await harness.log.close()
-    assert await waiting
+    assert await waiting == ()
     with pytest.raises(LogUnavailableError, match="closed"):
         await harness.append(selected(1))
 

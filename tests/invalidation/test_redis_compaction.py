@@ -21,6 +21,7 @@ from kv_types.events import Selected
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.selectors import EVERYTHING, Selector
 from tests.support.redis_servers import RedisServer
+from tests.support.turns import finish
 
 _fleets = itertools.count()
 
@@ -65,7 +66,7 @@ class Script:
         self.call("append", *append_arguments(entry, request_id=os.urandom(16)))
 
     def boot(self) -> Boot:
-        return read_boot(self.call("boot"))
+        return finish(read_boot(self.call("boot")))
 
     def scopes(self) -> dict[bytes, int]:
         """How many tombstones the script thinks each scope has."""
@@ -123,7 +124,7 @@ def test_the_products_limits_hold(shared_redis: RedisServer, kind: str) -> None:
         script.append(selector)
         keep(kept, selector, revision)
     assert_same(script, kept)
-    sizes = read_sizes(script.call("statistics"))
+    sizes = finish(read_sizes(script.call("statistics")))
     assert sizes["tombstones"] <= limits.tombstones
     assert sizes["floors"] <= limits.scopes + 1
     assert sizes["records"] == 2599

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from invalidation.log import LogUnavailableError, RenewalStatus
+from invalidation.records import NO_DIGEST
 from kv_types.clock import BoottimeClock
 from tests.support.logs import Follower, Logs, append, within
 from tests.support.redis_servers import RedisServer, RedisServers
@@ -212,7 +213,7 @@ async def test_it_heals_by_itself(servers: RedisServers, logs: Logs) -> None:
 async def test_a_closed_log_answers_nobody(shared_redis: RedisServer, logs: Logs) -> None:
     log = logs.open(shared_redis, fleet="closing")
     await append(log)
-    waiting = asyncio.create_task(log.woken(1, deadline_ns=within()))
+    waiting = asyncio.create_task(log.woken(1, digest=NO_DIGEST, deadline_ns=within()))
     await asyncio.sleep(0)
     await log.close()
     with pytest.raises(LogUnavailableError, match="closed"):
@@ -275,5 +276,5 @@ async def test_rights_that_are_missing_are_told_with_the_remedy(servers: RedisSe
     await member.boot()
     await append(log)
     assert (await member.renew()).status is RenewalStatus.OK
-    assert await log.woken(0, deadline_ns=within())
+    assert await log.woken(0, digest=NO_DIGEST, deadline_ns=within())
     assert (await log.check(deadline_ns=within())).errors == ()

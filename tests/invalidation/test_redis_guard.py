@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from invalidation.log import RenewalStatus
+from invalidation.log import LogLimits, RenewalStatus
 from invalidation.records import LogEntry
 from invalidation.redis.log import RedisLog
-from invalidation.redis.script import KEY_NAMES, script_keys
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.events import WeightsAnnounced
 from kv_types.ids import Stamp
 from tests.support.logs import Follower, Logs, append, entry, within
+from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 
 pytestmark = pytest.mark.asyncio
@@ -125,6 +126,25 @@ async def test_primary_replica_primary_is_noticed(servers: RedisServers, logs: L
     await assert_new(log, member)
 
 
+@pytest.mark.parametrize("hidden", ["master_replid", "run_id"])
+@pytest.mark.parametrize("left", ["", "{name}:\r\n"])
+async def test_a_server_that_hides_its_history_is_an_error(hidden: str, left: str) -> None:
+    """Nothing else in what it tells may be taken for its history: that might stay the same when its data does not."""
+    facts = {"replication": "master_replid", "server": "run_id"}
+
+    def command(name: bytes, *arguments: bytes) -> Reply:
+        if name != b"INFO":
+            return None
+        told = facts[arguments[0].decode()]
+        line = left.format(name=told) if told == hidden else f"{told}:{'a' * 40}\r\n"
+        return f"# Facts\r\nfirst:1\r\n{line}last:2\r\n".encode()
+
+    arguments = script_arguments("boot", incarnation=bytes(16), replicas=0, limits=LogLimits())
+    keys = [key.encode() for key in script_keys("test")]
+    with pytest.raises(ErrorReply):
+        LuaScripts().run(script_text().encode(), keys, arguments, command)
+
+
 async def test_a_replica_never_answers(servers: RedisServers, logs: Logs, binary: Path) -> None:
     primary = servers.start(binary=binary)
     replica = servers.start_replica(primary)
@@ -146,7 +166,11 @@ async def test_a_part_that_is_lost_is_noticed_or_harmless(
     behind = Follower(log, at=Stamp(member.at.incarnation, 0))
     key = script_keys("test")[KEY_NAMES.index(lost)]
     server.client.delete(key)
-    if lost in {"state", "tombstones", "members", "scopes", "weights", "namespaces", "known"}:
+    if lost in {"state", "members"}:
+        await assert_new(log, member)
+    elif lost in {"tombstones", "scopes", "weights", "namespaces", "known"}:
+        assert (await member.renew()).status is RenewalStatus.OK, "it needs none of that"
+        await log.statistics(deadline_ns=within())
         await assert_new(log, member)
     else:
         await log.append(entry(), request_id=os.urandom(16), deadline_ns=within())

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from invalidation.log import InvalidationLog, LogUnavailableError, RenewalStatus
-from invalidation.records import LogEntry
+from invalidation.records import NO_DIGEST, LogEntry
 from invalidation.redis.requests import append_arguments
 from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.errors import InvalidArgumentError, LimitExceededError
@@ -145,7 +145,7 @@ async def test_waiting_keeps_nobody_else_waiting(shared_redis: RedisServer, logs
     log = logs.open(shared_redis, fleet="wait")
     member = Follower(log)
     await member.boot()
-    waiting = asyncio.create_task(log.woken(0, deadline_ns=within(20.0)))
+    waiting = asyncio.create_task(log.woken(0, digest=NO_DIGEST, deadline_ns=within(20.0)))
     await asyncio.sleep(0)
     for _ in range(5):
         assert (await member.renew()).status is RenewalStatus.OK

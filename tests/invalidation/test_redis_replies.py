@@ -22,15 +22,17 @@ from invalidation.log import LogUnavailableError, RenewalStatus
 from invalidation.records import NO_DIGEST, next_digest
 from invalidation.redis import replies
 from invalidation.redis.replies import Answer, MalformedReplyError, Refusal, read_answer
+from invalidation.turns import Turns
 from kv_types.selectors import EVERYTHING, Selector
 from tests.support.logs import Follower, Logs, append, entry, within
+from tests.support.turns import finish
 
 INCARNATION = b"ab" * 16
 HEAD = [b"OK", INCARNATION, b"1", b"7", b"0"]
 PAYLOAD = entry().encode()
 DIGEST = next_digest(NO_DIGEST, PAYLOAD)
 RECORD = [b"1-0", [b"p", PAYLOAD, b"d", DIGEST.hex().encode()]]
-READERS: dict[str, tuple[list[Any], Callable[[Answer], object]]] = {
+READERS: dict[str, tuple[list[Any], Callable[[Answer], Turns[Any]]]] = {
     "renew": (
         [b"3", [RECORD]],
         lambda answer: replies.read_renewal(
@@ -64,7 +66,7 @@ def test_what_the_script_says_is_understood(verb: str) -> None:
     answer = read_answer([*HEAD, *rest])
     assert isinstance(answer, Answer)
     assert (answer.status, answer.replicas, answer.tip, answer.settled) == (RenewalStatus.OK, 1, 7, False)
-    read(answer)
+    finish(read(answer))
 
 
 @pytest.mark.parametrize("verb", READERS)
@@ -77,7 +79,7 @@ def test_one_part_that_is_wrong_is_malformed_or_means_the_same(verb: str, seed: 
     with contextlib.suppress(MalformedReplyError):
         answer = read_answer(damaged)
         if isinstance(answer, Answer):
-            read(answer)
+            finish(read(answer))
 
 
 def replace_somewhere(value: Any, other: Any, draw: random.Random) -> Any:
@@ -117,25 +119,27 @@ def test_replies_that_are_nearly_right_are_malformed(verb: str, rest: list[Any])
     answer = read_answer([*HEAD, *rest])
     assert isinstance(answer, Answer)
     with pytest.raises(MalformedReplyError):
-        READERS[verb][1](answer)
+        finish(READERS[verb][1](answer))
 
 
 def test_records_that_do_not_follow_the_members_digest_are_a_gap() -> None:
     answer = read_answer([*HEAD, b"3", [RECORD]])
     assert isinstance(answer, Answer)
     for applied, digest in ((0, b"x" * 20), (1, NO_DIGEST)):
-        renewal = replies.read_renewal(answer, number=3, applied=applied, digest=digest, confirmed=True)
+        renewal = finish(
+            replies.read_renewal(answer, number=3, applied=applied, digest=digest, confirmed=True)
+        )
         assert (renewal.status, list(renewal.records)) == (RenewalStatus.GAP, [])
     nothing = read_answer([*HEAD, b"3", []])
     assert isinstance(nothing, Answer)
-    renewal = replies.read_renewal(nothing, number=3, applied=6, digest=DIGEST, confirmed=True)
+    renewal = finish(replies.read_renewal(nothing, number=3, applied=6, digest=DIGEST, confirmed=True))
     assert renewal.status is RenewalStatus.GAP, "it is behind the tip, and told nothing of what is between"
 
 
 def test_a_tombstone_that_is_not_understood_is_a_floor_of_everything() -> None:
     answer = read_answer([*HEAD, b"0" * 40, [b"-", b"1"], [b"-" + b"\xff\x01\x00a", b"5"], []])
     assert isinstance(answer, Answer)
-    boot = replies.read_boot(answer)
+    boot = finish(replies.read_boot(answer))
     assert (boot.floors, boot.tombstones) == ({None: 5}, {})
     assert EVERYTHING not in boot.tombstones
 
@@ -228,7 +232,7 @@ async def test_random_bytes_make_the_log_unavailable(hostile: HostileServer, log
             lambda: append(log),
             lambda: log.boot(deadline_ns=within(0.2)),
             lambda: member.renew(seconds=0.2),
-            lambda: log.woken(0, deadline_ns=within(0.2)),
+            lambda: log.woken(0, digest=NO_DIGEST, deadline_ns=within(0.2)),
             lambda: log.check(deadline_ns=within(0.2)),
         ):
             with contextlib.suppress(LogUnavailableError):

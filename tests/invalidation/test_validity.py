@@ -16,6 +16,7 @@ from kv_types.namespace import Namespace, Weights
 from kv_types.outcomes import RefuseReason
 from kv_types.selectors import EVERYTHING, Origin, Selector
 from tests.kv_types.selector_samples import SPACES, space
+from tests.support.turns import finish
 
 FIRST, SECOND = LogIncarnation(b"1" * 16), LogIncarnation(b"2" * 16)
 HERE = SPACES[0]
@@ -26,12 +27,11 @@ NONE, INVALIDATED, FOREIGN = RefuseReason.NONE, RefuseReason.INVALIDATED, Refuse
 
 def _started(revision: int = 0, incarnation: LogIncarnation = FIRST) -> Validity:
     validity = Validity(skew_ms=0)
-    validity.restart(
-        Boot(
-            tip=Stamp(incarnation, revision), digest=NO_DIGEST, floors={}, tombstones={}, weights={},
-            settled=True, replicas=0,
-        )
+    boot = Boot(
+        tip=Stamp(incarnation, revision), digest=NO_DIGEST, floors={}, tombstones={}, weights={},
+        settled=True, replicas=0,
     )  # fmt: skip
+    finish(validity.restarting(boot))
     return validity
 
 
@@ -113,7 +113,7 @@ def test_c40_one_producers_pages_of_one_time_go_and_all_else_stays() -> None:
         assert _judge(validity, 0, origin=origin) is expected, origin
 
 
-def test_the_same_can_be_stored_again_at_once_after_each_record() -> None:
+def test_the_same_can_be_stored_again_finish_after_each_record() -> None:
     """I9: whatever was invalidated, a stamp of the newest view is as good as ever."""
     validity = _started()
     for selector in (EVERYTHING, Selector(key=CHAIN[0]), Selector(tag=b"x"), Selector(namespace=HERE.id)):
@@ -177,13 +177,12 @@ def test_a_new_start_forgets_what_was() -> None:
     _apply(validity, WeightsAnnounced("m", "9"))
     assert validity.weights == {"m": "9"}
     assert _judge(validity, 0) is INVALIDATED
-    validity.restart(
-        Boot(
-            tip=Stamp(SECOND, 7), digest=b"e" * 20, floors={None: 2, HERE.id: 4},
-            tombstones={Selector(key=CHAIN[0]): 6, Selector(tenant=""): 5}, weights={"n": "1"},
-            settled=False, replicas=0,
-        )
+    boot = Boot(
+        tip=Stamp(SECOND, 7), digest=b"e" * 20, floors={None: 2, HERE.id: 4},
+        tombstones={Selector(key=CHAIN[0]): 6, Selector(tenant=""): 5}, weights={"n": "1"},
+        settled=False, replicas=0,
     )  # fmt: skip
+    finish(validity.restarting(boot))
     assert (validity.position, validity.digest) == (Stamp(SECOND, 7), b"e" * 20)
     assert validity.weights == {"m": "9", "n": "1"}
     assert _judge(validity, 4) is FOREIGN
@@ -209,9 +208,9 @@ def test_what_was_announced_outlives_the_log_that_told_it() -> None:
     """Losing the log does not load the old weights again."""
     validity = _started()
     _apply(validity, WeightsAnnounced("m", "9"), WeightsAnnounced("n", "1"))
-    validity.restart(_boot(SECOND))
+    finish(validity.restarting(_boot(SECOND)))
     assert validity.weights == {"m": "9", "n": "1"}
-    validity.restart(_boot(FIRST, n="2"))
+    finish(validity.restarting(_boot(FIRST, n="2")))
     assert validity.weights == {"m": "9", "n": "2"}, "what a log says goes before what another one said"
     _apply(validity, WeightsAnnounced("m", "10"))
     assert validity.weights == {"m": "10", "n": "2"}
@@ -223,7 +222,7 @@ def test_what_outlives_a_log_makes_room_for_what_the_next_one_says() -> None:
     validity = _started()
     _apply(validity, *(WeightsAnnounced(f"m{number}", "1") for number in range(LOG_WEIGHTS_MAX)))
     told = {f"n{number}": "1" for number in range(LOG_WEIGHTS_MAX - 1)}
-    validity.restart(_boot(SECOND, **told))
+    finish(validity.restarting(_boot(SECOND, **told)))
     assert len(validity.weights) == LOG_WEIGHTS_MAX
     assert told.items() <= validity.weights.items()
 

@@ -19,6 +19,7 @@ from kv_types.outcomes import RefuseReason
 from kv_types.selectors import Origin, Selector
 from tests.invalidation.validity_oracle import NaiveLog, SomePage
 from tests.kv_types.selector_samples import FEW_KEYS, FEW_ORIGINS, FEW_SELECTORS, SPACES
+from tests.support.turns import finish
 
 SKEW_MS = 1
 UNKNOWN_ORIGIN = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0, lineage_known=False)
@@ -62,7 +63,7 @@ class ValidityMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
     def _restart(self) -> None:
-        self.validity.restart(self._boot())
+        finish(self.validity.restarting(self._boot()))
         self.told |= self.weights
 
     @property

@@ -279,6 +279,16 @@ async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> N
         timeout_s=30,
     )
     assert (result.unconfirmed, result.waited_ms) == (Unconfirmed.INCARNATION, 0)
+    assert "begun anew since, or never had it" in result.why
+
+
+async def test_waiting_for_a_revision_that_the_log_has_not_reached_says_so_at_once() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    ahead = Stamp(fleet.position.incarnation, fleet.position.revision + 7)
+    result = await administration(fleet).await_fence(ahead, wait=Wait.HIDDEN, timeout_s=30)
+    assert (result.unconfirmed, result.stamps, result.waited_ms) == (Unconfirmed.INCARNATION, (), 0)
+    assert f"revision {ahead.revision} is ahead of the log" in result.why
+    assert "anew" not in result.why
 
 
 async def test_a_repeated_request_appends_nothing_anew() -> None:

@@ -19,6 +19,7 @@ from kv_types.selectors import Origin, Selector
 from tests.kv_types.selector_samples import space
 from tests.sidecar.test_administration import announce
 from tests.support.fleet import ScriptedFleet, ScriptedMember
+from tests.support.turns import finish
 
 pytestmark = pytest.mark.asyncio
 NOBODY = Origin(producer=None, tags=None, from_ms=0, until_ms=0, revision=0)
@@ -105,7 +106,7 @@ async def test_versions_that_are_announced_at_once_leave_no_page_of_those_supers
     records = await fleet.records()
     assert len(records) == 2 * len(versions)
     validity = Validity(skew_ms=0)
-    validity.restart(await fleet.local.boot(deadline_ns=0))
+    finish(validity.restarting(await fleet.local.boot(deadline_ns=0)))
     announcements = {
         record.event.version: record.revision
         for record in records

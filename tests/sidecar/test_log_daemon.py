@@ -71,7 +71,9 @@ class Worker:
         store.register(self.space)
 
     def put(self) -> PutOutcome:
-        (outcome,) = self.store.put(self.space.id, self.keys, [page_of(self.keys[0], PAGE_BYTES)])
+        (outcome,) = self.store.put(
+            self.space.id, self.keys, [page_of(self.keys[0], PAGE_BYTES)], stamp=self.store.stamp()
+        )
         return outcome
 
     def look(self) -> LookUpOutcome:

@@ -1,4 +1,4 @@
-"""The fleet's directory of namespaces, from a sidecar that enters there what is registered with it."""
+"""What goes on beside following: the fleet's directory, where namespaces are entered, and the log's sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kv_types.limits import LISTING_S_MAX, LOG_BACKOFF_S_MAX, LOG_KNOW_AGAIN_S, 
 from kv_types.selectors import Selector
 from tests.support.following import FollowingSite
 from tests.support.manual_time import SECOND_NS, settle
-from tests.support.pages import namespace_of
+from tests.support.pages import chain, namespace_of
 from tests.support.stores import add
 
 pytestmark = pytest.mark.asyncio
@@ -33,14 +33,14 @@ def verbs(site: FollowingSite, *names: str) -> list[str]:
     return [entry[1] for entry in site.trace if entry[0] == "called" and entry[1] in names]
 
 
-def hold_renewals(site: FollowingSite) -> asyncio.Event:
+def hold_records(site: FollowingSite) -> asyncio.Event:
     """Keep the sidecar from following until the event is set."""
     held = asyncio.Event()
 
     async def wait() -> None:
         await held.wait()
 
-    site.log.before_renewal = wait
+    site.log.before_renewal = site.log.before_news = wait
     return held
 
 
@@ -127,7 +127,7 @@ async def test_a_new_namespace_is_listed_by_one_call_of_the_log(site: FollowingS
 
 async def test_it_is_listed_only_once_the_sidecar_has_followed_the_log_to_there(site: FollowingSite) -> None:
     async with site.running() as shell:
-        held = hold_renewals(site)
+        held = hold_records(site)
         last = await site.append(Selected(Selector(tenant="somebody")))
         record = add(site.store, namespace_of())
         waiting = asyncio.create_task(site.directory.list_namespace(record))
@@ -148,7 +148,7 @@ async def test_it_is_listed_only_once_the_sidecar_has_followed_the_log_to_there(
 
 async def test_who_waits_for_a_record_that_does_not_come_is_told_in_time(site: FollowingSite) -> None:
     async with site.running():
-        held = hold_renewals(site)
+        held = hold_records(site)
         await site.append(Selected(Selector(tenant="somebody")))
         record = add(site.store, namespace_of())
         waiting = asyncio.create_task(site.directory.list_namespace(record))
@@ -185,3 +185,28 @@ async def test_nobody_waits_for_a_log_that_is_known_not_to_answer(site: Followin
         with pytest.raises(LogUnreachableError, match="does not answer"):
             await site.directory.list_namespace(record)
         assert not site.trace
+
+
+async def test_namespaces_are_entered_into_the_fleets_directory(site: FollowingSite) -> None:
+    records = [add(site.store, namespace_of(f"m{number}")) for number in range(3)]
+    async with site.running():
+        await site.time.run(1.0)
+        assert site.log.known == [record.namespace.canonical for record in records]
+        late = add(site.store, namespace_of("late"))
+        site.log.trouble = LogUnavailableError("timeout")
+        await site.time.run(1.0)
+        site.log.trouble = None
+        await site.time.run(4.0)
+        assert site.log.known[-1] == late.namespace.canonical
+        assert len(site.log.known) == 4, "once each"
+
+
+async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) -> None:
+    async with site.running() as shell:
+        await site.append(*(Selected(Selector(key=key)) for key in chain(3)))
+        await site.time.run(25.0)
+        sizes = shell.state().sizes
+        assert (sizes["log_records"], sizes["log_tombstones"], sizes["tombstones"]) == (3, 3, 3)
+        asked = sum(entry[:2] == ("called", "statistics") for entry in site.trace)
+        assert 2 <= asked <= 4
+        assert site.durations, "applying is timed"

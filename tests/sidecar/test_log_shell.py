@@ -1,4 +1,4 @@
-"""LogShell over a real arena and a log that tests trouble: the order of R14, freshness, storms, gaps, engines, goodbyes."""
+"""LogShell over a real arena and a log that tests trouble: the order of R14, freshness, storms, gaps, goodbyes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from cache_l2._native import Reader
 from cache_l2.store import NamespaceRecord
 from invalidation.log import LogLimits, LogUnavailableError
+from invalidation.records import LogEntry, LogRecord
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey, Stamp
@@ -38,7 +38,7 @@ def put(
     site: FollowingSite, record: NamespaceRecord, keys: list[PageKey], *, stamp: Stamp | None = None
 ) -> list[object]:
     sources = [memoryview(page_of(key, record.page_bytes)) for key in keys]
-    return list(site.store.put(record.id, keys, sources, stamp=stamp))
+    return list(site.store.put(record.id, keys, sources, stamp=stamp or site.store.stamp()))
 
 
 def resident(site: FollowingSite, keys: list[PageKey]) -> list[bool]:
@@ -162,11 +162,29 @@ async def test_a_storm_is_followed_at_a_bounded_rate_of_renewals(site: Following
 async def test_one_record_is_applied_and_acknowledged_within_milliseconds(site: FollowingSite) -> None:
     async with site.running():
         await site.time.run(1.0)
+        renewals = len(site.log.members_seen)
         last = await site.append(Selected(EVERYTHING))
         await settle()
         assert site.store.stamp().revision == last, "applied as soon as the log has woken us"
         await site.time.run(0.003)
         assert site.log.members_seen[-1].acknowledged == last
+        assert len(site.log.members_seen) == renewals + 1, (
+            "it came with the wake-up, and is only acknowledged"
+        )
+
+
+async def test_news_that_do_not_follow_are_asked_for(site: FollowingSite) -> None:
+    async with site.running() as shell:
+        await site.time.run(1.0)
+        position = shell.position
+        assert position is not None
+        renewals = len(site.log.members_seen)
+        for records in ([], [LogRecord(position.revision + 2, LogEntry(event=Selected(EVERYTHING)))]):
+            shell.hear(position, records)
+            await settle()
+            await site.time.run(0.003)
+        assert len(site.log.members_seen) == renewals + 2
+        assert shell.position == position
 
 
 # --- troubles ---
@@ -338,57 +356,6 @@ async def test_a_fault_of_this_program_ends_following_with_its_error(
         await follow()
 
 
-# --- clients ---
-
-
-def reader_of(site: FollowingSite, row: int) -> Reader:
-    control, clients, data = site.store.descriptors(writable=False)
-    return Reader(
-        control_fd=control, clients_fd=clients, data_fd=data, row=row, life=site.store.life, writable=False,
-        prefault=False,
-    )  # fmt: skip
-
-
-async def test_an_engine_that_has_not_applied_holds_the_acknowledgement_back_and_is_named(
-    site: FollowingSite,
-) -> None:
-    row = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)
-    reader = reader_of(site, row)
-    reader.set_applied_view(1000)  # whatever it writes
-    async with site.running() as shell:
-        reader.set_applied_view(site.store.view)
-        last = await site.append(Selected(EVERYTHING))
-        await site.time.run(3.0)
-        state = shell.state()
-        assert state.position is not None
-        assert (state.position.revision, state.acknowledged) == (last, 0)
-        assert f"pid {os.getpid()}" in state.held_by[0]
-        member = site.log.members_seen[-1]
-        assert (member.applied.revision, member.acknowledged) == (last, 0)
-        assert "applied view" in member.note
-        assert '"engines_keep":1' in member.note
-        reader.set_applied_view(site.store.view)
-        await site.time.run(0.1)
-        assert site.log.members_seen[-1].acknowledged == last, (
-            "told at once, not at the next renewal that is due"
-        )
-        assert shell.state().held_by == ()
-        assert reader.close()
-        site.store.end_client(row)
-
-
-async def test_requests_in_flight_hold_back_what_is_drained_alone(site: FollowingSite) -> None:
-    async with site.running() as shell:
-        slot, *_ = site.store.reader.begin_request()
-        last = await site.append(Selected(EVERYTHING))
-        await site.caught_up(last)
-        await site.time.run(1.0)
-        assert (shell.state().acknowledged, shell.state().drained) == (last, 0)
-        site.store.reader.end_request(slot)
-        await site.time.run(0.2)
-        assert site.log.members_seen[-1].drained == last
-
-
 # --- the end ---
 
 
@@ -469,28 +436,3 @@ async def test_a_goodbye_that_nobody_hears_is_over_in_time(site: FollowingSite) 
             site.store.drain()
             await shell.leave()
     assert any("goodbye" in line["event"] for line in lines)
-
-
-async def test_namespaces_are_entered_into_the_fleets_directory(site: FollowingSite) -> None:
-    records = [add(site.store, namespace_of(f"m{number}")) for number in range(3)]
-    async with site.running():
-        await site.time.run(1.0)
-        assert site.log.known == [record.namespace.canonical for record in records]
-        late = add(site.store, namespace_of("late"))
-        site.log.trouble = LogUnavailableError("timeout")
-        await site.time.run(1.0)
-        site.log.trouble = None
-        await site.time.run(4.0)
-        assert site.log.known[-1] == late.namespace.canonical
-        assert len(site.log.known) == 4, "once each"
-
-
-async def test_the_logs_sizes_are_asked_for_now_and_then(site: FollowingSite) -> None:
-    async with site.running() as shell:
-        await site.append(*(Selected(Selector(key=key)) for key in chain(3)))
-        await site.time.run(25.0)
-        sizes = shell.state().sizes
-        assert (sizes["log_records"], sizes["log_tombstones"], sizes["tombstones"]) == (3, 3, 3)
-        asked = len(places(site.trace, "called", "statistics"))
-        assert 2 <= asked <= 4
-        assert site.durations, "applying is timed"

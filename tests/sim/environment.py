@@ -26,6 +26,9 @@ PAGE_BYTES = 16
 HIDING_STEP_WORK = 6
 """Entries that one step of hiding looks at: few, so that most hiding takes several and look-ups come between."""
 
+TURN_ENTRIES = 4
+"""Entries of the log that are read or taken in at a time."""
+
 _real_monotonic, _real_time_ns, _real_clock_gettime_ns = time.monotonic, time.time_ns, time.clock_gettime_ns
 _real_urandom = os.urandom
 
@@ -155,14 +158,20 @@ def install() -> None:
 
 
 def _shorten() -> None:
-    """Less of what only people look at, and steps of hiding so small that others come between."""
+    """Less of what only people look at, and steps of work so small that others come between."""
     import cache_l2.selecting
+    import invalidation.compaction
+    import invalidation.redis.replies
+    import invalidation.selector_tables
     import sidecar.admin.fencing
     import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
         (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
+        (invalidation.compaction, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
+        (invalidation.redis.replies, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
+        (invalidation.selector_tables, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
         (sidecar.admin.fencing, "FENCE_POLL_S_MAX", 0.2),
         (sidecar.admin.fencing, "_FIRST_PAUSE_S", 0.01),
         (sidecar.log.directory, "_DIRECTORY_S", 3.0),

@@ -56,7 +56,10 @@ class ServerEnd:
                 server.wait(self._session, int(command[1]), int(command[2]), self._unblocked)
             elif name == b"XREAD":
                 self._is_blocked = True
-                server.read_stream(command[4], command[5], int(command[2]), self._unblocked)
+                options = dict(zip(command[1:5:2], command[2:5:2], strict=True))
+                server.read_stream(
+                    command[6], command[7], int(options[b"BLOCK"]), int(options[b"COUNT"]), self._unblocked
+                )
             else:
                 try:
                     reply = server.execute(self._session, *command)

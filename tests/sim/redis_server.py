@@ -80,7 +80,7 @@ class RedisServer:
         self._is_in_script = False
         self._at_primary: Replica | None = None
         self._waits: list[tuple[int, int, Callable[[Reply], None]]] = []
-        self._readers: list[tuple[bytes, bytes, Callable[[Reply], None]]] = []
+        self._readers: list[tuple[bytes, bytes, int, Callable[[Reply], None]]] = []
         self.run_id = self._identifier()
         self.replication_id = self._identifier()
 
@@ -204,13 +204,15 @@ class RedisServer:
         if timeout_ms:
             self._clockwork.after(timeout_ms * 1_000_000, give_up, self.process)
 
-    def read_stream(self, key: bytes, after: bytes, timeout_ms: int, answer: Callable[[Reply], None]) -> None:
-        """XREAD BLOCK of one stream."""
-        found = self._read(key, after)
+    def read_stream(
+        self, key: bytes, after: bytes, timeout_ms: int, count: int, answer: Callable[[Reply], None]
+    ) -> None:
+        """XREAD COUNT BLOCK of one stream."""
+        found = self._read(key, after, count)
         if found is not None:
             answer(found)
             return
-        reader = (key, after, answer)
+        reader = key, after, count, answer
         self._readers.append(reader)
 
         def give_up() -> None:
@@ -221,18 +223,18 @@ class RedisServer:
         if timeout_ms:
             self._clockwork.after(timeout_ms * 1_000_000, give_up, self.process)
 
-    def _read(self, key: bytes, after: bytes) -> Reply:
+    def _read(self, key: bytes, after: bytes, count: int) -> Reply:
         milliseconds, _, sequence = after.partition(b"-")
         start = b"%d-%d" % (int(milliseconds), int(sequence or b"0") + 1)
-        entries = self.keyspace.xrange(key, start, b"+", b"COUNT", b"1")
+        entries = self.keyspace.xrange(key, start, b"+", b"COUNT", b"%d" % count)
         return [[key, entries]] if entries else None
 
     def _wake_readers(self) -> None:
         for reader in list(self._readers):
-            found = self._read(reader[0], reader[1])
+            found = self._read(*reader[:3])
             if found is not None:
                 self._readers.remove(reader)
-                reader[2](found)
+                reader[3](found)
 
     # --- replication, the primary's end ---
 

@@ -108,9 +108,34 @@ def test_members_are_forgotten_when_somebody_knows(site: AdminSite, stratakv: Co
     silent.is_silent = True
     stratakv("invalidate", "--all", "--yes")
     assert "gone" in stratakv("members").stdout
-    told = stratakv.json("members", "--forget", alive.id.hex(), "--forget-gone")
-    assert told == {"forgotten": [silent.id.hex()], "stayed": [alive.id.hex()]}
+    told = stratakv.json("members", "--forget", silent.id.hex(), "--forget", silent.id.hex())
+    assert told == {"forgotten": [silent.id.hex()], "stayed": [], "reasons": {}}
     assert stratakv("members", "--forget-gone").stdout == "nobody was given up for gone\n"
+    assert {member["id"] for member in stratakv.json("members")["members"]} == {alive.id.hex()}
+
+
+def test_members_that_are_not_forgotten_are_exit_3_and_it_says_why(
+    site: AdminSite, stratakv: Command
+) -> None:
+    alive, silent = site.members
+    silent.is_silent = True
+    stratakv("invalidate", "--all", "--yes")
+    nobody = "0" * 32
+    named = ("--forget", alive.id.hex(), "--forget", nobody)
+    told = stratakv.json("members", *named, "--forget-gone", code=3)
+    assert told == {
+        "forgotten": [silent.id.hex()],
+        "stayed": [alive.id.hex(), nobody],
+        "reasons": {alive.id.hex(): "renews", nobody: "unknown"},
+    }
+    shown = stratakv("members", *named)
+    assert shown.exit_code == 3
+    assert f"{alive.id.hex()} was not forgotten: it renews" in shown.stderr
+    assert f"{nobody} was not forgotten: no member" in shown.stderr
+    assert "nobody was given up" not in shown.stdout
+
+
+def test_a_member_s_id_is_all_of_it(stratakv: Command) -> None:
     bad = stratakv("members", "--forget", "ab")
     assert bad.exit_code == 2
     assert "32 hexadecimal digits" in bad.stderr
@@ -165,7 +190,9 @@ def test_what_is_no_terminal_gets_a_line_for_each_row(
 def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> None:
     key = PageKey(b"k" * 32)
     site.store.add(SPACES[0], key, None, site.fleet.position)
-    (told,) = stratakv.json("inspect", key.hex())
+    answer = stratakv.json("inspect", key.hex())
+    assert (set(answer), answer["prefix_tokens"]) == ({"chains", "prefix_tokens"}, None)
+    (told,) = answer["chains"]
     (page,) = told["pages"]
     assert (page["resident"], page["servable"], page["key"]) == (True, True, key.hex())
     assert "no record after 0" in page["why"]
@@ -176,7 +203,7 @@ def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> 
     }  # fmt: skip
     shown = stratakv("inspect", key.hex()).stdout
     assert "valid" in shown
-    (absent,) = stratakv.json("inspect", "00" * 32, "--namespace", SPACES[0].id.hex())
+    (absent,) = stratakv.json("inspect", "00" * 32, "--namespace", SPACES[0].id.hex())["chains"]
     assert absent["pages"][0]["header"] is None
     assert "not on this node" in absent["pages"][0]["why"]
 
@@ -186,7 +213,9 @@ def test_inspect_shows_how_far_a_prefix_reaches_in_each_namespace(site: AdminSit
     keys = unpack_keys(page_keys(SPACES[0].id, tokens, page_tokens=4))
     site.store.add(SPACES[0], keys[0], None, site.fleet.position)
     site.store.add(SPACES[0], keys[1], keys[0], site.fleet.position)
-    told = stratakv.json("inspect", "--prefix-tokens", "-", "--model", "m", stdin=json.dumps(tokens))
+    answer = stratakv.json("inspect", "--prefix-tokens", "-", "--model", "m", stdin=json.dumps(tokens))
+    told = answer["chains"]
+    assert answer["prefix_tokens"] == 12
     assert [one["namespace"] for one in told] == [SPACES[0].id.hex(), SPACES[1].id.hex()]
     assert [[page["servable"] for page in one["pages"]] for one in told] == [[True, True, False], [False] * 3]
     shown = stratakv(
@@ -197,7 +226,8 @@ def test_inspect_shows_how_far_a_prefix_reaches_in_each_namespace(site: AdminSit
 
 def test_inspect_of_a_long_prefix_comes_whole(site: AdminSite, stratakv: Command) -> None:
     tokens = list(range(4 * 2500))
-    (told,) = stratakv.json("inspect", "--prefix-tokens", "-", "--tenant", "alice", stdin=json.dumps(tokens))
+    answer = stratakv.json("inspect", "--prefix-tokens", "-", "--tenant", "alice", stdin=json.dumps(tokens))
+    (told,) = answer["chains"]
     keys = unpack_keys(page_keys(SPACES[1].id, tokens, page_tokens=4))
     assert [page["key"] for page in told["pages"]] == [key.hex() for key in keys]
 

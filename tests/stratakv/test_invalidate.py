@@ -21,8 +21,8 @@ from tests.support.polling import wait_until
 
 KEY = "ab" * 32
 RESULT_KEYS = {
-    "appended", "confirmed", "exit_code", "gone", "gone_count", "missing", "missing_count", "namespaces", "reason",
-    "request_id", "selectors", "wait", "waited_ms", "why",
+    "appended", "confirmed", "exit_code", "gone", "gone_count", "missing", "missing_count", "namespaces", "prefix_tokens",
+    "reason", "request_id", "selectors", "wait", "waited_ms", "why",
 }  # fmt: skip
 MEMBER_KEYS = {"id", "is_self", "gone", "renewal", "acknowledged", "drained", "note"}
 
@@ -219,7 +219,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--since", "1h", "--until", "2h"), "select nothing"),
     (("--since-revision", "2", "--until-revision", "1"), "select nothing"),
     (("--since-revision", "-1"), "--since-revision"),
-    (("--since-revision", str(1 << 64)), "64 bits"),
+    (("--since-revision", str(1 << 64)), "9007199254740991"),
     (("--all", "--wait", "--no-wait"), "not both"),
     (("--all", "--wait=gone"), "hidden or drained"),
     (("--all", "--timeout", "soon"), "duration"),
@@ -311,6 +311,7 @@ def test_a_dry_run_counts_asks_nothing_and_changes_nothing(site: AdminSite, stra
     assert stratakv.json("invalidate", "--model", "m", "--dry-run") == {
         "dry_run": True,
         "namespaces": [],
+        "prefix_tokens": None,
         "selectors": [{"model": "m"}],
         "tiers": [{"tier": "L2", "pages": 1, "bytes": 1000}],
     }

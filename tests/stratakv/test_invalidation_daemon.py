@@ -191,13 +191,13 @@ def test_inspect_tells_of_real_pages(node: Node, tmp_path: Path) -> None:
     stored(node, ours, producer=b"node-1", tags=[b"t"])
     file = tmp_path / "tokens"
     file.write_text("1 2 3 4 5 6")
-    (told,) = node.run("inspect", "--prefix-tokens", str(file), "--namespace", ours.space.id.hex())
+    (told,) = node.run("inspect", "--prefix-tokens", str(file), "--namespace", ours.space.id.hex())["chains"]
     assert [page["servable"] for page in told["pages"]] == [True, True, False]
     header = told["pages"][1]["header"]
     assert (header["producer"], header["tags"], header["parent"]) == ("node-1", ["t"], ours.keys[0].hex())
     assert header["lineage_known"] is True
     node.run("invalidate", "--key", ours.keys[1].hex())
-    (told,) = node.run("inspect", "--prefix-tokens", str(file), "--namespace", ours.space.id.hex())
+    (told,) = node.run("inspect", "--prefix-tokens", str(file), "--namespace", ours.space.id.hex())["chains"]
     assert [page["servable"] for page in told["pages"]] == [True, False, False]
     assert "selects" in told["pages"][1]["why"]
 

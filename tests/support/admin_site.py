@@ -26,6 +26,7 @@ from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
 from tests.support.grpc_servers import end_server
 from tests.support.node import FakeStore
+from tests.support.turns import finish
 
 MS_NS = 1_000_000
 TIMING = Timing(lease_ns=600 * MS_NS, pause_ns=200 * MS_NS, drift=0.001)
@@ -92,7 +93,7 @@ class AdminSite:
         clock = BoottimeClock()
         log = cast("InvalidationLog", self.fleet.log)
         self.validity = Validity(skew_ms=1000)
-        self.validity.restart(await self.fleet.local.boot(deadline_ns=0))
+        finish(self.validity.restarting(await self.fleet.local.boot(deadline_ns=0)))
         self.admin = Administration(self.fleet, log, self.store, timing=TIMING, clock=clock)
         inspection = Inspection(
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62

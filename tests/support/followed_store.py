@@ -15,6 +15,7 @@ from kv_types.events import LogStarted, Selected, WeightsAnnounced
 from kv_types.ids import NamespaceId, Stamp
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import EVERYTHING, Selector
+from tests.support.turns import finish
 
 SECOND_NS = 1_000_000_000
 _FAR_NS = 1 << 62
@@ -47,7 +48,7 @@ class FollowedStore(ArenaStore):
     def join(self) -> None:
         """Begin with the log as it is: everything from before is void."""
         boot = at_once(self.log.boot(deadline_ns=_FAR_NS))
-        self.validity.restart(boot)
+        finish(self.validity.restarting(boot))
         sum(self.hiding(EVERYTHING))
         self.publish(LogStarted(), boot.tip)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from invalidation.local_log import LocalLog
 from invalidation.log import Boot, LogLimits, LogUnavailableError, Member, Renewal
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
+from invalidation.turns import Turns
 from invalidation.validity import Validity
 from kv_types.events import Event, Selected, WeightsAnnounced
 from kv_types.ids import Stamp
@@ -40,9 +41,9 @@ class TracedValidity(Validity):
         self.trace.append(("floors", record.revision))
         super().apply(record)
 
-    def restart(self, boot: Boot) -> None:
+    def restarting(self, boot: Boot) -> Turns[None]:
+        yield from super().restarting(boot)
         self.trace.append(("restart", boot.tip.revision))
-        super().restart(boot)
 
 
 class TracedStore(ArenaStore):
@@ -70,13 +71,16 @@ class TracedStore(ArenaStore):
 
 
 class TroubledLog(LocalLog):
-    """`trouble` is raised by every verb while it is set; `before_renewal` runs while a renewal is on its way."""
+    """`trouble` is raised by every verb while it is set; `before_renewal` runs while a renewal is on its way, `before_news`
+    while a wake-up is.
+    """
 
     def __init__(self, *, clock: ManualTime, trace: Trace, limits: LogLimits | None = None) -> None:
         super().__init__(clock=clock, limits=limits)
         self.trace = trace
         self.trouble: LogUnavailableError | None = None
         self.before_renewal: Callable[[], Awaitable[None]] | None = None
+        self.before_news: Callable[[], Awaitable[None]] | None = None
         self.members_seen: list[Member] = []
         self.known: list[bytes] = []
 
@@ -93,6 +97,12 @@ class TroubledLog(LocalLog):
         if self.before_renewal is not None:
             await self.before_renewal()
         return await super().renew(member, number=number, deadline_ns=deadline_ns)
+
+    async def woken(self, after: int, *, digest: bytes, deadline_ns: int) -> Sequence[LogRecord] | None:
+        news = await super().woken(after, digest=digest, deadline_ns=deadline_ns)
+        if self.before_news is not None:
+            await self.before_news()
+        return news
 
     async def know(self, canonicals: Any, *, deadline_ns: int) -> Stamp:
         tip = await super().know(canonicals, deadline_ns=deadline_ns)

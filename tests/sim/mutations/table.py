@@ -66,7 +66,13 @@ _BOOT = 'self._call(self._follow, "boot", [], replies.read_boot, deadline_ns=dea
 MUTATIONS = (
     Mutation(
         "1", "a page is stamped at its commit",
-        (Edit(_REQUEST, "            stamp=self._begun.stamp,\n", "            stamp=None,\n"),),
+        (
+            Edit(
+                "inference_worker/local.py",
+                "                stamp=terms.stamp,\n",
+                "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
+            ),
+        ),
     ),
     Mutation(
         "2", "the stamp is read again once the look-up is over, when the pass begins",
@@ -200,8 +206,7 @@ MUTATIONS = (
             ),
             Edit(
                 "invalidation/redis/replies.py",
-                "        if record.revision != applied or record.digest != digest:\n"
-                "            status, records = RenewalStatus.GAP, []\n            break\n",
+                "        if raw.revision != after or raw.digest != digest:\n            return None\n",
                 "",
             ),
             Edit(
@@ -323,9 +328,8 @@ MUTATIONS = (
         (
             Edit(
                 _LUA,
-                "local history = string.match(call('INFO', 'replication'), 'master_replid:(%w+)')\n"
-                "  .. string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
-                "local history = string.match(call('INFO', 'server'), 'run_id:(%w+)')\n",
+                "local history = told('replication', 'master_replid:') .. told('server', 'run_id:')\n",
+                "local history = told('server', 'run_id:')\n",
             ),
         ),
         profile=11,
