@@ -432,8 +432,8 @@ MUTATIONS = (
         (
             Edit(
                 "cache_l2/selecting.py",
-                "        if any(selector.is_everything for selector in unique):\n",
-                "        if any(selector.is_everything or selector.tenant is not None for selector in unique):\n",
+                "        if EVERYTHING in unique:\n",
+                "        if EVERYTHING in unique or any(selector.tenant is not None for selector in unique):\n",
             ),
         ),
     ),
