@@ -236,6 +236,7 @@ MUTATIONS = (
                 "        return [PublishFreshness(freshness_ns), Apply(renewal.records)]\n",
             ),
         ),
+        profile=2,
     ),
     Mutation(
         "16", "the view is published before the pages are hidden",
@@ -426,8 +427,8 @@ MUTATIONS = (
         (
             Edit(
                 "cache_l2/selecting.py",
-                "        if any(selector.is_everything for selector in unique):\n",
-                "        if any(selector.is_everything or selector.tenant is not None for selector in unique):\n",
+                "        if EVERYTHING in unique:\n",
+                "        if EVERYTHING in unique or any(one.tenant is not None for one in unique):\n",
             ),
         ),
     ),
