@@ -74,7 +74,8 @@ def fill(client: Client, draw: Chains, *, page_bytes: int, pages: int, total_byt
     source = np.random.default_rng(1).integers(0, 255, page_bytes * pages, dtype=np.uint8)
     chains = [draw.draw(pages) for _ in range(count)]
     for chain in chains:
-        outcomes = client.put(namespace, chain, pages_of(source, page_bytes))
+        with client.begin(namespace) as request:
+            outcomes = request.put(chain, pages_of(source, page_bytes))
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"filling the arena failed: {outcomes[:3]}")
     return Filled(namespace, chains)
@@ -123,9 +124,9 @@ def measure_puts(client: Client, *, page_bytes: int, pages: int, rounds: int) ->
     chains = [draw.draw(pages) for _ in range(rounds + 2)]
 
     def put(number: int) -> None:
-        outcomes = client.put(
-            namespace, chains[number], pages_of(sources.batch(place(number, 0, sources.count)), page_bytes)
-        )
+        pages = pages_of(sources.batch(place(number, 0, sources.count)), page_bytes)
+        with client.begin(namespace) as request:
+            outcomes = request.put(chains[number], pages)
         if not all(isinstance(outcome, Stored) for outcome in outcomes):
             raise RuntimeError(f"a measured put was refused: {outcomes[:3]}")
 

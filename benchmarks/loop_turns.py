@@ -165,7 +165,7 @@ async def _hiding(log: RedisLog, turns: Mapping[str, Turns]) -> None:
         page = memoryview(bytes(PAGE_BYTES))
         for _ in range(HIDDEN_PAGES // BATCH_PAGES_MAX):
             keys = unpack_keys(draw.draw(BATCH_PAGES_MAX))
-            store.put(record.id, keys, [page] * len(keys))
+            store.put(record.id, keys, [page] * len(keys), stamp=store.stamp())
 
         async def hide() -> int:
             hidden = 0

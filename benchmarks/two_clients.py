@@ -72,7 +72,8 @@ def measure_two_clients(runtime: Path, *, page_bytes: int) -> dict[str, float]:
         namespace = client.register(draw.namespace)
         source = np.ones(page_bytes, dtype=np.uint8)
         for chain in chains:
-            client.put(namespace, chain, [source])
+            with client.begin(namespace) as request:
+                request.put(chain, [source])
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     results: multiprocessing.SimpleQueue[tuple[str, int, float]] = context.SimpleQueue()

@@ -71,9 +71,10 @@ class Arena:
         """The process is gone (or detached with nothing held): leases and reservations end, the row is free."""
     def row_statistics(self, row: int) -> dict[str, int]:
         """state, pid, engine, leases, leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
-        request in flight). own_freshness_ns: until then the client may serve an index of its own without having applied
-        (rule R18); 0: it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what
-        open_row was told, the rest is what the client wrote."""
+        request in flight), oldest_hidden_view (least view that was published when a page was hidden which it leases; 0:
+        none). own_freshness_ns: until then the client may serve an index of its own without having applied (rule R18); 0:
+        it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what open_row was told,
+        the rest is what the client wrote."""
     def row_counts(self, row: int, counter: int) -> dict[str, int]:
         """begun, requested, l1, l2, l3, miss_0…miss_15, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
     def reset_counts(self, row: int, counter: int) -> None: ...

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cache_l2.namespaces import NamespaceRecord
 from kv_types.ids import KEY_BYTES, PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
-from kv_types.outcomes import PutOutcome, PutStatus, put_outcome
+from kv_types.outcomes import PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ def put_pages(
     sources: Sequence[memoryview],
     *,
     start: int,
-    stamp: Stamp,
+    stamp: Stamp | None,
 ) -> list[PutOutcome]:
     """Store the pages of `packed` keys from `start` on, one source each; one outcome each, in order."""
+    if stamp is None:
+        return [Refused(RefuseReason.STAMP_FOREIGN)] * len(sources)
     outcomes: list[PutOutcome] = []
     rests_on = UNKNOWN_INSTANCE if start else NO_INSTANCE
     pages = len(packed) // KEY_BYTES

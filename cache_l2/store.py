@@ -9,7 +9,7 @@ from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_batch, check_buffers, expiry_s, look_up_outcome
-from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view
+from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
 from cache_l2.figures import client_figures, page_figures
 from cache_l2.inspection import PageFacts, page_facts
 from cache_l2.judging import BatchJudging, CommitJudge, CommitTerms
@@ -58,8 +58,7 @@ class ArenaStore:
     ) -> None:
         """Make the arena; without freshness, it serves nothing until whoever follows the log publishes some.
 
-        `judge` is the state of the log that commits are held against. Raises ArenaTooLargeError with numbers and remedy,
-        ConfigError.
+        `judge` is the state of the log that commits are held against. Raises ArenaTooLargeError, ConfigError.
         """
         self._config = config
         self._clock = clock
@@ -75,12 +74,12 @@ class ArenaStore:
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
         )
         self._book = ReservationBook()
-        self._rows: set[int] = set()
+        self._rows: dict[int, str] = {}
         self._engines: dict[int, EngineMode] = {}
         self._keep_opened = 0
         self._draining = False
         self._closed = False
-        self._own_row = self.open_client(os.getpid())
+        self._own_row = self.open_client(os.getpid(), name="calls over gRPC")
         self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
 
     # --- the log, freshness and the end ---
@@ -179,10 +178,10 @@ class ArenaStore:
 
     # --- clients ---
 
-    def open_client(self, pid: int, *, engine: EngineMode = EngineMode.NONE) -> int:
+    def open_client(self, pid: int, *, engine: EngineMode = EngineMode.NONE, name: str = "") -> int:
         """Take a cleared row for a process; raises LimitExceededError when all are taken.
 
-        `engine` says whether acknowledgements wait for this client (rule R18).
+        `engine` says whether acknowledgements wait for this client (rule R18), `name` what it calls itself.
         """
         if engine is EngineMode.KEEP:
             self.take_back_keep()  # before anybody hears of the row
@@ -193,7 +192,7 @@ class ArenaStore:
             raise LimitExceededError(
                 f"all {self._config.client_rows} client rows are taken: raise client_rows, or end clients"
             ) from error
-        self._rows.add(row)
+        self._rows[row] = name
         if engine is not EngineMode.NONE:
             self._engines[row] = engine
         self._accounts.open_row(row)
@@ -220,7 +219,7 @@ class ArenaStore:
             self._namespaces.used(namespace)
         self._arena.end_row(row)
         self._book.end_row(row)
-        self._rows.discard(row)
+        self._rows.pop(row, None)
         if self._engines.pop(row, None) is EngineMode.KEEP and not self.engines(EngineMode.KEEP):
             self.take_back_keep()  # the next renewal says that there are none: whoever attaches waits for a later one
 
@@ -237,7 +236,7 @@ class ArenaStore:
         return [self._client(row) for row in sorted(self._rows)]
 
     def _client(self, row: int) -> ClientRow:
-        return ClientRow.of(row, self._arena.row_statistics(row))
+        return ClientRow.of(row, self._arena.row_statistics(row), name=self._rows[row])
 
     # --- storing ---
 
@@ -332,9 +331,8 @@ class ArenaStore:
         """Tell clients of an event whose pages are hidden, at a position of the log; returns the new view."""
         kind, payload = encode_event(event)
         self._position = stamp
-        incarnation, revision = stamp.incarnation, stamp.revision
         return self._arena.publish_event(
-            incarnation=incarnation, revision=revision, kind=int(kind), payload=payload
+            incarnation=stamp.incarnation, revision=stamp.revision, kind=int(kind), payload=payload
         )
 
     def publish_freshness(self, freshness_ns: int) -> None:
@@ -368,6 +366,10 @@ class ArenaStore:
         """Clients whose engines have not applied the present view."""
         return held_back_by(self._engine_clients(), view=self.view, now_ns=self._clock.now_ns())
 
+    def draining_held_by(self) -> list[HeldBack]:
+        """Clients that use what is older than the present view; those whose engines do are in `held_back_by`."""
+        return undrained(self.clients(), view=self.view)
+
     def drained_view(self) -> int:
         """Newest view up to which nothing hidden is in use: no engine, no request in flight, no lease (rule R19)."""
         hidden_view = self._arena.statistics()["oldest_hidden_view"]
@@ -380,8 +382,7 @@ class ArenaStore:
 
     def engines_may_serve(self) -> bool:
         """Whether an engine may still serve what it has without having heard of what is yet to be invalidated."""
-        now_ns = self._clock.now_ns()
-        return any(client.may_serve(now_ns=now_ns) for client in self._engine_clients())
+        return any(client.may_serve(now_ns=self._clock.now_ns()) for client in self._engine_clients())
 
     def _engine_clients(self) -> Iterator[ClientRow]:
         return (self._client(row) for row in self._engines)
@@ -422,11 +423,10 @@ class ArenaStore:
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
         check_buffers(destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True)
-        counter = self.own_counter(record)
-        lease_ns = int(COPY_LEASE_S_DEFAULT * _SECOND_NS)
         pages, reason, _ = self._reader.get(
-            counter, packed, destinations, page_bytes=record.page_bytes, lease_ns=lease_ns
-        )
+            self.own_counter(record), packed, destinations, page_bytes=record.page_bytes,
+            lease_ns=int(COPY_LEASE_S_DEFAULT * _SECOND_NS),
+        )  # fmt: skip
         return look_up_outcome(pages, reason)
 
     def lease(self, namespace: NamespaceId, keys: Keys, *, start: int = 0) -> Lease:
@@ -438,8 +438,7 @@ class ArenaStore:
         packed = pack_keys(keys)
         if not 0 <= start <= len(packed) // KEY_BYTES:
             raise InvalidArgumentError(f"start is {start}; the chain has {len(packed) // KEY_BYTES} pages")
-        counter = self.own_counter(record)
-        return self._reader.lease(counter, packed, start=start)
+        return self._reader.lease(self.own_counter(record), packed, start=start)
 
     def put(
         self,
@@ -447,17 +446,16 @@ class ArenaStore:
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         """Store pages keys[start:], one source each; see PageStore.put."""
-        record = self._namespaces.of_id(namespace)
-        packed = pack_keys(keys)
+        record, packed = self._namespaces.of_id(namespace), pack_keys(keys)
         pages = len(packed) // KEY_BYTES
         if not 0 <= start <= pages:
             raise InvalidArgumentError(f"start is {start}; the chain has {pages} pages")
         check_buffers(sources, pages - start, record.page_bytes, "source", writable=False)
-        return put_pages(self, record, packed, sources, start=start, stamp=stamp or self.stamp())
+        return put_pages(self, record, packed, sources, start=start, stamp=stamp)
 
     def own_counter(self, record: NamespaceRecord) -> int:
         """Counter of the sidecar's own row for a namespace, taken from another one where none is left."""

@@ -57,9 +57,9 @@ class Client:
     ) -> Client:
         """Connect to the sidecar at a runtime directory ("unix:<dir>", a path) or at "host:port" by gRPC alone.
 
-        None takes $STRATAKV_ENDPOINT, else the default runtime directory. Waits for the first attempt to attach, at
-        most settings.attach_deadline_s, and returns whatever came of it: a sidecar may come later, and calls answer
-        unreachable until then. Raises ConfigError.
+        None takes $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR, else the default runtime directory. Waits for the first
+        attempt to attach, at most settings.attach_deadline_s, and returns whatever came of it: a sidecar may come later,
+        and calls answer unreachable until then. Raises ConfigError.
         """
         settings = settings if settings is not None else ClientSettings()
         link = Link(parse_endpoint(endpoint, os.environ), settings)
@@ -155,20 +155,23 @@ class Client:
         keys: Keys,
         sources: Buffers,
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
         ttl_s: int | None = None,
         tags: Sequence[bytes] = (),
         deadline_s: float | None = None,
     ) -> list[PutOutcome]:
         """Store keys[start:] from `sources` (as `destinations` of get); one outcome a page, in order.
 
-        Pages that are known already are not sent. `stamp` is the position that the computation started from; None
-        takes the present one, right only when nothing was reused (else use `begin`). With a stamp, what the pages rest on
-        is unknown: any invalidation by producer, tag or time takes them too. ttl_s: None takes the sidecar's
-        default, 0 is never, a year the most. After the first refused page all later ones are refused, since they
-        stand on it. What was not confirmed in time is Refused(DEADLINE), though it may yet be stored. Raises
-        BufferMismatchError, InvalidArgumentError, LimitExceededError, ClosedError.
+        A request's own `put` is the usual way: it has the stamp, and knows what the pages rest on. `stamp` here is what
+        `stamp()` returned before the computation began and before it reused anything; one loaded later vouches for bytes
+        that an invalidation in between selects. Without one (None) every page is refused as STAMP_FOREIGN. What these
+        pages rest on is unknown: any invalidation by producer, tag or time takes them too.
+
+        Pages that are known already are not sent. ttl_s: None takes the sidecar's default, 0 is never, a year the most.
+        After the first refused page all later ones are refused, since they stand on it. What was not confirmed in time
+        is Refused(DEADLINE), though it may yet be stored. Raises BufferMismatchError, InvalidArgumentError,
+        LimitExceededError, ClosedError.
         """
         return self.put_computed(
             namespace,
@@ -204,20 +207,26 @@ class Client:
         `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when there was none. With
         `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on.
         """
-        terms = PutTerms(
-            deadline=self._deadline(deadline_s),
-            start=start,
-            stamp=_checked_stamp(stamp),
-            ttl_s=_checked_ttl(ttl_s),
-            tags=_checked_tags(tags),
-            producer=self._producer,
-            computed_from_ms=computed_from_ms,
-            computed_until_ms=time.time_ns() // 1_000_000,
-            reused=reused,
-        )
-        if refused is RefuseReason.NONE:
-            return self._own(namespace).put(keys, sources, terms)
-        self._own(namespace)
+        pages, deadline = self._own(namespace), self._deadline(deadline_s)
+        stamp, ttl_s, tags = _checked_stamp(stamp), _checked_ttl(ttl_s), _checked_tags(tags)
+        if stamp is not None and refused is RefuseReason.NONE:
+            terms = PutTerms(
+                deadline=deadline,
+                start=start,
+                stamp=stamp,
+                ttl_s=ttl_s,
+                tags=tags,
+                producer=self._producer,
+                computed_from_ms=computed_from_ms,
+                computed_until_ms=time.time_ns() // 1_000_000,
+                reused=reused,
+            )
+            return pages.put(keys, sources, terms)
+        if (
+            refused is RefuseReason.NONE
+        ):  # nothing vouches for what was computed, and nothing can afterwards (rule R1)
+            uncacheable = namespace.uncacheable is not None
+            refused = RefuseReason.UNCACHEABLE if uncacheable else RefuseReason.STAMP_FOREIGN
         self._check_open()
         offered = pages_after(keys, start)
         if namespace.uncacheable is None:
@@ -244,7 +253,8 @@ class Client:
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.
 
-        For a computation use `begin`, which also fixes it and holds back `drained`. Raises ClosedError.
+        For a computation use `begin`, which also fixes it and holds back `drained`; what is put with a stamp was begun
+        after the stamp was loaded. Raises ClosedError.
         """
         return self._link.stamp(self._deadline(None))
 
@@ -291,7 +301,11 @@ class Client:
         return self._link.counts()
 
     def close(self) -> None:
-        """Detach. Leases that are held stay readable until released; every other call then raises ClosedError."""
+        """Detach. Leases that are held stay readable until released; every other call then raises ClosedError.
+
+        Requests that are open store nothing more, and hold back `drained` until they are ended, or this process is: what
+        was computed from their pages may go on. So end them when that is over.
+        """
         self._finalizer()
 
     def __enter__(self) -> Client:

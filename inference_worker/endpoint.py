@@ -12,6 +12,8 @@ from kv_types.limits import PORT_MAX, SOCKET_PATH_BYTES_MAX
 from kv_wire.addresses import ATTACH_SOCKET, GRPC_SOCKET, default_runtime_dir, host_and_port
 
 ENDPOINT_VARIABLE = "STRATAKV_ENDPOINT"
+RUNTIME_DIR_VARIABLE = "STRATAKV_RUNTIME_DIR"
+"""What `stratakv serve` takes its runtime directory from, too."""
 _EXAMPLES = (
     "write a runtime directory (/run/stratakv), unix:/run/stratakv, or host:port (10.0.0.7:7420, [::1]:7420)"
 )
@@ -34,9 +36,12 @@ class Endpoint:
 
 
 def parse_endpoint(text: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Endpoint:
-    """Parse an endpoint; None takes $STRATAKV_ENDPOINT, else the default runtime directory. Raises ConfigError."""
+    """Parse an endpoint; None takes $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR, else the default runtime directory.
+
+    Raises ConfigError.
+    """
     if text is None:
-        text = environment.get(ENDPOINT_VARIABLE) or default_runtime_dir(environment)
+        text = environment.get(ENDPOINT_VARIABLE) or _runtime_dir(environment)
     if isinstance(text, os.PathLike):
         return _directory(os.fspath(text))
     if not isinstance(text, str):
@@ -46,6 +51,12 @@ def parse_endpoint(text: str | os.PathLike[str] | None, environment: Mapping[str
     if "/" in text or text.startswith((".", "~")):
         return _directory(text)
     return _remote(text)
+
+
+def _runtime_dir(environment: Mapping[str, str]) -> Path:
+    """Where a sidecar of the same environment has its sockets: a path, however it is written."""
+    named = environment.get(RUNTIME_DIR_VARIABLE)
+    return Path(named) if named else default_runtime_dir(environment)
 
 
 def _directory(text: str) -> Endpoint:

@@ -62,13 +62,15 @@ Writer = Callable[[RegisteredNamespace], Pages]
 class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
-    __slots__ = ("_attached", "_bound", "_lease_ns", "_writer", "reader")
+    __slots__ = ("_attached", "_bound", "_is_leaving", "_lease_ns", "_requests", "_writer", "reader")
 
     def __init__(self, attached: AttachedArena, settings: ClientSettings, writer: Writer | None) -> None:
         super().__init__()
         self._attached = attached
         self._writer = writer
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
+        self._requests: set[object] = set()
+        self._is_leaving = False
         self._lease_ns = int(settings.copy_lease_s * 1e9)
         self.reader = attached.reader
 
@@ -192,8 +194,29 @@ class LocalArena(Home):
         return self.reader.held()
 
     def close(self) -> None:
-        """Detach; leases that are held stay readable."""
-        self._attached.close()
+        """Detach, once no request is open any more: until then the row holds back `drained` for what they compute.
+
+        Leases that are held stay readable.
+        """
+        self._is_leaving = True
+        self._leave_if_unused()
+
+    def request_begins(self) -> object:
+        """Keep the row from now on, until `request_ended` is told of what this returns. Never waits for another thread."""
+        request = object()
+        self._requests.add(
+            request
+        )  # before the mapping is looked at, as a close marks its end before it looks here
+        return request
+
+    def request_ended(self, request: object) -> None:
+        """A request ended, or could not begin."""
+        self._requests.discard(request)
+        self._leave_if_unused()
+
+    def _leave_if_unused(self) -> None:
+        if self._is_leaving and not self._requests:
+            self._attached.close()
 
     def connection(self) -> AttachedArena:
         """Return the attach connection, for puts."""
@@ -272,34 +295,42 @@ class LocalPages:
         views = self._views(sources, offered, writable=False)
         try:
             known = max(0, self._reader.match(packed)[0] - terms.start)
-            stamp = terms.stamp if terms.stamp is not None else self._stamp()
-            stored = self._store(packed, views[known:], terms.start + known, stamp, terms)
+            stored = self._store(packed, views[known:], terms.start + known, terms)
             return [KNOWN] * known + stored
         except ValueError as error:
             return self._elsewhere(error).put(packed, views, terms)
 
     def begin(self, deadline: Deadline) -> Begun:
         """Load freshness, then the view (R16), and publish that a request rests on it (R19)."""
-        reader = self._reader
+        reader, request = self._reader, self._arena.request_begins()
         try:
             freshness_ns = reader.freshness_ns()
             slot, view, incarnation, revision = reader.begin_request()
-        except ValueError as error:
+        except BaseException as error:
+            self._arena.request_ended(request)
+            if not isinstance(error, ValueError):
+                raise
             return self._elsewhere(error).begin(deadline)
         if slot < 0:
+            self._arena.request_ended(request)
             # A request that holds no place could not hold back `drained`: nothing of it may be kept.
             return Begun(view=view, freshness_ns=freshness_ns, refused=RefuseReason.QUOTA)
         stamp = Stamp(LogIncarnation(incarnation), revision)
-        return Begun(stamp=stamp, view=view, freshness_ns=freshness_ns, end=lambda: self._end_request(slot))
+        return Begun(
+            stamp=stamp,
+            view=view,
+            freshness_ns=freshness_ns,
+            end=lambda: self._end_request(slot, request),
+        )
 
     def _store(
-        self, packed: bytes, views: Sequence[memoryview], first: int, stamp: Stamp, terms: PutTerms
+        self, packed: bytes, views: Sequence[memoryview], first: int, terms: PutTerms
     ) -> list[PutOutcome]:
         rests_on = terms.rests_on(packed, first=first, life=self._arena.life)
         puts: list[_Put] = []
         for begin in range(0, len(views), BATCH_PAGES_MAX):
             batch = views[begin : begin + BATCH_PAGES_MAX]
-            puts += self._store_batch(packed, batch, first + begin, stamp, terms, rests_on)
+            puts += self._store_batch(packed, batch, first + begin, terms, rests_on)
             if isinstance(puts[-1][0], Refused):
                 # What follows stands on a page that is not there.
                 puts += [(puts[-1][0], UNKNOWN_INSTANCE)] * (len(views) - len(puts))
@@ -319,7 +350,6 @@ class LocalPages:
         packed: bytes,
         batch: Sequence[memoryview],
         first: int,
-        stamp: Stamp,
         terms: PutTerms,
         rests_on: int,
     ) -> list[_Put]:
@@ -339,7 +369,7 @@ class LocalPages:
             for place in places
         ]
         if reserved:
-            committed = self._fill_and_commit(attached, reserved, batch, stamp, terms, rests_on)
+            committed = self._fill_and_commit(attached, reserved, batch, terms, rests_on)
             for (at, place), outcome in zip(reserved, committed, strict=True):
                 is_stored = isinstance(outcome, Stored)
                 puts[at] = (outcome, stored_instance(place.id) if is_stored else UNKNOWN_INSTANCE)
@@ -350,7 +380,6 @@ class LocalPages:
         attached: AttachedArena,
         reserved: Sequence[tuple[int, Reserved]],
         batch: Sequence[memoryview],
-        stamp: Stamp,
         terms: PutTerms,
         rests_on: int,
     ) -> list[PutOutcome]:
@@ -367,7 +396,7 @@ class LocalPages:
                 return [Refused(RefuseReason.DEADLINE)] * len(ids)
             outcomes = attached.commit(
                 ids,
-                stamp=stamp,
+                stamp=terms.stamp,
                 producer=terms.producer,
                 tags=terms.tags,
                 computed_from_ms=terms.computed_from_ms,
@@ -385,10 +414,6 @@ class LocalPages:
             if not settled:
                 with contextlib.suppress(ClosedError):
                     attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
-
-    def _stamp(self) -> Stamp:
-        _, incarnation, revision = self._reader.stamp()
-        return Stamp(LogIncarnation(incarnation), revision)
 
     def _get_views(
         self,
@@ -437,10 +462,10 @@ class LocalPages:
             raise InvalidArgumentError(str(error)) from error
         return pages
 
-    def _end_request(self, slot: int) -> None:
+    def _end_request(self, slot: int, request: object) -> None:
         if not self._arena.inherited:
-            try:
+            with contextlib.suppress(
+                ValueError
+            ):  # the mapping was closed, and with it ended all that rested on it
                 self._reader.end_request(slot)
-            except ValueError:
-                # The mapping was closed: with it ended every request that rested on it.
-                return
+            self._arena.request_ended(request)

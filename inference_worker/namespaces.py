@@ -17,21 +17,21 @@ from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason, Stored
 from kv_types.page_keys import Keys
 from kv_types.page_layout import PageLayout, check_page_bytes
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from kv_types.validity import UNKNOWN_INSTANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutTerms:
     """How pages are to be stored.
 
-    start: index in the chain of the first page to store. stamp: None takes the present position. ttl_s: None takes
-    the sidecar's default, 0 is never. computed_*_ms: the producer's wall clock, 0 when unknown. reused: what the
-    request has reused; None outside of one.
+    start: index in the chain of the first page to store. stamp: the position that was loaded before the computation
+    began (R1). ttl_s: None takes the sidecar's default, 0 is never. computed_*_ms: the producer's wall clock, 0 when
+    unknown. reused: what the request has reused; None outside of one.
     """
 
     deadline: Deadline
+    stamp: Stamp
     start: int = 0
-    stamp: Stamp | None = None
     ttl_s: int | None = None
     tags: tuple[bytes, ...] = ()
     producer: bytes = b""
@@ -42,11 +42,11 @@ class PutTerms:
     def rests_on(self, packed: bytes, *, first: int, life: LifeId) -> int:
         """Instance that pages from index `first` of a chain on were computed on, for an arena of this life.
 
-        Outside of a request the present stamp promises that nothing was reused, and another one says nothing of it.
+        Outside of a request nobody knows what was reused.
         """
-        if self.reused is not None:
-            return self.reused.rests_on(packed, first=first, life=life)
-        return NO_INSTANCE if self.stamp is None else UNKNOWN_INSTANCE
+        if self.reused is None:
+            return UNKNOWN_INSTANCE
+        return self.reused.rests_on(packed, first=first, life=life)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,8 @@ pages is held against what was there before: where the two are not seen to be on
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId
 from kv_types.limits import REUSED_RUNS_MAX
@@ -60,19 +59,16 @@ class _Noted:
 class ReusedPages:
     """Of one request, used by one thread at a time. Remembers REUSED_RUNS_MAX runs; after more it knows nothing."""
 
-    __slots__ = ("_count", "_ends", "_noted")
+    __slots__ = ("_count", "_noted")
 
     def __init__(self) -> None:
-        self._noted: dict[int, dict[bytes, _Noted]] = {}
-        """Index of a run's last page → its key, which names the whole chain up to there → the run."""
-        self._ends: list[int] = []
+        self._noted: dict[int, dict[bytes, dict[bytes, _Noted]]] = {}
+        """Index of a run's first page → its key → that of its last page, which names the whole chain up to there → the run."""
         self._count = 0
 
     def found(self, packed: bytes, run: Run) -> None:
         """Note pages that a look-up served, or that L1 had."""
-        before = self._on(packed, end=run.end + 1)
-        beyond = self._beyond(packed, pages=run.end + 1)
-        is_one = self._is_one_history(before, run) and all(_agree(noted, run) for noted in beyond)
+        is_one = self._is_one_history(self._on(packed, pages=run.end + 1), run)
         self._note(packed, run, covers=run.last if is_one else UNKNOWN_INSTANCE, is_own=False)
 
     def stored(self, packed: bytes, run: Run) -> None:
@@ -87,9 +83,8 @@ class ReusedPages:
         if self._count > REUSED_RUNS_MAX:
             return UNKNOWN_INSTANCE
         pages = len(packed) // KEY_BYTES
-        on_chain = self._on(packed, end=pages)
-        over = [noted for noted in on_chain if noted.run.end >= first] + self._beyond(packed, pages=pages)
-        if any(not noted.is_own for noted in over):
+        on_chain = self._on(packed, pages=pages)
+        if any(noted.run.end >= first and not noted.is_own for noted in on_chain):
             return UNKNOWN_INSTANCE
         below = [noted for noted in on_chain if noted.run.end < first]
         if not below:
@@ -102,7 +97,7 @@ class ReusedPages:
         Where a look-up served a page, it is that of the bytes which the look-up gave.
         """
         pages = len(packed) // KEY_BYTES
-        on_chain = self._on(packed, end=pages)
+        on_chain = self._on(packed, pages=pages)
         if not on_chain or self._count > REUSED_RUNS_MAX:
             return Instances(NO_LIFE, (UNKNOWN_INSTANCE,) * pages)
         life = on_chain[0].run.life
@@ -121,31 +116,30 @@ class ReusedPages:
         self._count += 1
         if self._count > REUSED_RUNS_MAX:
             self._noted.clear()
-            self._ends.clear()
             return
-        if run.end not in self._noted:
-            insort(self._ends, run.end)
-        at_end = self._noted.setdefault(run.end, {})
         keys = packed[run.start * KEY_BYTES : (run.end + 1) * KEY_BYTES]
-        at_end[_key(packed, run.end)] = _Noted(run, keys, covers, self._count, is_own)
+        beside = self._noted.setdefault(run.start, {}).setdefault(keys[:KEY_BYTES], {})
+        beside[keys[-KEY_BYTES:]] = _Noted(run, keys, covers, self._count, is_own)
 
-    def _on(self, packed: bytes, *, end: int) -> list[_Noted]:
-        """Runs of this chain that end before `end`, the longest first."""
-        return [
-            noted
-            for at in reversed(self._ends)
-            if at < end and (noted := self._noted[at].get(_key(packed, at))) is not None
-        ]
+    def _on(self, packed: bytes, *, pages: int) -> list[_Noted]:
+        """What was noted of the first `pages` of this chain, the longest first.
 
-    def _beyond(self, packed: bytes, *, pages: int) -> list[_Noted]:
-        """Runs that have some of this chain's first `pages` and go on behind them: it was cut after it was looked up."""
-        key = _key(packed, pages - 1)
-        return [
-            noted
-            for at in self._ends[bisect_left(self._ends, pages) :]
-            for noted in self._noted[at].values()
-            if noted.run.start < pages and _key(noted.keys, pages - 1 - noted.run.start) == key
-        ]
+        Of a run that leaves the chain, or goes on behind these pages, it is the part that they share.
+        """
+        found: dict[tuple[object, ...], tuple[int, _Noted]] = {}
+        for start, by_first in self._noted.items():
+            if start >= pages:
+                continue
+            shared = pages
+            for noted in by_first.get(_key(packed, start), {}).values():
+                # most runs that leave the chain leave it where the one before did
+                shared = _shared(noted, packed, pages, guess=shared)
+                last = noted.run.number_at(shared - 1)
+                same = start, shared, last, noted.run.life, noted.covers == UNKNOWN_INSTANCE, noted.is_own
+                if same not in found or found[same][1].order < noted.order:
+                    found[same] = shared, noted
+        parts = [_cut(noted, shared) for shared, noted in found.values()]
+        return sorted(parts, key=lambda noted: noted.run.end, reverse=True)
 
     @staticmethod
     def _is_one_history(before: Sequence[_Noted], run: Run) -> bool:
@@ -169,10 +163,32 @@ def _stands_for(run: Run, cover: int, other: Run) -> bool:
     return cover != UNKNOWN_INSTANCE and cover == run.number_at(other.end) and other.life == run.life
 
 
-def _agree(noted: _Noted, run: Run) -> bool:
-    """Whether a run that goes on behind another of its chain has the same page where that ends."""
-    at_end = noted.run.number_at(run.end)
-    return noted.covers != UNKNOWN_INSTANCE != at_end == run.last and noted.run.life == run.life
+def _shared(noted: _Noted, packed: bytes, pages: int, *, guess: int) -> int:
+    """How many of a chain's first pages a run's chain has, one of which begins the run. Keys name all before them."""
+    start, keys = noted.run.start, noted.keys
+    low, high = start + 1, min(noted.run.end + 1, pages)
+    if start < guess < high and _key(keys, guess - start) != _key(packed, guess):
+        high = guess
+    if low < guess <= high and _key(keys, guess - 1 - start) == _key(packed, guess - 1):
+        low = guess
+    while low < high:
+        middle = (low + high) // 2
+        if _key(keys, middle - start) == _key(packed, middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _cut(noted: _Noted, pages: int) -> _Noted:
+    """The part of a run that lies within the first pages of its chain."""
+    run = noted.run
+    if run.end < pages:
+        return noted
+    last = run.number_at(pages - 1)
+    kept = replace(run, pages=pages - run.start, last=last, numbers=run.numbers[: pages - run.start])
+    covers = UNKNOWN_INSTANCE if noted.covers == UNKNOWN_INSTANCE else last
+    return replace(noted, run=kept, covers=covers)
 
 
 def _key(packed: bytes, index: int) -> bytes:

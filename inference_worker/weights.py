@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from inference_worker.deadlines import Deadline
@@ -146,6 +146,7 @@ class WeightsWatch:
 class FollowedVersion:
     """The version of one worker's weights: as its owner declares it, then as it is announced. Pure; not thread-safe.
 
+    What was announced stays announced, also where no sidecar knows of it any more.
     What was announced before its owner spoke does not rename weights that were loaded since. A worker that can't tell
     whether its weights are those that were announced reuses and stores nothing, until it can (rule R5).
     """
@@ -169,9 +170,14 @@ class FollowedVersion:
         """Take what is announced now; returns why nothing may be reused or stored, empty when it may."""
         if announced is None:
             return "it can't be told at the moment which version of the weights is announced"
-        seen, self._seen = self._seen, announced
+        seen = self._seen
+        if announced.version is None and seen is not None and seen.version is not None:
+            # The log was lost, and with it what it said: that is no announcement, and settles nothing.
+            announced = replace(announced, version=seen.version)
+            seen = announced
+        self._seen = announced
         is_later = seen is not None and (announced.count, announced.version) != (seen.count, seen.version)
-        if is_later and announced.version is not None:
+        if is_later and announced.version is not None:  # it never goes back to none
             self.version = announced.version
         self._is_settled = self._is_settled or is_later or announced.version in (None, self.version)
         if self._is_settled:

@@ -38,7 +38,9 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class NewIncarnation:
-    """The record is no part of the log any more: append again, under the same request id."""
+    """The record is no part of the log, which stands at `tip`: append again, under the same request id."""
+
+    tip: Stamp
 
 
 Verdict = Pending | Reached | NewIncarnation
@@ -63,11 +65,11 @@ class FenceEvaluation:
 
     def observe(self, state: FenceState, *, now_ns: int) -> Verdict:
         """Judge what `InvalidationLog.fence` returned; `now_ns` (CLOCK_BOOTTIME) is read after it did, never before."""
-        if state.tip.incarnation != self._stamp.incarnation or state.tip.revision < self._stamp.revision:
-            return NewIncarnation()
         if not state.confirmed:
-            # what an old primary says of members is no observation
+            # an old primary may say it: neither what it says of members nor its incarnation is an observation
             return Pending(f"replication not confirmed: {state.replicas} configured replicas must answer")
+        if state.tip.incarnation != self._stamp.incarnation or state.tip.revision < self._stamp.revision:
+            return NewIncarnation(state.tip)
         missing = {
             member: now
             for member, now in state.members.items()
@@ -78,7 +80,8 @@ class FenceEvaluation:
         if not state.settled:
             return Pending("the log's incarnation is not settled yet", _without(missing, gone))
         if len(gone) < len(missing):
-            return Pending("members have not acknowledged", _without(missing, gone))
+            behind = "acknowledged" if self._wait is Wait.HIDDEN else "drained"
+            return Pending(f"members have not {behind}", _without(missing, gone))
         if self._wait is Wait.DRAINED and self._me not in state.members:
             return Pending("this sidecar has not joined the log yet, and what runs below it is not counted")
         return Reached(gone)

@@ -9,6 +9,8 @@ from typing import TypeGuard
 from kv_types.limits import MEMBER_NOTE_BYTES_MAX
 
 _UINT64_MAX = (1 << 64) - 1
+_HELD_TOLD_MAX = MEMBER_NOTE_BYTES_MAX // len('"pid 1: …",')
+"""More of those that hold a member back are not tried to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class MemberNote:
 
     A fence reads two things: `lease_ns`, the member's freshness lease, and `engines_keep`, how many clients of it have a
     cache of their own that goes on without the sidecar (rule R18): a member with such clients is never given up for gone.
-    All else is for people; `held_back_by` names what its acknowledgement waits for.
+    All else is for people; `held_back_by` names what its acknowledgement waits for, or draining.
     """
 
     lease_ns: int
@@ -35,10 +37,14 @@ class MemberNote:
         for name, value in optional.items():
             if value and len(_dump(told | {name: value})) <= MEMBER_NOTE_BYTES_MAX:
                 told[name] = value
-        for count in range(len(self.held_back_by) - 1, 0, -1):
-            shorter = told | {"held_back_by": [*self.held_back_by[:count], "…"]}
-            if "held_back_by" not in told and len(_dump(shorter)) <= MEMBER_NOTE_BYTES_MAX:
-                told = shorter
+        held = self.held_back_by
+        fewer = (
+            range(min(len(held) - 1, _HELD_TOLD_MAX), 0, -1) if held and "held_back_by" not in told else ()
+        )
+        for count in fewer:
+            shorter = told | {"held_back_by": [*held[:count], f"and {len(held) - count} more"]}
+            if len(_dump(shorter)) <= MEMBER_NOTE_BYTES_MAX:
+                return _dump(shorter)
         return _dump(told)
 
     @classmethod

@@ -39,10 +39,10 @@ class LogEntry:
             try:
                 size = len(text.encode())
             except UnicodeEncodeError as error:
-                raise InvalidArgumentError(f"a {what} is text that UTF-8 can encode: {error}") from error
+                raise InvalidArgumentError(f"the {what} is text that UTF-8 can encode: {error}") from error
             if size > LOG_NOTE_BYTES_MAX:
                 raise LimitExceededError(
-                    f"a {what} has at most {LOG_NOTE_BYTES_MAX} bytes of UTF-8, not {size}; shorten it"
+                    f"the {what} has at most {LOG_NOTE_BYTES_MAX} bytes of UTF-8, not {size}; shorten it"
                 )
         if not 0 <= self.appended_wall_ms < 1 << 64:
             raise InvalidArgumentError(f"appended_wall_ms is Unix ms; got {self.appended_wall_ms}")

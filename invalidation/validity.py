@@ -59,17 +59,22 @@ class Validity:
 
     @property
     def weights(self) -> Mapping[str, str]:
-        """Weights version announced last for each model."""
+        """Weights version announced last for each model: in this incarnation, or else in one before it.
+
+        That a log is lost does not load the old weights again, and nobody but those who heard of them remembers.
+        """
         return self._weights
 
     def restarting(self, boot: Boot) -> Turns[None]:
         """Replace all by what the log says: made aside, and put in place of what was at a stroke, in the last turn.
 
-        Until then it judges as before, at the position before: by all or nothing of what is new, never by a part of it.
+        Until then it judges as before, at the position before: by all or nothing of what is new, never by a part of it. Of
+        weights that the log says nothing of, what was heard before stays.
         """
         tables = yield from SelectorTables.of(boot, self._limits)
-        weights = OrderedDict(list(boot.weights.items())[-LOG_WEIGHTS_MAX:])
-        self.position, self.digest, self._tables, self._weights = boot.tip, boot.digest, tables, weights
+        self.position, self.digest, self._tables = boot.tip, boot.digest, tables
+        for model, version in boot.weights.items():
+            self._announce(model, version)
 
     def apply(self, record: LogRecord) -> None:
         """Take in the record after the position; raises ValueError on any other: a gap must never go unnoticed."""

@@ -39,14 +39,14 @@ class PageStore(Protocol):
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         """Store pages `keys[start:]` from `sources` (page_bytes each, one a stored key).
 
-        keys[:start] are the ancestors. `stamp` is the position that the computation started from; None takes
-        the present one, which is right only when nothing was reused. One outcome a source, in order.
-        Raises BufferMismatchError, LimitExceededError, UnknownNamespaceError.
+        keys[:start] are the ancestors. `stamp` is the position that was loaded before the computation began and before
+        it reused anything (rule R1); None: none was, and every page is refused as STAMP_FOREIGN. One outcome a source, in
+        order. Raises BufferMismatchError, LimitExceededError, UnknownNamespaceError.
         """
         ...
 

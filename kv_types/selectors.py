@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kv_types.namespace import Namespace
 
 _HEAD = struct.Struct("<BH")  # field number, bytes of its value
 _U64 = struct.Struct("<Q")
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
 
 # Numbers are part of the log's format and never reused; encoding is in ascending order.
 _NUMBERS = {
@@ -32,8 +34,9 @@ _NUMBERS = {
     "until_ms": 10,
     "since_revision": 11,
     "until_revision": 12,
+    "other_weights_than": 13,
 }
-_OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant")
+_OF_NAMESPACE = ("namespace", "model", "weights_version", "adapter", "tenant", "other_weights_than")
 _values = operator.attrgetter(*_NUMBERS)
 """A selector's values in the order of their numbers. Logs have thousands of selectors: they are read in one go."""
 
@@ -74,7 +77,7 @@ _ID: _Kind = (_check_id, bytes, bytes)
 _TEXT: _Kind = (_check_text, str.encode, bytes.decode)
 _BYTES: _Kind = (_check_bytes, bytes, bytes)
 _WHOLE: _Kind = (_check_whole, _U64.pack, _read_whole)
-_KINDS = (_ID, _TEXT, _TEXT, _TEXT, _TEXT, _ID, _BYTES, _BYTES, _WHOLE, _WHOLE, _WHOLE, _WHOLE)
+_KINDS = (_ID, _TEXT, _TEXT, _TEXT, _TEXT, _ID, _BYTES, _BYTES, _WHOLE, _WHOLE, _WHOLE, _WHOLE, _TEXT)
 _FIELDS = [
     (number, name, check, write)
     for (name, number), (check, write, _) in zip(_NUMBERS.items(), _KINDS, strict=True)
@@ -106,7 +109,8 @@ class Selector:
     """What a record selects: every field that is set must match (fields combine by "and"); none set selects everything.
 
     `model`, `weights_version` (a Weights.version, or 64 hexadecimal digits of a weights digest), `adapter` (a name; ""
-    for none) and `tenant` ("" for none) are fields of a Namespace. `key` selects the page and everything computed on
+    for none) and `tenant` ("" for none) are fields of a Namespace. `other_weights_than` selects where `weights_version`
+    with the same text would not: every version but that one. `key` selects the page and everything computed on
     top of it (rule R3). `producer` and `tag` are those a put named. `since_ms` and `until_ms` (Unix ms, both ends
     included) select what was computed in an interval that overlaps theirs, widened by a skew bound; `since_revision` and
     `until_revision` (included) bound the stamp. What stands on a selected page is selected too, always.
@@ -126,6 +130,7 @@ class Selector:
     until_ms: int | None = None
     since_revision: int | None = None
     until_revision: int | None = None
+    other_weights_than: str | None = None
 
     def __post_init__(self) -> None:
         for place, value in enumerate(_values(self)):
@@ -159,6 +164,7 @@ class Selector:
             and self.weights_version is None
             and self.adapter is None
             and self.tenant is None
+            and self.other_weights_than is None
         )
 
     @property
@@ -170,6 +176,7 @@ class Selector:
             and self.weights_version is None
             and self.adapter is None
             and self.tenant is None
+            and self.other_weights_than is None
         )
 
     @property
@@ -191,15 +198,14 @@ class Selector:
         return (
             (self.namespace is None or self.namespace == namespace.id)
             and (self.model is None or self.model == namespace.model)
-            and (self.weights_version is None or self._names_weights(namespace.weights))
+            and (self.weights_version is None or names_weights(self.weights_version, namespace.weights))
+            and (
+                self.other_weights_than is None
+                or not names_weights(self.other_weights_than, namespace.weights)
+            )
             and (self.adapter is None or self.adapter == adapter)
             and (self.tenant is None or self.tenant == namespace.tenant)
         )
-
-    def _names_weights(self, weights: Weights) -> bool:
-        if weights.digest is not None:
-            return self.weights_version is not None and self.weights_version.lower() == weights.digest.hex()
-        return self.weights_version == weights.version
 
     def matches_origin(self, origin: Origin, *, skew_ms: int) -> bool:
         """Whether a page of this origin is selected by its own origin, or may be by that of an unknown ancestor."""
@@ -266,6 +272,21 @@ class Selector:
                 else f"{name.replace('_', '-')}={value}"
             )
         return " and ".join(shown)
+
+
+EVERYTHING = Selector()
+
+
+def names_weights(version: str, weights: Weights) -> bool:
+    """Whether weights have this version, or this digest, whose hexadecimal digits may be of either case."""
+    if weights.digest is not None:
+        return version.lower() == weights.digest.hex()
+    return version == weights.version
+
+
+def may_be_same_weights(version: str, other: str) -> bool:
+    """Whether some weights have both names: one version, or one digest written in two ways."""
+    return version == other or (_DIGEST.fullmatch(version) is not None and version.lower() == other.lower())
 
 
 EVERYTHING = Selector()

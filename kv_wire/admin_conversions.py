@@ -33,6 +33,7 @@ _PLAIN = (
     "until_ms",
     "since_revision",
     "until_revision",
+    "other_weights_than",
 )
 
 

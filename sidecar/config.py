@@ -135,7 +135,8 @@ class Settings(BaseSettings):
 
     l3_url: UrlsOrAuto = None
     """Redis or Valkey servers that the fleet shares, with a comma between: redis://, rediss:// or unix:// URLs of servers
-    any of which may be the primary. auto: a private server of this sidecar's own, which ends with it."""
+    any of which may be the primary; log_replicas must then say how many of them confirm. auto: a private server of this
+    sidecar's own, which ends with it."""
 
     log_url: UrlsOrAuto = None
     """Where the fleet's invalidation log is, as for l3_url; auto: where l3_url is. A server that is down at start does not
@@ -146,7 +147,8 @@ class Settings(BaseSettings):
 
     log_replicas: Number = Field(default=0, ge=0, le=limits.REPLICAS_MAX)
     """Replicas that must confirm, with which a new log begins; later `stratakv replicas set` changes their number. Name
-    as many as are configured: a log that a failover takes back to an earlier state costs the fleet its pages."""
+    as many as there are. With 0, a failover whose old primary lives on makes fences wrong, which nobody can notice: 0 is for
+    one server without replicas, and refused where several are named."""
 
     log_deadline: Duration = Field(default=limits.CALL_DEADLINE_S_DEFAULT, ge=0.05, le=60.0)
     """How long one call of the invalidation log may take."""
@@ -239,12 +241,25 @@ class Settings(BaseSettings):
             raise ValueError(
                 "l3_url names servers and l3 is off; leave one of them out, or name log_url instead"
             )
+        self._check_replicas()
         if self.segment_size is not None and self.segment_size > self.arena_size:
             raise ValueError(
                 f"segment_size {format_size(self.segment_size)} is larger than arena_size "
                 f"{format_size(self.arena_size)}; make the arena larger or leave segment_size at auto"
             )
         return self
+
+    def _check_replicas(self) -> None:
+        """Raise ValueError where a failover is expected and nobody could notice that its old primary lives on (rule R10)."""
+        servers = len((self.log_url or self.l3_url or "").split(","))
+        if servers > 1 and self.log_replicas == 0:
+            name = "log_url" if self.log_url is not None else "l3_url"
+            raise ValueError(
+                f"{name} names {servers} servers and log_replicas is 0: whoever names several expects a failover, and after "
+                "one whose old primary lives on, a sidecar that still reaches that one would go on serving what fences call "
+                "hidden. Say how many replicas must confirm, as many as there are: "
+                f"--log-replicas {min(servers - 1, limits.REPLICAS_MAX)}; or name one server"
+            )
 
 
 _SIZES = frozenset({"arena_size", "segment_size", "redis_memory"})

@@ -123,6 +123,7 @@ def _log_status(log: LogPicture) -> cache_pb2.LogStatus:
         drained=state.drained,
         confirmed_ms_ago=-1 if ago_s is None else int(ago_s * 1000),
         held_by=state.held_by,
+        draining_held_by=state.draining_held_by,
         sizes=dict(state.sizes),
         settled=state.settled,
         why_local=log.why_local,
@@ -161,4 +162,6 @@ def _client(row: ClientRow, *, own: int, name: str) -> cache_pb2.ClientStatus:
         leased_bytes=row.leased_bytes,
         reservations=row.reservations,
         name=name,
+        oldest_view=row.oldest_view,
+        oldest_hidden_view=row.oldest_hidden_view,
     )

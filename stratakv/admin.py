@@ -38,7 +38,10 @@ _CALL_S = 10.0
 
 EndpointOption = Annotated[
     str | None,
-    typer.Option("--endpoint", help="Runtime directory or unix:<directory> (default: $STRATAKV_ENDPOINT)."),
+    typer.Option(
+        "--endpoint",
+        help="Runtime directory or unix:<directory> (default: $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR).",
+    ),
 ]
 RuntimeDirOption = Annotated[
     Path | None, typer.Option("--runtime-dir", help="The sidecar's runtime directory.")

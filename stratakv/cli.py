@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from importlib import import_module
@@ -12,6 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from stratakv.streams import OutputError, take_streams
 from stratakv.version import __version__
 
 _VERBS = {
@@ -85,9 +85,19 @@ def _root(
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command.
+
+    That its reader has read enough ends a command that only shows something, quietly; that there is no room is its failure.
+    """
     # gRPC's core writes its own lines to standard error, among ours and in another form; errors are enough.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names are anybody's, and a terminal may know ASCII alone
-        sys.stdout.reconfigure(errors="backslashreplace")
-    app()
+    take_streams()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OutputError as error:
+        if not error.is_unread:
+            typer.echo(f"stratakv: not all of the output could be written ({error})", err=True)
+        sys.exit(0 if error.is_unread else 1)

@@ -16,6 +16,7 @@ from kv_types.namespace import Namespace
 from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, local_now, sidecar_of
+from stratakv.commands import AdminCommand
 from stratakv.prefixes import Prefix, prefix_of
 from stratakv.presentation import Paper, plain, print_json, table_of
 from stratakv.selection import (
@@ -42,7 +43,7 @@ _ROWS_SHOWN = 40
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def inspect(
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="One page: 64 hexadecimal digits.")
@@ -50,7 +51,7 @@ def inspect(
     prefix_tokens: PrefixTokensOption = None,
     prefix_text: PrefixTextOption = None,
     tokenizer: TokenizerOption = None,
-    special_tokens: SpecialTokensOption = True,
+    special_tokens: SpecialTokensOption = None,
     namespace: NamespaceOption = None,
     model: ModelOption = None,
     weights_version: WeightsOption = None,
@@ -74,8 +75,15 @@ def inspect(
             else [_one(sidecar, parse_key(key or "", "KEY"), chosen)]
         )
     if as_json:
-        print_json([_plain(space, parts) for space, parts in found])
+        print_json(
+            {
+                "chains": [_plain(space, parts) for space, parts in found],
+                "prefix_tokens": None if prefix is None else len(prefix.tokens),
+            }
+        )
         return
+    if prefix is not None:
+        typer.echo(f"a prefix of {len(prefix.tokens)} tokens")
     for space, parts in found:
         _print(space, parts)
 

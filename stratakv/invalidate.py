@@ -39,6 +39,7 @@ from stratakv.selection import (
     KeyOption,
     ModelOption,
     NamespaceOption,
+    OtherWeightsOption,
     PrefixTextOption,
     PrefixTokensOption,
     ProducerOption,
@@ -81,13 +82,14 @@ def invalidate(
     everything: Annotated[bool, typer.Option("--all", help="Everything there is.")] = False,
     model: ModelOption = None,
     weights_version: WeightsOption = None,
+    other_weights_than: OtherWeightsOption = None,
     adapter: AdapterOption = None,
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
     prefix_tokens: PrefixTokensOption = None,
     prefix_text: PrefixTextOption = None,
     tokenizer: TokenizerOption = None,
-    special_tokens: SpecialTokensOption = True,
+    special_tokens: SpecialTokensOption = None,
     key: KeyOption = None,
     producer: ProducerOption = None,
     since: SinceOption = None,
@@ -116,7 +118,7 @@ def invalidate(
         chosen = Fields(
             model=model, weights_version=weights_version, adapter=adapter, tenant=tenant, namespace=namespace,
             key=key, producer=producer, tag=tag, since=since, until=until, since_revision=since_revision,
-            until_revision=until_revision,
+            until_revision=until_revision, other_weights_than=other_weights_than,
         )  # fmt: skip
         prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
         selector = selector_of(chosen, prefix, everything=everything, now=local_now())
@@ -158,11 +160,12 @@ def _append_to_all(
             if len(wider.namespaces) == len(selection.namespaces):
                 return report
             selection, report = wider, _append(sidecar, wider, waiting, reason=reason)
-        except KeyboardInterrupt:
-            return replace(report, not_all="interrupted while the fleet's namespaces were read")
+        except KeyboardInterrupt as stop:
+            told = str(stop) or "interrupted"
+            return replace(report, not_all=f"{told} while the fleet's namespaces were read")
         except (StrataError, grpc.RpcError) as error:
-            told = error if isinstance(error, StrataError) else from_rpc_error(error)
-            return replace(report, not_all=f"namespaces that were added meanwhile may be missing ({told})")
+            failure = error if isinstance(error, StrataError) else from_rpc_error(error)
+            return replace(report, not_all=f"namespaces that were added meanwhile may be missing ({failure})")
     return replace(report, not_all="namespaces were added to the fleet all the time")
 
 
@@ -173,6 +176,7 @@ def _widened(selection: Selection, found: Selection) -> Selection:
     return Selection(
         [*selection.selectors, *(one for _, one in fresh)],
         [*selection.namespaces, *(space for space, _ in fresh)],
+        selection.prefix_tokens,
     )
 
 
@@ -250,6 +254,7 @@ def _times(selector: Selector) -> list[str]:
 def _selected(selection: Selection) -> dict[str, Any]:
     return {
         "namespaces": [namespace.id.hex() for namespace in selection.namespaces],
+        "prefix_tokens": selection.prefix_tokens,
         "selectors": [selector_plain(one) for one in selection.selectors],
     }
 
@@ -258,9 +263,7 @@ def _show_namespaces(selection: Selection) -> None:
     """Say in which namespaces a prefix was given a key, the first of many."""
     if not selection.namespaces:
         return
-    table = table_of(
-        f"the prefix in {len(selection.namespaces)} namespaces", "namespace", "model", "tenant", "page", "key"
-    )
+    table = table_of(selection.describe(), "namespace", "model", "tenant", "page", "key")
     pairs = zip(selection.namespaces, selection.selectors, strict=True)
     for namespace, selector in list(pairs)[:_SHOWN_MAX_ROWS]:
         assert selector.key is not None, "a prefix's selectors name a key"

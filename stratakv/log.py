@@ -19,6 +19,7 @@ from kv_wire.admin_conversions import record_from_wire
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
 from stratakv.admin import EndpointOption, RuntimeDirOption, Sidecar, sidecar_of
+from stratakv.commands import AdminCommand
 from stratakv.presentation import Paper, plain, say
 from stratakv.selection import selector_plain
 
@@ -28,7 +29,7 @@ _READ_S = 60.0
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def log(
     after: Annotated[int, typer.Option(min=0, max=LOG_REVISION_MAX, help="Begin behind this revision.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as records come, until Ctrl-C.")] = False,

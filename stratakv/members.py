@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from kv_types.errors import ConfigError
 from kv_wire.admin_conversions import ID_BYTES
 from kv_wire.gen import admin_pb2
 from stratakv.admin import (
+    UNCONFIRMED,
     EndpointOption,
     JsonOption,
     RuntimeDirOption,
@@ -18,17 +20,23 @@ from stratakv.admin import (
     member_table,
     sidecar_of,
 )
-from stratakv.presentation import Paper, print_json, what_is_done_stands
+from stratakv.commands import AdminCommand
+from stratakv.presentation import Paper, print_json, say, what_is_done_stands
 
 _VERB = "members"
 _READ_S = 10.0
 _FORGET_S = 150.0
 """Whom no fence has given up is watched for the waiting time of the longest lease first."""
+_RENEWS, _UNKNOWN = "renews", "unknown"
+_WHY = {
+    _RENEWS: "it renews, so that it lives; end its processes first",
+    _UNKNOWN: "no member of the fleet has this id; see `stratakv members`",
+}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def members(
     forget: Annotated[
         list[str] | None,
@@ -43,13 +51,16 @@ def members(
     endpoint: EndpointOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
-    """Show the fleet. Forgetting a member promises that none of its processes is left: drained waits for it until then."""
+    """Show the fleet. Forgetting a member promises that none of its processes is left: drained waits for it until then.
+
+    Exits 3 where one that was named stayed.
+    """
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
-        ids = [_member_id(text) for text in forget or ()]
+        ids = list(dict.fromkeys(_member_id(text) for text in forget or ()))
         if ids or forget_gone:
             _forget(sidecar, ids, all_gone=forget_gone, as_json=as_json)
             return
-        parts = list(sidecar.admin.members(admin_pb2.MembersRequest(), timeout=_READ_S))
+        parts = _fleet(sidecar)
     if as_json:
         print_json(_plain(parts))
     else:
@@ -57,24 +68,32 @@ def members(
 
 
 def _forget(sidecar: Sidecar, ids: list[bytes], *, all_gone: bool, as_json: bool) -> None:
+    listed = {member.id for part in _fleet(sidecar) for member in part.members}
     request = admin_pb2.ForgetMembersRequest(ids=ids, all_gone=all_gone)
     answer = sidecar.admin.forget_members(request, timeout=_FORGET_S)
+    stayed = [member for member in ids if member not in answer.forgotten]
     forgotten = [member.hex() for member in answer.forgotten]
-    stayed = [member.hex() for member in ids if member not in answer.forgotten]
+    reasons = {member.hex(): _RENEWS if member in listed else _UNKNOWN for member in stayed}
     with what_is_done_stands(_VERB):
-        _print_forgotten(forgotten, stayed, as_json=as_json)
+        if as_json:
+            print_json({"forgotten": forgotten, "reasons": reasons, "stayed": list(reasons)})
+        else:
+            _print_forgotten(forgotten, reasons)
+    if stayed:
+        raise typer.Exit(UNCONFIRMED)
 
 
-def _print_forgotten(forgotten: list[str], stayed: list[str], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"forgotten": forgotten, "stayed": stayed})
-        return
+def _print_forgotten(forgotten: Sequence[str], stayed: Mapping[str, str]) -> None:
     for member in forgotten:
         typer.echo(f"forgot {member}")
-    for member in stayed:
-        typer.echo(f"{member} stays: it renews, or isn't in the fleet")
+    for member, why in stayed.items():
+        say(_VERB, f"{member} was not forgotten: {_WHY[why]}")
     if not forgotten and not stayed:
         typer.echo("nobody was given up for gone")
+
+
+def _fleet(sidecar: Sidecar) -> list[admin_pb2.MembersResponse]:
+    return list(sidecar.admin.members(admin_pb2.MembersRequest(), timeout=_READ_S))
 
 
 def _plain(parts: list[admin_pb2.MembersResponse]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import typer
 
 from kv_types.namespace import Namespace
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
+from stratakv.commands import AdminCommand
 from stratakv.presentation import Paper, plain, print_json, say, table_of
 
 _VERB = "namespaces"
@@ -15,7 +16,7 @@ _VERB = "namespaces"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def namespaces(
     as_json: JsonOption = False, endpoint: EndpointOption = None, runtime_dir: RuntimeDirOption = None
 ) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from stratakv.streams import OutputError
 
 _UNBOUNDED_COLUMNS = 10_000
 
@@ -25,10 +26,6 @@ class Paper(Console):
         super().__init__(stderr=stderr)
         if not self.is_terminal and "COLUMNS" not in os.environ:
             self.width = _UNBOUNDED_COLUMNS
-
-    def on_broken_pipe(self) -> None:
-        """Leave it to whoever prints what a closed pipe means, in place of exiting with a code that says otherwise."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def show(self, table: Table) -> None:
         """Print a table, or where it is wider than the terminal its rows below one another, a cell a line."""
@@ -56,37 +53,18 @@ def say(verb: str, text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write one JSON object, or list, to standard output."""
+    """Write one JSON object to standard output."""
     typer.echo(json.dumps(value, indent=2, sort_keys=True))
 
 
 @contextlib.contextmanager
 def what_is_done_stands(verb: str) -> Iterator[None]:
     """Print what was done; that nobody takes it (a closed pipe, a full disk, Ctrl-C) changes neither it nor the exit code."""
-    failures: list[str] = []
     try:
         yield
-    except OSError as error:
-        failures.append(error.strerror or str(error))
-    except KeyboardInterrupt:
-        failures.append("interrupted")
-    broken = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and not _flushed(stream)]
-    for stream in broken:
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device, not a path of ours
-            os.dup2(
-                nowhere.fileno(), stream.fileno()
-            )  # or the interpreter fails at its end, with a code of its own
-    if broken or failures:
-        with contextlib.suppress(OSError):
-            say(verb, f"not all of the answer could be written ({', '.join(failures) or 'nobody reads it'})")
-
-
-def _flushed(stream: TextIO) -> bool:
-    try:
-        stream.flush()
-    except OSError:
-        return False
-    return True
+        sys.stdout.flush()
+    except (OutputError, KeyboardInterrupt) as error:
+        say(verb, f"not all of the answer could be written ({str(error) or 'interrupted'})")
 
 
 def table_of(title: str, *headings: str) -> Table:

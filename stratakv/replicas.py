@@ -9,6 +9,7 @@ import typer
 from kv_types.limits import REPLICAS_MAX
 from kv_wire.gen import admin_pb2
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
+from stratakv.commands import AdminCommand
 from stratakv.presentation import print_json, what_is_done_stands
 
 _VERB = "replicas set"
@@ -22,7 +23,7 @@ def _replicas() -> None:
     """Replicas of the invalidation log."""
 
 
-@app.command("set")
+@app.command("set", cls=AdminCommand)
 def set_replicas(
     replicas: Annotated[
         int, typer.Argument(metavar="K", min=0, max=REPLICAS_MAX, help="Replicas that must answer.")

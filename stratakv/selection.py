@@ -12,7 +12,7 @@ import typer
 
 from kv_types.errors import ConfigError, LimitExceededError
 from kv_types.ids import KEY_BYTES, NamespaceId, PageKey
-from kv_types.limits import INVALIDATE_SELECTORS_MAX
+from kv_types.limits import INVALIDATE_SELECTORS_MAX, LOG_REVISION_MAX
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from stratakv.prefixes import Prefix, last_key
@@ -25,6 +25,14 @@ ModelOption = Annotated[str | None, typer.Option("--model", help="Pages of this 
 WeightsOption = Annotated[
     str | None,
     typer.Option("--weights-version", help="Of this weights version, or 64 hexadecimal digits of a digest."),
+]
+OtherWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--other-weights-than",
+        metavar="VERSION",
+        help="Of any weights of --model but this version, or digest.",
+    ),
 ]
 AdapterOption = Annotated[
     str | None, typer.Option("--adapter", help='Of this adapter, by name; "" for those without one.')
@@ -53,12 +61,12 @@ TokenizerOption = Annotated[
     Path | None, typer.Option("--tokenizer", help="A local tokenizer.json, or the folder that holds one.")
 ]
 SpecialTokensOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--special-tokens/--no-special-tokens",
-        help="Let the tokenizer add the special tokens that it adds to prompts.",
+        "--special-tokens/--no-special-tokens", show_default="--special-tokens",
+        help="Let the tokenizer add the special tokens that it puts in front of prompts.",
     ),
-]
+]  # fmt: skip
 KeyOption = Annotated[
     str | None,
     typer.Option("--key", help="One page and all computed on top of it: 64 hexadecimal digits."),
@@ -74,11 +82,21 @@ SinceOption = Annotated[
 UntilOption = Annotated[str | None, typer.Option("--until", help="Computed at this time or earlier.")]
 SinceRevisionOption = Annotated[
     int | None,
-    typer.Option("--since-revision", min=0, help="Whose stamp is this revision of the log or a later one."),
+    typer.Option(
+        "--since-revision",
+        min=0,
+        max=LOG_REVISION_MAX,
+        help="Whose stamp is this revision of the log or a later one.",
+    ),
 ]
 UntilRevisionOption = Annotated[
     int | None,
-    typer.Option("--until-revision", min=0, help="Whose stamp is this revision or an earlier one."),
+    typer.Option(
+        "--until-revision",
+        min=0,
+        max=LOG_REVISION_MAX,
+        help="Whose stamp is this revision or an earlier one.",
+    ),
 ]
 
 
@@ -98,6 +116,7 @@ class Fields:
     until: str | None = None
     since_revision: int | None = None
     until_revision: int | None = None
+    other_weights_than: str | None = None
 
     def selector(self, *, now: datetime) -> Selector:
         """Return the selector of these fields. Raises ConfigError, InvalidArgumentError, LimitExceededError."""
@@ -116,15 +135,17 @@ class Fields:
             until_ms=None if self.until is None else parse_time(self.until, option="--until", now=now),
             since_revision=self.since_revision,
             until_revision=self.until_revision,
+            other_weights_than=self.other_weights_than,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is to be invalidated: the selectors, and for a prefix the namespaces that it was applied to."""
+    """What is to be invalidated: the selectors, and for a prefix the namespaces that it was applied to and its tokens."""
 
     selectors: Sequence[Selector]
     namespaces: Sequence[Namespace] = field(default_factory=tuple)
+    prefix_tokens: int | None = None
 
     @property
     def is_narrow(self) -> bool:
@@ -138,7 +159,7 @@ class Selection:
         if not self.namespaces:
             return self.selectors[0].describe()
         count = len(self.namespaces)
-        return f"a prefix in {count} namespace{'s' if count > 1 else ''}"
+        return f"a prefix of {self.prefix_tokens} tokens in {count} namespace{'s' if count > 1 else ''}"
 
 
 def selector_of(fields_: Fields, prefix: Prefix | None, *, everything: bool, now: datetime) -> Selector:
@@ -152,6 +173,11 @@ def selector_of(fields_: Fields, prefix: Prefix | None, *, everything: bool, now
     if not everything and not given and prefix is None:
         raise ConfigError(
             "name what to invalidate, by --model, --tenant, --prefix-tokens …, or everything by --all"
+        )
+    if fields_.other_weights_than is not None and fields_.model is None:
+        raise ConfigError(
+            "--other-weights-than is said of one model's versions, and without --model it would mean every other model "
+            "too: name the model"
         )
     selector = fields_.selector(now=now)
     if prefix is not None and selector.key is not None:
@@ -255,8 +281,8 @@ def _prefix_selection(
     selectors = [
         replace(
             selector, namespace=namespace.id, model=None, weights_version=None, adapter=None, tenant=None,
-            key=PageKey(last_key(prefix.keys_in(namespace))),
+            other_weights_than=None, key=PageKey(last_key(prefix.keys_in(namespace))),
         )
         for namespace in namespaces
     ]  # fmt: skip
-    return Selection(selectors, namespaces)
+    return Selection(selectors, namespaces, len(prefix.tokens))

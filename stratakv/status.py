@@ -18,6 +18,7 @@ from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import address_of, fail
+from stratakv.commands import AdminCommand
 from stratakv.presentation import Paper, plain, print_json, table_of
 
 _DEADLINE_S = 5.0
@@ -26,11 +27,13 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=AdminCommand)
 def status(
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Runtime directory, unix:<directory> or host:port (default: $STRATAKV_ENDPOINT)."),
+        typer.Option(
+            help="Runtime directory, unix:<directory> or host:port (default: $STRATAKV_ENDPOINT, else $STRATAKV_RUNTIME_DIR)."
+        ),
     ] = None,
     runtime_dir: Annotated[Path | None, typer.Option(help="The sidecar's runtime directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -72,11 +75,13 @@ def ask(address: str, *, deadline_s: float) -> cache_pb2.StatusResponse:
 
 
 def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
-    """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present."""
+    """Return the answer as JSON types: numbers as numbers, ids in hexadecimal, every field present, null for never."""
     told: dict[str, Any] = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     _numbers(told, answer)
+    if answer.log.confirmed_ms_ago < 0:  # counted from nothing, it is how long the machine has been up
+        told["freshness_remaining_ms"] = None
     return told
 
 
@@ -148,6 +153,7 @@ def _log(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     ago = "never" if log.confirmed_ms_ago < 0 else f"{log.confirmed_ms_ago / 1000:.1f} s ago"
     troubles = [f"{log.reason} (confirmed {ago})"] if log.reason else []
     troubles += [f"held back by {held}" for held in log.held_by]
+    troubles += [f"draining held back by {held}" for held in log.draining_held_by]
     troubles += [f"{log.server} would not be joined again: {error}" for error in log.server_errors]
     warnings = [f"{log.server}: {warning}" for warning in log.server_warnings]
     return [
@@ -201,7 +207,8 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:
-    table = table_of("clients", "row", "pid", "name", "state", "leases", "leased", "reservations")
+    headings = ("row", "pid", "name", "state", "leases", "leased", "reservations", "oldest request")
+    table = table_of("clients", *headings)
     for client in answer.clients:
         table.add_row(
             str(client.row),
@@ -211,6 +218,7 @@ def _clients(answer: cache_pb2.StatusResponse) -> Table:
             f"{client.leases:,}",
             format_size(client.leased_bytes),
             f"{client.reservations:,}",
+            f"view {client.oldest_view:,} of {answer.view:,}" if client.oldest_view else "",
         )
     return table
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import grpc
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from kv_types.errors import ConfigError
 from kv_types.limits import CALL_S_MAX, FENCE_S_DEFAULT
@@ -21,6 +22,7 @@ from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
 from sidecar.units import format_duration
 from stratakv.admin import duration, is_refusal
+from stratakv.commands import AdminCommand
 
 _WAITS = {"hidden": admin_pb2.WAIT_HIDDEN, "drained": admin_pb2.WAIT_DRAINED}
 _NONE = "none"
@@ -47,18 +49,22 @@ RequestIdOption = Annotated[
 TIMEOUT_DEFAULT = format_duration(FENCE_S_DEFAULT)
 
 
-class WaitingCommand(TyperCommand):
-    """A command whose --wait takes a value or none, which typer's options can't."""
+class WaitingCommand(AdminCommand):
+    """A command that waits for a fence; its --wait takes a value or none, which typer's options can't."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a bare --wait its value before the rest is parsed."""
-        given = list(args)
-        for index, word in enumerate(args):
-            if word == "--":
-                break
-            if word == _OPTION and (index + 1 == len(args) or args[index + 1] not in _WAITS):
-                given[index] = f"{_OPTION}=hidden"
-        return super().parse_args(ctx, given)
+    alone: ClassVar[Mapping[str, tuple[str, Collection[str]]]] = {_OPTION: ("hidden", _WAITS)}
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; SIGTERM ends it as Ctrl-C does, so that it says what may stand."""
+        with _terminated_as_interrupted():
+            try:
+                return super().invoke(ctx)
+            except Terminated as stop:
+                raise typer.Exit(128 + signal.SIGTERM) from stop
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; an orchestrator's Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +109,32 @@ def call_and_wait(
         future = call.future(request, timeout=waiting.timeout_s + _SLACK_S)
         with _shown(waiting):
             return future.result(), ""
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if future is not None:
             future.cancel()
-        return None, "interrupted"
+        return None, str(stop) or "interrupted"
     except grpc.RpcError as error:
         if is_refusal(error):
             raise
         return None, f"the connection to the sidecar broke ({from_rpc_error(error)})"
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise Terminated meanwhile, unless somebody chose already what it does."""
+
+    def terminated(*_: object) -> None:
+        raise Terminated("terminated")
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

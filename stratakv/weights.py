@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-from kv_types.errors import LogUnreachableError
 from kv_wire.gen import admin_pb2
 from stratakv.admin import (
     EndpointOption,
     JsonOption,
     ReasonOption,
     RuntimeDirOption,
-    Sidecar,
     author,
     sidecar_of,
 )
@@ -46,7 +44,9 @@ def set_version(
     replaced: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="OLD", help="The version that is invalidated (default: the one announced last)."
+            "--from",
+            metavar="OLD",
+            help="The only version that is invalidated (default: every one but VERSION).",
         ),
     ] = None,
     reason: ReasonOption = "",
@@ -58,45 +58,22 @@ def set_version(
     endpoint: EndpointOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
-    """Announce weights that have been changed already, then invalidate those that they replace.
+    """Announce weights that have been changed already, then invalidate what was computed by any others of the model.
 
     Workers that follow announcements compute under the new version from their next request on. Change the weights first:
     a worker that still runs the old ones after this makes pages that count as new.
     """
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         waiting = waiting_of(wait, timeout, request_id, no_wait=no_wait)
-        last = replaced if replaced is not None else _announced(sidecar, model)
-        old = None if replaced is None and last == version else last
+        sidecar.status()  # one answers, so that a later failure is known to have come after that
         request = admin_pb2.AnnounceWeightsRequest(
             model=model, version=version, reason=reason, author=author(), wait=waiting.wait,
-            timeout_ms=waiting.timeout_ms, request_id=waiting.request_id, invalidate_version=old,
+            timeout_ms=waiting.timeout_ms, request_id=waiting.request_id, invalidate_version=replaced,
         )  # fmt: skip
         answer, broken = call_and_wait(sidecar.admin.announce_weights, request, waiting)
-    again = [] if replaced is not None or old is None else ["--from", old]
+    gone = "every other version is" if replaced is None else f"{replaced} is"
     FenceReport(
-        verb=_VERB, wait=waiting.name, what=f"{model} has weights {version}, {_invalidated(old, again=last == version)}",
-        request_id=waiting.request_id, answer=answer, broken=broken, again=again,
-        extra={"model": model, "version": version, "invalidated_version": old},
+        verb=_VERB, wait=waiting.name, what=f"{model} has weights {version}, {gone} invalidated",
+        request_id=waiting.request_id, answer=answer, broken=broken,
+        extra={"model": model, "version": version, "invalidated_version": replaced},
     ).end(as_json=as_json)  # fmt: skip
-
-
-def _announced(sidecar: Sidecar, model: str) -> str | None:
-    """The version announced last, None: there is none.
-
-    Raises LogUnreachableError while the sidecar has read no log, and so knows nothing of announcements.
-    """
-    status = sidecar.status()
-    if not status.log.incarnation:
-        raise LogUnreachableError(
-            f"this sidecar has not read the invalidation log yet ({status.log.reason}), so that it can't tell which version "
-            "is replaced; nothing was appended: name it by --from, or try again"
-        )
-    return status.weights_versions.get(model)
-
-
-def _invalidated(old: str | None, *, again: bool) -> str:
-    if old is not None:
-        return f"{old} is invalidated"
-    if again:
-        return "which was announced already, so that no other version is invalidated; name one by --from"
-    return "no other version was announced, so that none is invalidated"

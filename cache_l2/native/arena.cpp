@@ -161,11 +161,13 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
   out.reservations = rows_[number].reservations;
   for (const Word& request : row.request_view) {
     const std::uint64_t seen = request.load(std::memory_order_acquire);
-    if (seen != 0 && (out.oldest_view == 0 || seen < out.oldest_view)) out.oldest_view = seen;
+    if (seen != 0) out.oldest_view = older(out.oldest_view, seen);
   }
   each_live_lease(view_, number, boottime_ns(), [&](std::uint32_t entry) {
     ++out.leases;
     out.leased_bytes += payload_bytes_of(view_, entry);
+    const Page& page = pages_[entry];
+    if (page.state == PageState::kHidden) out.oldest_hidden_view = older(out.oldest_hidden_view, page.hidden_view);
   });
   return out;
 }

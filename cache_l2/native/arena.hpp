@@ -62,9 +62,12 @@ struct CommitStamp {
   std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused
 };
 
+// The lesser of two views, of which 0 is none.
+inline std::uint64_t older(std::uint64_t a, std::uint64_t b) { return a == 0 || (b != 0 && b < a) ? b : a; }
+
 struct RowStatistics {
   std::uint64_t state = 0, pid = 0, engine = 0, leases = 0, leased_bytes = 0, reservations = 0;
-  std::uint64_t applied_view = 0, own_freshness_ns = 0, oldest_view = 0;
+  std::uint64_t applied_view = 0, own_freshness_ns = 0, oldest_view = 0, oldest_hidden_view = 0;
 };
 
 struct ArenaStatistics {
@@ -153,15 +156,12 @@ class Arena {
     std::uint32_t leased_epoch = 0;
     std::uint64_t offset = 0;
     std::uint64_t deadline_ns = 0;
+    std::uint64_t hidden_view = 0;  // that was published when it was hidden
   };
   struct NamespacePages {
     Tally resident;
     std::uint64_t entries = 0;  // that are not free, whatever their state
     std::uint32_t first_root = kNoEntry;  // visible or reserved; its siblings are the other roots
-  };
-  struct Waiting {
-    std::uint32_t entry;
-    std::uint64_t view;  // that was published when it was hidden
   };
   struct ClientRow {
     std::uint32_t state = kRowFree;
@@ -249,7 +249,7 @@ class Arena {
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
   std::vector<std::uint32_t> free_entries_;
-  std::vector<Waiting> waiting_;         // hidden, still leased when last looked at
+  std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
   std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class

@@ -111,7 +111,8 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   --resident.pages;
   resident.bytes -= payload_bytes_of(view_, entry);
   count_hidden(cause);
-  waiting_.push_back({entry, view_number()});
+  pages_[entry].hidden_view = view_number();
+  waiting_.push_back(entry);
 }
 
 void Arena::count_hidden(HideCause cause) {
@@ -140,11 +141,11 @@ void Arena::reclaim() {
   fence_seq_cst();  // pairs with the fence between a reader's hazards and its re-check (reader.cpp)
   scan_leases();
   std::size_t kept = 0;
-  for (const Waiting& page : waiting_) {
-    if (leased(page.entry)) {
-      waiting_[kept++] = page;
+  for (const std::uint32_t entry : waiting_) {
+    if (leased(entry)) {
+      waiting_[kept++] = entry;
     } else {
-      free_entry(page.entry);
+      free_entry(entry);
     }
   }
   waiting_.resize(kept);
@@ -153,8 +154,8 @@ void Arena::reclaim() {
 // Least view that was published when a page was hidden that is still leased, as of the last scan; 0: there is none.
 std::uint64_t Arena::oldest_hidden_view() const {
   std::uint64_t oldest = 0;
-  for (const Waiting& page : waiting_) {
-    if (leased(page.entry) && (oldest == 0 || page.view < oldest)) oldest = page.view;
+  for (const std::uint32_t entry : waiting_) {
+    if (leased(entry)) oldest = older(oldest, pages_[entry].hidden_view);
   }
   return oldest;
 }

@@ -112,6 +112,7 @@ nb::dict row_statistics(const PyArena& self, std::uint32_t row) {
   out["applied_view"] = s.applied_view;
   out["own_freshness_ns"] = s.own_freshness_ns;
   out["oldest_view"] = s.oldest_view;
+  out["oldest_hidden_view"] = s.oldest_hidden_view;
   return out;
 }
 

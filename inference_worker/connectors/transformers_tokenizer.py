@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -9,17 +10,27 @@ from transformers import AutoTokenizer
 from kv_types.errors import ConfigError
 
 
-def tokenize(text: str, folder: Path, *, special_tokens: bool) -> list[int]:
-    """Token ids of text; nothing is downloaded. Raises ConfigError when the folder holds no tokenizer.
+def tokenize(
+    text: str, folder: Path, *, special_tokens: bool
+) -> tuple[Sequence[int], Sequence[int], int | None]:
+    """Token ids of text, for each whether it was added to those of the text (1) or not (0), and the id of unknown ones.
 
-    A folder without its vocabulary gives a tokenizer that knows no word, and no error: that is taken for none.
+    Nothing is downloaded, cut off or padded. Raises ConfigError when the folder holds no tokenizer, or one that doesn't
+    tell which tokens it added.
     """
+    whole = {"padding": False, "truncation": False, "verbose": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        plain = tokenizer.encode(text, add_special_tokens=False)
-        found = tokenizer.encode(text, add_special_tokens=special_tokens)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+        plain = tokenizer(text, add_special_tokens=False, **whole)["input_ids"]
+        told = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, **whole)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         raise ConfigError(f"{folder} holds no tokenizer that transformers can read: {error}") from error
-    if set(plain) <= {tokenizer.unk_token_id}:
-        raise ConfigError(f"the tokenizer in {folder} knows nothing of the text: is its vocabulary there?")
-    return list(found)
+    ids, added = list(told["input_ids"]), list(told["special_tokens_mask"])
+    if len(ids) != len(added) or [one for one, extra in zip(ids, added, strict=True) if not extra] != list(
+        plain
+    ):
+        raise ConfigError(
+            f"the tokenizer in {folder} doesn't tell which tokens it adds to a text: make the token ids yourself and give "
+            "them by --prefix-tokens"
+        )
+    return ids, added, tokenizer.unk_token_id

@@ -54,8 +54,8 @@ def facts_commands(stream: str) -> Sequence[Command]:
     ]
 
 
-def read_facts(replies: Sequence[object], *, server: str, replicas: int) -> RedisFacts:
-    """Judge a server by its replies to `facts_commands`; `replicas` is k (rule R10).
+def read_facts(replies: Sequence[object], *, server: str, replicas: int, candidates: int = 1) -> RedisFacts:
+    """Judge a server by its replies to `facts_commands`; `replicas` is k (rule R10), `candidates` how many are named.
 
     Raises LogUnavailableError when it is loading, a replica, or denies INFO; MalformedReplyError.
     """
@@ -88,7 +88,7 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int) -> Redi
         configured_replicas=replicas,
         persistence=_persistence(info),
         errors=tuple(errors),
-        warnings=tuple(_warnings(info, told, replicas)),
+        warnings=tuple(_warnings(info, told, replicas, candidates)),
     )
 
 
@@ -150,7 +150,7 @@ _ERRORS: tuple[Callable[[Mapping[str, str], Mapping[str, str]], str | None], ...
 )
 
 
-def _warnings(info: Mapping[str, str], told: Mapping[str, str], replicas: int) -> list[str]:
+def _warnings(info: Mapping[str, str], told: Mapping[str, str], replicas: int, candidates: int) -> list[str]:
     found = []
     policy, most = _policy(info, told), _number(info, "maxmemory")
     if policy == "noeviction" and most:
@@ -166,7 +166,15 @@ def _warnings(info: Mapping[str, str], told: Mapping[str, str], replicas: int) -
             f"{replicas} replicas are configured and {connected} connected: until they are, nothing is fresh and no fence "
             "is reached. Attach them, or lower the number: stratakv replicas set K"
         )
-    if connected > replicas:
+    servers = max(candidates, connected + 1)
+    if 2 * (replicas + 1) <= servers:  # enough for two primaries at once, each with its k replicas
+        found.append(
+            f"{servers} servers can hold the log and {replicas} replicas must confirm: a failover whose old primary lives on "
+            "makes fences that are wrong, not only lost pages, as sidecars that still reach that one go on serving. "
+            "Say how many replicas there are, by stratakv replicas set K and --log-replicas K; where there is none, name this "
+            "server alone"
+        )
+    elif connected > replicas:
         found.append(
             f"{connected} replicas are connected and {replicas} configured: a failover may forget what nobody confirmed, "
             "which costs a purge. Say so: stratakv replicas set K"

@@ -216,11 +216,20 @@ class RedisLog(InvalidationLog):
         async def look(talk: Talk) -> RedisFacts:
             server = self._candidates.addresses[talk.place].label
             told = await talk.send(facts_commands(self._keys[1]))
-            facts = read_facts(told, server=server, replicas=self._replicas)
+
+            def judge() -> RedisFacts:
+                return read_facts(
+                    told,
+                    server=server,
+                    replicas=self._replicas,
+                    candidates=len(self._candidates.addresses),
+                )
+
+            facts = judge()
             if facts.errors:  # a server that is none the log can live with may not even run its script
                 return facts
             await self._ask(talk, "statistics", [])
-            return read_facts(told, server=server, replicas=self._replicas)  # k is known by now
+            return judge()  # k is known by now
 
         return await self._counted("check", self._administer.exchange(look, deadline_ns=deadline_ns))
 

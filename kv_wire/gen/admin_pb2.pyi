@@ -39,7 +39,7 @@ UNCONFIRMED_LOG: Unconfirmed
 UNCONFIRMED_ENDING: Unconfirmed
 
 class Selector(_message.Message):
-    __slots__ = ("namespace_id", "model", "weights_version", "adapter", "tenant", "key", "producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
+    __slots__ = ("namespace_id", "model", "weights_version", "adapter", "tenant", "key", "producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision", "other_weights_than")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Selector(_message.Message):
     UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
     SINCE_REVISION_FIELD_NUMBER: _ClassVar[int]
     UNTIL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    OTHER_WEIGHTS_THAN_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     model: str
     weights_version: str
@@ -64,7 +65,8 @@ class Selector(_message.Message):
     until_ms: int
     since_revision: int
     until_revision: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., weights_version: _Optional[str] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., key: _Optional[bytes] = ..., producer: _Optional[bytes] = ..., tag: _Optional[bytes] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., since_revision: _Optional[int] = ..., until_revision: _Optional[int] = ...) -> None: ...
+    other_weights_than: str
+    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., weights_version: _Optional[str] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., key: _Optional[bytes] = ..., producer: _Optional[bytes] = ..., tag: _Optional[bytes] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., since_revision: _Optional[int] = ..., until_revision: _Optional[int] = ..., other_weights_than: _Optional[str] = ...) -> None: ...
 
 class InvalidateRequest(_message.Message):
     __slots__ = ("selectors", "reason", "author", "wait", "timeout_ms", "request_id")

@@ -118,7 +118,8 @@ class AdminServicer:
 
     def AnnounceWeights(self, request, context):
         """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-        before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
+        before), then invalidates the version that they replace, or else every version but the new one, and waits as
+        Invalidate does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,8 @@ class AdminStub:
     """Counts what selectors would hide on this sidecar's node now. Changes nothing."""
     AnnounceWeights: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AnnounceWeightsRequest, _admin_pb2.InvalidateResponse]
     """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-    before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
+    before), then invalidates the version that they replace, or else every version but the new one, and waits as
+    Invalidate does.
     """
     ReadLog: _grpc.UnaryStreamMultiCallable[_admin_pb2.ReadLogRequest, _admin_pb2.LogRecord]
     """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
@@ -90,7 +91,8 @@ class AdminAsyncStub(AdminStub):
     """Counts what selectors would hide on this sidecar's node now. Changes nothing."""
     AnnounceWeights: _aio.UnaryUnaryMultiCallable[_admin_pb2.AnnounceWeightsRequest, _admin_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-    before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
+    before), then invalidates the version that they replace, or else every version but the new one, and waits as
+    Invalidate does.
     """
     ReadLog: _aio.UnaryStreamMultiCallable[_admin_pb2.ReadLogRequest, _admin_pb2.LogRecord]  # type: ignore[assignment]
     """Streams the kept records after a revision, oldest first; goes on as they come with `follow`, across incarnations and
@@ -150,7 +152,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.InvalidateResponse, _abc.Awaitable[_admin_pb2.InvalidateResponse]]:
         """Tells the fleet's workers that a model's weights are of another version from now on (they must have been changed
-        before), then invalidates the version that they replace, if one is named, and waits as Invalidate does.
+        before), then invalidates the version that they replace, or else every version but the new one, and waits as
+        Invalidate does.
         """
 
     @_abc_1.abstractmethod

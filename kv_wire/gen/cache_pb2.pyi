@@ -309,7 +309,7 @@ class NamespaceStatus(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_bytes: _Optional[int] = ..., page_tokens: _Optional[int] = ..., resident_pages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., requested_pages: _Optional[int] = ..., l1_pages: _Optional[int] = ..., l2_pages: _Optional[int] = ..., l3_pages: _Optional[int] = ..., missed_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name")
+    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name", "oldest_view", "oldest_hidden_view")
     ROW_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,8 @@ class ClientStatus(_message.Message):
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_VIEW_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_HIDDEN_VIEW_FIELD_NUMBER: _ClassVar[int]
     row: int
     pid: int
     state: str
@@ -324,10 +326,12 @@ class ClientStatus(_message.Message):
     leased_bytes: int
     reservations: int
     name: str
-    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    oldest_view: int
+    oldest_hidden_view: int
+    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ..., oldest_view: _Optional[int] = ..., oldest_hidden_view: _Optional[int] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local", "server", "server_errors", "server_warnings")
+    __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local", "server", "server_errors", "server_warnings", "draining_held_by")
     class SizesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +358,7 @@ class LogStatus(_message.Message):
     SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVER_ERRORS_FIELD_NUMBER: _ClassVar[int]
     SERVER_WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_HELD_BY_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     kind: str
     address: str
@@ -373,7 +378,8 @@ class LogStatus(_message.Message):
     server: str
     server_errors: _containers.RepeatedScalarFieldContainer[str]
     server_warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ..., server: _Optional[str] = ..., server_errors: _Optional[_Iterable[str]] = ..., server_warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    draining_held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ..., server: _Optional[str] = ..., server_errors: _Optional[_Iterable[str]] = ..., server_warnings: _Optional[_Iterable[str]] = ..., draining_held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions")

@@ -34,7 +34,7 @@ from kv_types.limits import (
     REPLICAS_MAX,
 )
 from kv_types.namespace import Namespace
-from kv_types.selectors import Selector
+from kv_types.selectors import Selector, may_be_same_weights
 from sidecar.admin.fencing import Append, FenceResult, Fencing, Pause, derived_id
 from sidecar.admin.looks import Looks
 from sidecar.logs import logger
@@ -194,20 +194,30 @@ class Administration:
         timeout_s: float,
         request_id: bytes,
     ) -> FenceResult:
-        """Tell workers that `model` has weights `version` from now on, then invalidate the version that it replaces."""
+        """Tell workers that `model` has weights `version` from now on, then invalidate what has others.
+
+        `invalidate_version` is the one version that is invalidated; None: every other than `version`, whatever was
+        announced before. Which version a log told last would be no answer: it may have lost that, or another call may
+        announce at the same time, and what neither of the two names would stay.
+        """
         announced = WeightsAnnounced(model, version)
         said = announced.encode()
-        appends = [self._append(announced, reason, author, derived_id(request_id, b"weights", said))]
-        if invalidate_version is not None:
-            if invalidate_version == version:
-                raise InvalidArgumentError(
-                    f"version {version!r} can't be announced and invalidated at once: name the one that it replaces"
-                )
-            old = Selected(Selector(model=model, weights_version=invalidate_version))
-            replaced = derived_id(request_id, b"replaced weights", said, old.selector.encode())
-            appends.append(replace(self._append(old, reason, author, replaced), is_after=True))
+        if invalidate_version is None:
+            replaced = Selector(model=model, other_weights_than=version)
+        elif may_be_same_weights(invalidate_version, version):
+            raise InvalidArgumentError(
+                f"version {version!r} can't be announced and invalidated at once: name the one that it replaces"
+            )
+        else:
+            replaced = Selector(model=model, weights_version=invalidate_version)
+        old = Selected(replaced)
+        old_id = derived_id(request_id, b"replaced weights", said, old.selector.encode())
+        appends = [
+            self._append(announced, reason, author, derived_id(request_id, b"weights", said)),
+            replace(self._append(old, reason, author, old_id), is_after=True),
+        ]
         _log.info(
-            "announcing weights", model=model, version=version, invalidates=invalidate_version, reason=reason,
+            "announcing weights", model=model, version=version, invalidates=replaced.describe(), reason=reason,
             author=author, request=request_id.hex(),
         )  # fmt: skip
         return self._told(await self._fencing.append(appends, wait=wait, timeout_s=timeout_s), request_id)

@@ -154,7 +154,7 @@ class Fencing:
                 return self._result(stamps, stop, begun_ns)
             _log.warning("the log began anew while records were appended; they are appended again")
             await turn.pause()
-        return self._result((), _incarnation_stop(), begun_ns)
+        return self._result((), await self._anew_stop(turn), begun_ns)
 
     async def wait(self, stamp: Stamp, *, wait: Wait, timeout_s: float) -> FenceResult:
         """Wait for what was appended before, up to `stamp`."""
@@ -162,7 +162,7 @@ class Fencing:
         turn = self._turn(begun_ns, timeout_s)
         ended = await self._wait(stamp, wait, turn)
         if isinstance(ended, NewIncarnation):
-            return self._result((), _unknown_stop(stamp), begun_ns)
+            return self._result((), _unknown_stop(stamp, ended.tip), begun_ns)
         return self._result((stamp,), ended, begun_ns)
 
     def _turn(self, begun_ns: int, timeout_s: float) -> _Turn:
@@ -261,6 +261,19 @@ class Fencing:
             return _Stop(Unconfirmed.REPLICATION, self._looks.unconfirmed)
         return _Stop(Unconfirmed.LOG, f"the log does not answer ({error}); the records stand")
 
+    async def _anew_stop(self, turn: _Turn) -> _Stop:
+        """Why records came to stand in one incarnation after the other.
+
+        Where nobody confirms it, there may be two servers that each go on as the primary, and the log began anew on neither.
+        """
+        try:
+            state = await self._looks.look(deadline_ns=turn.look_deadline_ns())
+        except LogUnavailableError:
+            unconfirmed = self._looks.unconfirmed
+        else:
+            unconfirmed = "" if state.confirmed else self._looks.unconfirmed
+        return _Stop(Unconfirmed.REPLICATION, unconfirmed) if unconfirmed else _incarnation_stop()
+
     async def _give_up(self, gone: Mapping[bytes, MemberState], turn: _Turn) -> None:
         """List silent members as gone, so that no later fence waits for them; drained still asks for them."""
         fresh = [(member, state.number) for member, state in gone.items() if not state.gone]
@@ -347,7 +360,12 @@ def _incarnation_stop() -> _Stop:
     )
 
 
-def _unknown_stop(stamp: Stamp) -> _Stop:
+def _unknown_stop(stamp: Stamp, tip: Stamp) -> _Stop:
+    if stamp.incarnation == tip.incarnation:
+        return _Stop(
+            Unconfirmed.INCARNATION,
+            f"revision {stamp.revision} is ahead of the log, which is at {tip.revision}: name a record that it holds",
+        )
     return _Stop(
         Unconfirmed.INCARNATION,
         f"the log holds no record {stamp.revision} of incarnation {stamp.incarnation.hex()}: it has begun anew since, or "

@@ -121,7 +121,7 @@ class AdminService:
         return self._result(result)
 
     async def announce_weights(self, raw: bytes, context: Context) -> bytes:
-        """Append a weights version, and the invalidation of the one that it replaces."""
+        """Append a weights version, and the invalidation of what it replaces."""
         request = _parsed(admin_pb2.AnnounceWeightsRequest(), raw)
         replaced = request.invalidate_version if request.HasField("invalidate_version") else None
         result = await self._administration.announce(

@@ -336,7 +336,7 @@ class AttachServer:
             return
         self._end_gone(connection, hello)
         try:
-            row = self._store.open_client(connection.pid, engine=hello.engine)
+            row = self._store.open_client(connection.pid, engine=hello.engine, name=hello.name)
         except LimitExceededError as error:
             self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, str(error)))
             return

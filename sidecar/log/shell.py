@@ -237,6 +237,7 @@ class LogShell:
             replicas=counters.replicas,
             confirmed_ago_s=None if ago_ns is None else ago_ns / _SECOND_NS,
             held_by=self._held_by(),
+            draining_held_by=self._draining_held_by(),
             renewals=dict(counters.renewals),
             sizes=sizes,
             pages_hidden=applier.pages_hidden,
@@ -253,7 +254,10 @@ class LogShell:
         return f"{self._follower.phase}: {told}" if told else str(self._follower.phase)
 
     def _held_by(self) -> tuple[str, ...]:
-        return tuple(f"pid {one.pid}: {one.why}" for one in self._store.held_back_by())
+        return tuple(map(str, self._store.held_back_by()))
+
+    def _draining_held_by(self) -> tuple[str, ...]:
+        return tuple(map(str, self._store.draining_held_by())) if self.waits_for_draining else ()
 
     # --- the loop ---
 
@@ -420,7 +424,9 @@ class LogShell:
         applier = self._applier
         assert applier.position is not None, "the follower renews what has been published"
         note = replace(
-            self._note, engines_keep=self._store.engines(EngineMode.KEEP), held_back_by=self._held_by()
+            self._note,
+            engines_keep=self._store.engines(EngineMode.KEEP),
+            held_back_by=self._held_by() + self._draining_held_by(),
         )
         acknowledged = applier.acknowledged.reached
         return Member(

@@ -47,6 +47,7 @@ class LogState:
     replicas: int
     confirmed_ago_s: float | None
     held_by: tuple[str, ...]
+    draining_held_by: tuple[str, ...]
     renewals: Mapping[str, int]
     sizes: Mapping[str, int]
     pages_hidden: int

@@ -108,7 +108,7 @@ class ArenaService:
         ((status, reason),) = self._store.commit(
             self._store.own_row,
             [place.reservation],
-            stamp=terms.stamp or self._store.stamp(),
+            stamp=terms.stamp,
             producer=terms.producer,
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,

@@ -27,7 +27,7 @@ class PutStream:
         self._keys = chain_keys(header.chain.keys, start=header.start)
         self._start = self._page = header.start
         self._end = len(self._keys) // KEY_BYTES
-        self._terms = _terms(header, store)
+        self._terms = _terms(header)
         self._offset = 0
         self._place: Place | None = None
         self._digest = Checksum()
@@ -147,7 +147,14 @@ class PutStream:
         self._refused = True
 
 
-def _terms(header: cache_pb2.PutHeader, store: ServedStore) -> PutTerms:
+def _terms(header: cache_pb2.PutHeader) -> PutTerms:
+    if not header.HasField(
+        "stamp"
+    ):  # nobody can say any more which invalidations these bytes have not heard of (R1)
+        raise InvalidArgumentError(
+            "the put's header has no stamp: name the one that RegisterNamespace, LookUp or Get answered before the "
+            "pages were computed"
+        )
     if len(header.producer) > limits.PRODUCER_BYTES_MAX:
         raise LimitExceededError(
             f"producer has at most {limits.PRODUCER_BYTES_MAX} bytes; got {len(header.producer)}"
@@ -164,7 +171,7 @@ def _terms(header: cache_pb2.PutHeader, store: ServedStore) -> PutTerms:
             f"computed_from_ms {header.computed_from_ms} is after computed_until_ms {header.computed_until_ms}"
         )
     return PutTerms(
-        stamp=stamp_from_wire(header.stamp) if header.HasField("stamp") else store.stamp(),
+        stamp=stamp_from_wire(header.stamp),
         ttl_s=ttl_from_wire(header.ttl_s),
         producer=header.producer,
         tags=tuple(header.tags),

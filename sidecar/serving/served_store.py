@@ -34,7 +34,7 @@ class PutTerms:
     `rests_on` is the instance of the deepest page that their request reused.
     """
 
-    stamp: Stamp | None
+    stamp: Stamp
     ttl_s: int | None = None
     producer: bytes = b""
     tags: tuple[bytes, ...] = ()

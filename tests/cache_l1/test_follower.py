@@ -74,6 +74,7 @@ WHOLE = [
     Selected(EVERYTHING),
     Selected(Selector(namespace=MINE.id)),
     Selected(Selector(model="mine", weights_version="7", adapter="tuned", tenant="acme")),
+    Selected(Selector(model="mine", other_weights_than="8")),
     Selected(Selector(producer=b"worker 3")),
     Selected(Selector(model="mine", tag=b"eval", since_ms=5, until_ms=9)),
     Selected(Selector(since_revision=2, until_revision=3)),
@@ -95,7 +96,8 @@ def test_events_that_select_everything(event: Event) -> None:
 @pytest.mark.parametrize(
     "others",
     [
-        {"namespace": OTHER.id}, {"model": "other"}, {"weights_version": "8"}, {"adapter": ""}, {"tenant": ""},
+        {"namespace": OTHER.id}, {"model": "other"}, {"weights_version": "8"}, {"adapter": ""},
+        {"model": "mine", "other_weights_than": "7"}, {"tenant": ""},
         {"model": "mine", "tenant": "umbrella"}, {"model": "other", "producer": b"worker 3"},
         {"model": "other", "key": key(2)},
     ],

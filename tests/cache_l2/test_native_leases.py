@@ -254,3 +254,29 @@ def test_row_statistics_count_leases_and_their_bytes() -> None:
         assert (statistics["leases"], statistics["leased_bytes"]) == (6, 6 * PAGE)
         assert world.arena.statistics()["leased_bytes"] == 4 * PAGE
     assert world.arena.row_statistics(world.row)["leases"] == 0
+
+
+def test_a_row_tells_since_when_what_it_leases_is_hidden() -> None:
+    world = NativeArena()
+    keys, other = chain("a", 2), chain("b", 1)
+    world.put(keys)
+    world.put(other)
+    second = world.arena.open_row(1)
+
+    def told(row: int) -> int:
+        return world.arena.row_statistics(row)["oldest_hidden_view"]
+
+    def published() -> int:
+        return world.arena.publish_event(incarnation=bytes(16), revision=1, kind=1, payload=b"")
+
+    with world.reader.lease(0, other[0]):
+        with world.reader.lease(0, b"".join(keys)):
+            assert told(world.row) == 0
+            first = published()
+            world.hide(keys[1])
+            later = published()
+            world.hide(other[0])
+            assert told(world.row) == world.arena.statistics()["oldest_hidden_view"] == first
+            assert told(second) == 0, "it leases nothing"
+        assert told(world.row) == later
+    assert told(world.row) == 0

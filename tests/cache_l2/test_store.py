@@ -87,7 +87,9 @@ def test_a_put_of_more_than_a_batch_keeps_its_order_and_bytes() -> None:
     store = make_store(arena_bytes=16 * MIB, leases_per_client=4096)
     record = add(store, namespace_of())
     keys = chain(BATCH_PAGES_MAX + 300)
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes)) == [STORED] * len(keys)
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp()) == [
+        STORED
+    ] * len(keys)
     destinations = buffers(len(keys), record.page_bytes)
     assert store.get(record.id, keys, destinations) == Hit(len(keys), Tier.L2)
     assert all(
@@ -101,7 +103,7 @@ def test_c32_a_put_larger_than_the_store_keeps_its_head_and_says_full(
     store: ArenaStore, record: NamespaceRecord
 ) -> None:
     keys = chain(1500)
-    outcomes = store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    outcomes = store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     stored = outcomes.index(Refused(RefuseReason.FULL))
     assert stored > 100
     assert outcomes[:stored] == [STORED] * stored
@@ -113,7 +115,7 @@ def test_a_lease_counts_as_a_look_up_and_gives_its_pages_back(
     store: ArenaStore, record: NamespaceRecord
 ) -> None:
     keys = chain(4)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     with store.lease(record.id, [*keys, *chain(1)], start=1) as lease:
         assert [bytes(page) for page in lease] == [page_of(key, record.page_bytes) for key in keys[1:]]
         assert store.statistics()["leases"] == 3
@@ -154,7 +156,7 @@ def test_batches_beyond_the_limit_are_refused(store: ArenaStore, record: Namespa
 def test_a_page_larger_than_a_segment_is_refused_as_too_large(store: ArenaStore) -> None:
     record = add(store, namespace_of(units=64))
     keys = chain(1)
-    outcomes = store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    outcomes = store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     assert outcomes == [Refused(RefuseReason.TOO_LARGE)]
 
 
@@ -174,7 +176,7 @@ def test_c36_a_put_in_flight_is_refused_when_what_it_is_for_was_hidden(
     store: FollowedStore, record: NamespaceRecord, hide: str
 ) -> None:
     keys = chain(4)
-    store.put(record.id, keys[:2], pages_of(keys[:2], record.page_bytes))
+    store.put(record.id, keys[:2], pages_of(keys[:2], record.page_bytes), stamp=store.stamp())
     stamp = store.stamp()
     ids = reserved(store, record, keys[1], keys[2:])
     match hide:
@@ -192,7 +194,7 @@ def test_c36_a_put_in_flight_is_refused_when_what_it_is_for_was_hidden(
     assert store.statistics()["entries_reserved"] == 0
     resident = {"page": 2}.get(hide, 0)
     assert store.reader.match(packed(keys))[0] == resident
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes))[-1] == STORED, (
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())[-1] == STORED, (
         "BrokeRecreatable (I9)"
     )
 
@@ -202,16 +204,16 @@ def test_a_child_of_a_stored_again_parent_needs_a_newer_stamp(
 ) -> None:
     keys = chain(3)
     sources = pages_of(keys, record.page_bytes)
-    store.put(record.id, keys[:2], sources[:2])
+    store.put(record.id, keys[:2], sources[:2], stamp=store.stamp())
     old = store.stamp()
     store.hide_pages([keys[0]])
-    store.put(record.id, keys[:2], sources[:2])
+    store.put(record.id, keys[:2], sources[:2], stamp=store.stamp())
     assert store.put(record.id, keys, sources[2:], start=2, stamp=old) == [Refused(RefuseReason.INVALIDATED)]
     other = chain(2)
     assert store.put(record.id, other, pages_of(other, record.page_bytes), stamp=old) == [STORED] * 2, (
         "sparing"
     )
-    assert store.put(record.id, keys, sources[2:], start=2) == [STORED]
+    assert store.put(record.id, keys, sources[2:], start=2, stamp=store.stamp()) == [STORED]
 
 
 def test_events_tell_what_was_hidden_and_from_which_position_on(
@@ -250,7 +252,7 @@ def test_c36_hidden_pages_under_lease_are_freed_at_the_last_release(
     store: FollowedStore, record: NamespaceRecord
 ) -> None:
     keys = chain(2)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     lease = store.lease(record.id, keys)
     assert store.hide_all() == 2
     assert store.look_up(record.id, keys) == Miss(MissReason.ABSENT)
@@ -266,7 +268,7 @@ def test_pages_expire_by_the_clock_with_what_stands_on_them() -> None:
     store = make_store(clock, default_ttl_s=100)
     record = add(store, namespace_of())
     keys = chain(2)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     clock.advance(99 * SECOND_NS)
     store.tick()
     assert store.look_up(record.id, keys) == Hit(2, Tier.L2)
@@ -320,7 +322,7 @@ def test_stale_and_closed_are_misses_with_their_reasons() -> None:
     store = make_store(lease_s=0.01)
     record = add(store, namespace_of())
     keys = chain(1)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     clock = BoottimeClock()
     freshness_ns = store.reader.freshness_ns()
     while clock.now_ns() < freshness_ns:
@@ -331,7 +333,9 @@ def test_stale_and_closed_are_misses_with_their_reasons() -> None:
     store.drain()
     store.tick()
     assert store.look_up(record.id, keys) == Miss(MissReason.CLOSED)
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes)) == [Refused(RefuseReason.CLOSED)]
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp()) == [
+        Refused(RefuseReason.CLOSED)
+    ]
     assert store.get(record.id, keys, buffers(1, record.page_bytes)) == Miss(MissReason.CLOSED)
     store.close()
     store.close()
@@ -450,8 +454,8 @@ def test_a_bad_setting_is_named(setting: str, value: float) -> None:
 
 def test_statistics_say_what_is_resident(store: ArenaStore, record: NamespaceRecord) -> None:
     keys = chain(3)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes)) == [KNOWN] * 3
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp()) == [KNOWN] * 3
     assert store.namespace_resident() == {record.id: (3, 3 * record.page_bytes)}
     figures = store.statistics()
     assert (figures["namespaces"], figures["entries_visible"], figures["clients_attached"]) == (1, 3, 1)

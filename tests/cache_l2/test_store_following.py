@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cache_l2._native import Reader
-from cache_l2.client_rows import ClientRow, acknowledged_view, held_back_by, oldest_view
+from cache_l2.client_rows import ClientRow, acknowledged_view, held_back_by, oldest_view, undrained
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.records import LogEntry, LogRecord
 from invalidation.validity import Validity
@@ -47,7 +47,7 @@ def test_an_arena_that_has_joined_no_log_serves_and_stores_nothing() -> None:
     record, keys = add(store, namespace_of()), chain(2)
     assert store.stamp() == Stamp(NO_INCARNATION, 0)
     assert store.view == 1, "so that no request in flight stands at view 0, which means none"
-    refused = store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    refused = store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     assert refused[0] == Refused(RefuseReason.STAMP_FOREIGN)
     assert store.look_up(record.id, keys) == Miss(MissReason.STALE), "BrokeFailClosed"
     store.close()
@@ -78,7 +78,9 @@ def test_commits_between_two_steps_of_hiding_are_judged_by_the_record_that_is_hi
     record = add(store, namespace_of())
     old = [chain(1)[0] for _ in range(8)]
     for key in old:
-        assert store.put(record.id, [key], [memoryview(page_of(key, record.page_bytes))]) == [STORED]
+        assert store.put(
+            record.id, [key], [memoryview(page_of(key, record.page_bytes))], stamp=store.stamp()
+        ) == [STORED]
     before = store.stamp()
     position = store.validity.position
     assert position is not None
@@ -89,18 +91,28 @@ def test_commits_between_two_steps_of_hiding_are_judged_by_the_record_that_is_hi
         steps += 1
         assert store.stamp() == before, "who loads the view now stamps what it reuses as of before (R1)"
         (key,) = chain(1)
-        refused = store.put(record.id, [key], [memoryview(page_of(key, record.page_bytes))])
+        refused = store.put(
+            record.id, [key], [memoryview(page_of(key, record.page_bytes))], stamp=store.stamp()
+        )
         assert refused == [Refused(RefuseReason.INVALIDATED)], "BrokeInFlight"
         (child,) = chain(1)
         resident = next((one for one in old if store.inspect(one) is not None), None)
         if resident is not None:
-            store.put(record.id, [resident, child], [memoryview(page_of(child, record.page_bytes))], start=1)
+            store.put(
+                record.id,
+                [resident, child],
+                [memoryview(page_of(child, record.page_bytes))],
+                start=1,
+                stamp=store.stamp(),
+            )
             assert store.inspect(child) is None
     assert steps > 1
     view = store.publish(Selected(EVERYTHING), Stamp(before.incarnation, before.revision + 1))
     assert view == store.view
     assert store.statistics()["entries_visible"] == 0
-    assert store.put(record.id, [old[0]], [memoryview(page_of(old[0], record.page_bytes))]) == [STORED], "I9"
+    assert store.put(
+        record.id, [old[0]], [memoryview(page_of(old[0], record.page_bytes))], stamp=store.stamp()
+    ) == [STORED], "I9"
 
 
 def _small_steps(store: FollowedStore, work: int) -> Iterator[int]:
@@ -114,19 +126,19 @@ def _small_steps(store: FollowedStore, work: int) -> Iterator[int]:
 
 def test_another_incarnation_voids_pages_and_stamps(store: FollowedStore) -> None:
     record, keys = add(store, namespace_of()), chain(1)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     old = store.stamp()
     store.begin_anew()
     assert store.stamp().incarnation != old.incarnation
     assert store.look_up(record.id, keys) == Miss(MissReason.ABSENT)
     foreign = [Refused(RefuseReason.STAMP_FOREIGN)]
     assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=old) == foreign
-    assert store.put(record.id, keys, pages_of(keys, record.page_bytes)) == [STORED]
+    assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp()) == [STORED]
 
 
 def test_announced_weights_are_told_and_hide_nothing(store: FollowedStore) -> None:
     record, keys = add(store, namespace_of()), chain(1)
-    store.put(record.id, keys, pages_of(keys, record.page_bytes))
+    store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())
     before = store.view
     assert store.append(WeightsAnnounced("tiny", "2")) == 0
     events = store.reader.events_since(before)
@@ -165,7 +177,7 @@ def test_a_page_can_be_inspected(store: FollowedStore) -> None:
 def row_of(**changes: int) -> ClientRow:
     figures = {
         "pid": 7, "state": 1, "leases": 0, "leased_bytes": 0, "reservations": 0, "applied_view": 0, "oldest_view": 0,
-        "engine": 0, "own_freshness_ns": 0, **changes,
+        "engine": 0, "own_freshness_ns": 0, "oldest_hidden_view": 0, **changes,
     }  # fmt: skip
     return ClientRow.of(1, figures)
 
@@ -195,6 +207,24 @@ def test_whom_an_acknowledgement_waits_for(changes: dict[str, int], acknowledged
 def test_the_oldest_request_in_flight_is_what_draining_waits_for() -> None:
     assert oldest_view([row_of(), row_of(oldest_view=4), row_of(oldest_view=6)], view=9) == 4
     assert oldest_view([row_of()], view=9) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"oldest_view": 9, "oldest_hidden_view": 9}, None),
+        ({"oldest_view": 4}, "a request of it began at view 4 of 9"),
+        ({"oldest_hidden_view": 5}, "it leases a page that was hidden behind view 5 of 9"),
+        (
+            {"oldest_view": 8, "oldest_hidden_view": 5, "state": 2},
+            "a request of it began at view 8 of 9; it leases a page that was hidden behind view 5 of 9; it is orphaned",
+        ),
+    ],
+)
+def test_who_holds_draining_back_is_told_with_what_it_uses(changes: dict[str, int], why: str | None) -> None:
+    held = undrained([row_of(), row_of(**changes)], view=9)
+    assert [one.why for one in held] == ([] if why is None else [why])
 
 
 def test_engines_hold_back_acknowledgements_until_they_have_applied_or_ended(store: FollowedStore) -> None:
@@ -232,13 +262,19 @@ def test_draining_waits_for_leases_on_what_was_hidden_and_for_no_others(store: F
     record, keys = add(store, namespace_of()), chain(2)
     other = chain(1)
     for one in (keys, other):
-        store.put(record.id, one, pages_of(one, record.page_bytes))
+        store.put(record.id, one, pages_of(one, record.page_bytes), stamp=store.stamp())
     hidden, kept = store.lease(record.id, keys), store.lease(record.id, other)
     before = store.view
     store.hide_pages([keys[1]])
     assert store.drained_view() == before
     assert store.acknowledged_view() == store.view
+    (held,) = store.draining_held_by()
+    assert (held.row, held.pid) == (store.own_row, os.getpid())
+    assert str(held) == (
+        f"pid {os.getpid()} (calls over gRPC): it leases a page that was hidden behind view {before} of {store.view}"
+    )
     hidden.release()
+    assert store.draining_held_by() == []
     store.tick()
     assert store.drained_view() == store.view, "a lease on what nobody selected holds nothing back"
     kept.release()

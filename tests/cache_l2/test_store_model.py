@@ -82,7 +82,10 @@ class StoreMachine(RuleBasedStateMachine):
     def flood(self, pages: int) -> None:
         record, keys = self.records[0], chain(pages)
         outcomes = self.store.put(
-            record.id, keys, [memoryview(page_of(key, record.page_bytes)) for key in keys]
+            record.id,
+            keys,
+            [memoryview(page_of(key, record.page_bytes)) for key in keys],
+            stamp=self.store.stamp(),
         )
         for index, (key, outcome) in enumerate(zip(keys, outcomes, strict=True)):
             if outcome == STORED:

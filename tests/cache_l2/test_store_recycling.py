@@ -40,7 +40,7 @@ def fill(store: FollowedStore) -> list[NamespaceRecord]:
 
 def put(store: FollowedStore, record: NamespaceRecord, keys: list[PageKey]) -> None:
     sources = [memoryview(page_of(key, record.page_bytes)) for key in keys]
-    assert store.put(record.id, keys, sources) == [STORED] * len(keys)
+    assert store.put(record.id, keys, sources, stamp=store.stamp()) == [STORED] * len(keys)
 
 
 def get(store: FollowedStore, record: NamespaceRecord, keys: list[PageKey]) -> object:

@@ -79,8 +79,8 @@ class FakePageStore:
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         page_bytes = self._size_of(namespace)
         pack_keys(keys)
@@ -101,8 +101,10 @@ class FakePageStore:
     def _put_page(
         self, namespace: NamespaceId, keys: Sequence[PageKey], index: int, data: bytes, stamp: Stamp | None
     ) -> PutOutcome:
-        if stamp is not None and (
-            stamp.incarnation != self._stamp.incarnation or stamp.revision > self._stamp.revision
+        if (
+            stamp is None
+            or stamp.incarnation != self._stamp.incarnation
+            or stamp.revision > self._stamp.revision
         ):
             return Refused(RefuseReason.STAMP_FOREIGN)
         parent = keys[index - 1] if index else None

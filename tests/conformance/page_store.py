@@ -56,7 +56,7 @@ class PageStoreConformance:
 
     def test_what_was_put_is_found_with_its_bytes(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 5, salt=fresh_salt())
-        assert harness.store.put(space, keys, sources(keys)) == [STORED] * 5
+        assert harness.store.put(space, keys, sources(keys), stamp=harness.store.stamp()) == [STORED] * 5
         assert _pages(harness.store.look_up(space, keys)) == 5
         assert _bytes_of(harness, space, keys) == [payload(key) for key in keys]
 
@@ -65,7 +65,7 @@ class PageStoreConformance:
         self, harness: StoreHarness, space: NamespaceId, asked: int
     ) -> None:
         keys = chain(space, 9, salt=fresh_salt())
-        harness.store.put(space, keys[:4], sources(keys[:4]))
+        harness.store.put(space, keys[:4], sources(keys[:4]), stamp=harness.store.stamp())
         outcome = harness.store.look_up(space, keys[:asked])
         assert isinstance(outcome, Hit)
         assert outcome.pages == min(asked, 4)
@@ -83,15 +83,18 @@ class PageStoreConformance:
         fork = chain(space, 6, salt=salt, branch=[0, 0, 0, 1])
         assert trunk[:3] == fork[:3]
         assert trunk[3] != fork[3]
-        harness.store.put(space, trunk, sources(trunk))
+        harness.store.put(space, trunk, sources(trunk), stamp=harness.store.stamp())
         assert _pages(harness.store.look_up(space, fork)) == 3
-        assert harness.store.put(space, fork, sources(fork)[3:], start=3) == [STORED] * 3
+        assert (
+            harness.store.put(space, fork, sources(fork)[3:], start=3, stamp=harness.store.stamp())
+            == [STORED] * 3
+        )
         assert _bytes_of(harness, space, fork) == [payload(key) for key in fork]
         assert _bytes_of(harness, space, trunk) == [payload(key) for key in trunk]
 
     def test_a_look_up_changes_nothing(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 4, salt=fresh_salt())
-        harness.store.put(space, keys[:2], sources(keys[:2]))
+        harness.store.put(space, keys[:2], sources(keys[:2]), stamp=harness.store.stamp())
         outcomes = [harness.store.look_up(space, keys) for _ in range(3)]
         assert outcomes == [outcomes[0]] * 3
         assert _pages(outcomes[0]) == 2
@@ -100,9 +103,14 @@ class PageStoreConformance:
 
     def test_known_pages_keep_their_bytes(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 4, salt=fresh_salt())
-        harness.store.put(space, keys[:2], sources(keys[:2]))
+        harness.store.put(space, keys[:2], sources(keys[:2]), stamp=harness.store.stamp())
         others = [memoryview(payload(key, version=1)) for key in keys]
-        assert harness.store.put(space, keys, others) == [KNOWN, KNOWN, STORED, STORED]
+        assert harness.store.put(space, keys, others, stamp=harness.store.stamp()) == [
+            KNOWN,
+            KNOWN,
+            STORED,
+            STORED,
+        ]
         expected = [payload(key, version=int(index >= 2)) for index, key in enumerate(keys)]
         assert _bytes_of(harness, space, keys) == expected
 
@@ -110,16 +118,25 @@ class PageStoreConformance:
         keys = chain(space, 12, salt=fresh_salt())
         for start in range(0, 12, 3):
             part = sources(keys[start : start + 3])
-            assert harness.store.put(space, keys[: start + 3], part, start=start) == [STORED] * 3
+            assert (
+                harness.store.put(space, keys[: start + 3], part, start=start, stamp=harness.store.stamp())
+                == [STORED] * 3
+            )
         assert _bytes_of(harness, space, keys) == [payload(key) for key in keys]
 
     def test_a_page_without_its_parent_is_refused(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 4, salt=fresh_salt())
         refused = Refused(RefuseReason.PARENT_ABSENT)
-        assert harness.store.put(space, keys, sources(keys[2:]), start=2) == [refused, refused]
+        assert harness.store.put(space, keys, sources(keys[2:]), start=2, stamp=harness.store.stamp()) == [
+            refused,
+            refused,
+        ]
         assert harness.store.look_up(space, keys) == Miss(MissReason.ABSENT)
-        harness.store.put(space, keys[:2], sources(keys[:2]))
-        assert harness.store.put(space, keys, sources(keys[2:]), start=2) == [STORED, STORED]
+        harness.store.put(space, keys[:2], sources(keys[:2]), stamp=harness.store.stamp())
+        assert harness.store.put(space, keys, sources(keys[2:]), start=2, stamp=harness.store.stamp()) == [
+            STORED,
+            STORED,
+        ]
 
     def test_residents_are_closed_under_prefixes(self, harness: StoreHarness, space: NamespaceId) -> None:
         salt, draw = fresh_salt(), random.Random(20_240_607)
@@ -128,7 +145,9 @@ class PageStoreConformance:
         for _ in range(60):
             keys = chain(space, draw.randint(1, 5), salt=salt, branch=draw.choice(branches))
             start = draw.randint(0, len(keys) - 1)
-            outcomes = harness.store.put(space, keys, sources(keys[start:]), start=start)
+            outcomes = harness.store.put(
+                space, keys, sources(keys[start:]), start=start, stamp=harness.store.stamp()
+            )
             for key, outcome in zip(keys[start:], outcomes, strict=True):
                 assert (outcome == KNOWN) == (key in accepted), "known exactly what was accepted before"
                 if outcome == STORED:
@@ -172,7 +191,7 @@ class PageStoreConformance:
         if harness.hide is None:
             pytest.skip("nobody but the store itself can remove its pages")
         keys = chain(space, 6, salt=fresh_salt())
-        harness.store.put(space, keys, sources(keys))
+        harness.store.put(space, keys, sources(keys), stamp=harness.store.stamp())
         assert _pages(harness.store.look_up(space, keys)) == 6
         harness.hide(space, keys[3])
         into = destinations(6)
@@ -186,11 +205,11 @@ class PageStoreConformance:
         if harness.hide is None:
             pytest.skip("nobody but the store itself can remove its pages")
         keys = chain(space, 3, salt=fresh_salt())
-        harness.store.put(space, keys, sources(keys))
+        harness.store.put(space, keys, sources(keys), stamp=harness.store.stamp())
         harness.hide(space, keys[0])
         assert isinstance(harness.store.look_up(space, keys), Miss)
         again = [memoryview(payload(key, version=2)) for key in keys]
-        assert harness.store.put(space, keys, again) == [STORED] * 3
+        assert harness.store.put(space, keys, again, stamp=harness.store.stamp()) == [STORED] * 3
         assert _bytes_of(harness, space, keys) == [payload(key, version=2) for key in keys]
 
     # --- isolation ---
@@ -200,7 +219,7 @@ class PageStoreConformance:
         second = harness.register(namespace(tenant="b"))
         salt = fresh_salt()
         keys = chain(first, 3, salt=salt)
-        harness.store.put(first, keys, sources(keys))
+        harness.store.put(first, keys, sources(keys), stamp=harness.store.stamp())
         assert harness.store.look_up(second, chain(second, 3, salt=salt)) == Miss(MissReason.ABSENT)
         assert _pages(harness.store.look_up(first, keys)) == 3
 
@@ -208,8 +227,10 @@ class PageStoreConformance:
         small, large = harness.register(namespace()), harness.register(namespace(large=True))
         small_keys = chain(small, 3, salt=fresh_salt())
         large_keys = chain(large, 3, salt=fresh_salt())
-        harness.store.put(small, small_keys, sources(small_keys))
-        harness.store.put(large, large_keys, sources(large_keys, LARGE_PAGE_BYTES))
+        harness.store.put(small, small_keys, sources(small_keys), stamp=harness.store.stamp())
+        harness.store.put(
+            large, large_keys, sources(large_keys, LARGE_PAGE_BYTES), stamp=harness.store.stamp()
+        )
         assert _bytes_of(harness, small, small_keys) == [payload(key) for key in small_keys]
         found = _bytes_of(harness, large, large_keys, LARGE_PAGE_BYTES)
         assert found == [payload(key, LARGE_PAGE_BYTES) for key in large_keys]
@@ -222,7 +243,7 @@ class PageStoreConformance:
         for call in (
             lambda: harness.store.look_up(unknown, keys),
             lambda: harness.store.get(unknown, keys, destinations(1)),
-            lambda: harness.store.put(unknown, keys, sources(keys)),
+            lambda: harness.store.put(unknown, keys, sources(keys), stamp=harness.store.stamp()),
         ):
             with pytest.raises(UnknownNamespaceError):
                 call()
@@ -235,7 +256,7 @@ class PageStoreConformance:
         for call in (
             lambda: harness.store.look_up(space, keys),
             lambda: harness.store.get(space, keys, [one] * len(keys)),
-            lambda: harness.store.put(space, keys, [one] * len(keys)),
+            lambda: harness.store.put(space, keys, [one] * len(keys), stamp=harness.store.stamp()),
         ):
             with pytest.raises(LimitExceededError):
                 call()
@@ -249,7 +270,7 @@ class PageStoreConformance:
         offered = sources(keys)
         offered[2] = memoryview(bytes(wrong_bytes))
         with pytest.raises(BufferMismatchError):
-            harness.store.put(space, keys, offered)
+            harness.store.put(space, keys, offered, stamp=harness.store.stamp())
         assert harness.store.look_up(space, keys) == Miss(MissReason.ABSENT)
         self._still_works(harness, space)
 
@@ -258,7 +279,7 @@ class PageStoreConformance:
         self, harness: StoreHarness, space: NamespaceId, kind: str
     ) -> None:
         keys = chain(space, 3, salt=fresh_salt())
-        harness.store.put(space, keys, sources(keys))
+        harness.store.put(space, keys, sources(keys), stamp=harness.store.stamp())
         into = destinations(3)
         into[1] = {
             "short": memoryview(bytearray(SMALL_PAGE_BYTES - 1)),
@@ -272,7 +293,7 @@ class PageStoreConformance:
     def test_as_many_buffers_as_pages_are_needed(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 3, salt=fresh_salt())
         with pytest.raises(InvalidArgumentError):
-            harness.store.put(space, keys, sources(keys)[:2])
+            harness.store.put(space, keys, sources(keys)[:2], stamp=harness.store.stamp())
         with pytest.raises(InvalidArgumentError):
             harness.store.get(space, keys, destinations(4))
         assert harness.store.look_up(space, keys) == Miss(MissReason.ABSENT)
@@ -283,7 +304,7 @@ class PageStoreConformance:
     ) -> None:
         keys = chain(space, 3, salt=fresh_salt())
         with pytest.raises(InvalidArgumentError):
-            harness.store.put(space, keys, sources(keys), start=start)
+            harness.store.put(space, keys, sources(keys), start=start, stamp=harness.store.stamp())
 
     # --- accounts ---
 
@@ -292,7 +313,7 @@ class PageStoreConformance:
     ) -> None:
         salt, draw = fresh_salt(), random.Random(7)
         resident = chain(space, 5, salt=salt)
-        harness.store.put(space, resident, sources(resident))
+        harness.store.put(space, resident, sources(resident), stamp=harness.store.stamp())
         before = harness.totals()
         assert before.requested == before.hits + before.misses
         requested = hits = 0
@@ -314,7 +335,7 @@ class PageStoreConformance:
 
     def _still_works(self, harness: StoreHarness, space: NamespaceId) -> None:
         keys = chain(space, 2, salt=fresh_salt())
-        assert harness.store.put(space, keys, sources(keys)) == [STORED] * 2
+        assert harness.store.put(space, keys, sources(keys), stamp=harness.store.stamp()) == [STORED] * 2
         assert _bytes_of(harness, space, keys) == [payload(key) for key in keys]
 
 

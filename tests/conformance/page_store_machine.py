@@ -70,7 +70,9 @@ class PageStoreMachine(RuleBasedStateMachine):
         keys = self._chain(branch, length)
         start = min(int(start_share * length), length - 1)
         offered = [memoryview(payload(key, version=version)) for key in keys[start:]]
-        outcomes = self._harness.store.put(self._space, keys, offered, start=start)
+        outcomes = self._harness.store.put(
+            self._space, keys, offered, start=start, stamp=self._harness.store.stamp()
+        )
         assert outcomes == self._model.put(keys, start, version)
 
     @rule(branch=_BRANCHES, length=_LENGTHS)

@@ -55,8 +55,8 @@ class _OverwritesKnownPages(FakePageStore):
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         outcomes = super().put(namespace, keys, sources, start=start, stamp=stamp)
         for key, source in zip(keys[start:], sources, strict=True):
@@ -88,6 +88,6 @@ def test_a_full_fake_refuses_and_keeps_the_head() -> None:
     store = FakePageStore(tier=Tier.L3, capacity_pages=2)
     space = store.register(namespace())
     keys = chain(space, 4, salt=fresh_salt())
-    outcomes = store.put(space, keys, sources(keys))
+    outcomes = store.put(space, keys, sources(keys), stamp=store.stamp())
     assert outcomes[2:] == [Refused(RefuseReason.FULL), Refused(RefuseReason.PARENT_ABSENT)]
     assert store.look_up(space, keys) == Hit(2, Tier.L3, MissReason.ABSENT)

@@ -19,6 +19,7 @@ from tests.fleet.station import Station
 from tests.support.daemon import run_command
 from tests.support.pages import namespace_of
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -119,8 +120,12 @@ def test_c34_a_stopped_then_killed_sidecar_keeps_nobody_waiting(fleet: Fleet) ->
         assert station.from_l1(chain) == 0
         assert _CLOCK.now_ns() - stopped_ns < (LEASE_S + 1.0) * 1e9
         began_ns = _CLOCK.now_ns()
-        station.client.put(
-            station.namespace, station.chain([1] * 16), [bytes(station.page_bytes)], deadline_s=0.3
+        put_fresh(
+            station.client,
+            station.namespace,
+            station.chain([1] * 16),
+            [bytes(station.page_bytes)],
+            deadline_s=0.3,
         )
         assert _CLOCK.now_ns() - began_ns < 0.5e9, "a call waits no longer than its deadline"
         sidecar.kill()

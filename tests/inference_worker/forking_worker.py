@@ -21,6 +21,7 @@ from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_types.errors import ClosedError
 from kv_types.outcomes import Hit
 from tests.inference_worker.worlds import all_stored, chain, namespace, pages_under, room_for
+from tests.support.puts import put_fresh
 
 CHILD_S_MAX = 20.0
 Report = dict[str, Any]
@@ -33,7 +34,7 @@ def connected(runtime: str, transport: str) -> tuple[Client, RegisteredNamespace
     assert client.wait_ready(deadline_s=10.0)
     ns = client.register(namespace("forks", layers=4))
     keys = chain(ns.identified, 3)
-    client.put(ns, keys, pages_under(keys, ns.page_bytes))
+    put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
     return client, ns, keys
 
 
@@ -44,7 +45,7 @@ def answers(client: Client, ns: RegisteredNamespace, keys: bytes) -> Report:
     outcome = client.get(ns, keys, room)
     right = [bytes(page) for page in room] == pages_under(keys, ns.page_bytes)
     fresh = chain(ns.identified, 2, seed=int.from_bytes(os.urandom(8)))
-    stored = all_stored(client.put(ns, fresh, pages_under(fresh, ns.page_bytes)))
+    stored = all_stored(put_fresh(client, ns, fresh, pages_under(fresh, ns.page_bytes)))
     with client.lease(ns, keys) as lease:
         leased = [bytes(page) for page in lease] == pages_under(keys, ns.page_bytes)
     with client.begin(ns) as request:

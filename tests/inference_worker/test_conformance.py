@@ -43,8 +43,8 @@ class ClientPageStore:
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         return self._client.put(self._handle(namespace), keys, sources, start=start, stamp=stamp)
 

@@ -33,6 +33,11 @@ def test_remote_addresses(text: str) -> None:
         ({"XDG_RUNTIME_DIR": "/run/user/7"}, "/run/user/7/stratakv"),
         ({}, f"/tmp/stratakv-{os.getuid()}"),
         ({"STRATAKV_ENDPOINT": "/a", "XDG_RUNTIME_DIR": "/b"}, "/a"),
+        ({"STRATAKV_RUNTIME_DIR": "/c", "XDG_RUNTIME_DIR": "/b"}, "/c"),
+        ({"STRATAKV_RUNTIME_DIR": "/c", "STRATAKV_ENDPOINT": "/a"}, "/a"),
+        ({"STRATAKV_RUNTIME_DIR": "/c", "STRATAKV_ENDPOINT": ""}, "/c"),
+        ({"STRATAKV_RUNTIME_DIR": "", "XDG_RUNTIME_DIR": "/b"}, "/b/stratakv"),
+        ({"STRATAKV_RUNTIME_DIR": "run"}, f"{Path.cwd()}/run"),
     ],
 )
 def test_nothing_said_takes_the_environment_then_the_default(

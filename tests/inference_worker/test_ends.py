@@ -18,6 +18,7 @@ from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
 from tests.support.daemon import ROOT
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 from tests.support.timing import timed
 
@@ -55,9 +56,9 @@ def test_a_program_that_never_closes_its_client_ends_at_once_and_quietly(
     runtime = str(shared_sidecar.runtime) + ("" if endpoint == "the sidecar" else "-nobody")
     script = (
         "import sys; from inference_worker.client import Client\n"
-        "from tests.inference_worker.worlds import *\n"
+        "from tests.inference_worker.worlds import *; from tests.support.puts import put_fresh\n"
         "client = Client.connect(sys.argv[1]); ns = client.register(namespace('unclosed'))\n"
-        "keys = chain(ns.identified, 2); client.put(ns, keys, pages_under(keys, ns.page_bytes))\n"
+        "keys = chain(ns.identified, 2); put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))\n"
         "lease = client.lease(ns, keys); request = client.begin(ns); client.prefetch(ns, keys + bytes(32))\n"
         "import time; print(time.time())"
     )
@@ -86,7 +87,7 @@ def test_c29_the_sidecars_sums_are_those_of_its_client(
     client = connect(shared_sidecar.runtime, shared_memory=transport == "shared_memory", deadline_s=10.0)
     ns = client.register(namespace(f"sums-{transport}"))
     keys = chain(ns.identified, 6)
-    client.put(ns, keys[: 4 * 32], pages_under(keys[: 4 * 32], ns.page_bytes))
+    put_fresh(client, ns, keys[: 4 * 32], pages_under(keys[: 4 * 32], ns.page_bytes))
     for start in (0, 1, 3, 4):
         client.get(ns, keys, room_for(keys[start * 32 :], ns.page_bytes), start=start)
         client.lease(ns, keys, start=start).release()

@@ -19,6 +19,7 @@ from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
 from tests.support.attach_site import AttachSite
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 
 FOR_EVER = 2**64 - 1
 
@@ -149,4 +150,6 @@ def test_an_engine_that_is_refused_shared_memory_gets_no_pages_over_grpc(
         assert engine.match(ns, keys) == Miss(MissReason.UNREACHABLE)
         assert engine.validity.life == NO_LIFE
         assert engine.validity.claim_freshness() == (0, 0)
-        assert engine.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)]
+        assert put_fresh(engine, ns, keys, pages_under(keys, ns.page_bytes)) == [
+            Refused(RefuseReason.UNREACHABLE)
+        ]

@@ -17,6 +17,7 @@ from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import all_stored, chain, namespace, pages_under, room_for
 from tests.support.attach_site import AttachSite, register
 from tests.support.pages import namespace_of
+from tests.support.puts import put_fresh
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_a_client_goes_through_any_number_of_versions(client: Client, model: str
     for space in spaces:
         ns = client.register(space)
         keys = chain(space, 2)
-        assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes)))
+        assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)))
         assert client.get(ns, keys, room_for(keys, ns.page_bytes)) == Hit(2, Tier.L2)
         client.forget(ns)
     counts = client.namespace_counts()

@@ -15,6 +15,7 @@ from kv_wire.gen import cache_pb2
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 from tests.support.timing import timed
 
@@ -122,7 +123,7 @@ def test_a_prefetch_asks_only_for_what_is_not_resident(
     client = connect(shared_sidecar.runtime)
     ns = client.register(namespace("prefetch"))
     keys = chain(ns.identified, 4)
-    client.put(ns, keys[:64], pages_under(keys[:64], ns.page_bytes))
+    put_fresh(client, ns, keys[:64], pages_under(keys[:64], ns.page_bytes))
     assert not client.prefetch(ns, keys[:64])
     assert client.prefetch(ns, keys)
     wait_until(lambda: client.statistics()["prefetches_in_flight"] == 0, what="the prefetch's end")

@@ -17,6 +17,7 @@ from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
 from tests.support.attach_site import AttachSite
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 
 
@@ -127,7 +128,7 @@ def test_c15_no_look_up_after_the_acknowledgement_finds_what_was_hidden(
             for seed in range(1, 41):
                 keys = chain(ns.identified, 4, seed=seed)
                 with client.begin(ns) as old:
-                    assert client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [STORED] * 4
+                    assert put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)) == [STORED] * 4
                     before = looked[0]
                     wait_until(lambda before=before: looked[0] > before + 2, what="look-ups that find it")  # type: ignore[misc]
                     assert site.call(lambda store: store.hide_all()) == 4

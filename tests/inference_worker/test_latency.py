@@ -15,6 +15,7 @@ from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import cache_pb2
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import all_stored, chain, namespace, pages_under
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 
 PAGES = 512
@@ -32,7 +33,7 @@ def client(shared_sidecar: SidecarProcess, connect: MakeClient) -> Client:
     ns = made.register(namespace("latency"))
     keys = chain(ns.identified, PAGES)
     if made.match(ns, keys) != Hit(PAGES, Tier.L2):
-        assert all_stored(made.put(ns, keys, pages_under(keys, ns.page_bytes)))
+        assert all_stored(put_fresh(made, ns, keys, pages_under(keys, ns.page_bytes)))
     return made
 
 

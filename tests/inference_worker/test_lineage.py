@@ -20,6 +20,7 @@ from kv_types.selectors import Selector
 from kv_types.validity import UNKNOWN_INSTANCE
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
 from tests.support.attach_site import AttachSite
+from tests.support.puts import put_fresh
 
 SPACE = namespace("lineage")
 A, B = Selector(producer=b"a"), Selector(producer=b"b")
@@ -224,10 +225,10 @@ def test_puts_outside_of_a_request(site: AttachSite, workers: Callable[..., Work
     for keys in (promised, stamped):
         a.serve(part(keys, 1))
     fresh = pages_under(promised[KEY_BYTES:], b.space.page_bytes)
-    assert b.client.put(b.space, promised, fresh, start=1) == [STORED] * 2
+    assert put_fresh(b.client, b.space, promised, fresh, start=1) == [STORED] * 2
     stamp = b.client.stamp()
     assert b.client.put(b.space, stamped, fresh, start=1, stamp=stamp) == [STORED] * 2
-    assert hide(site, Selector(producer=b"nobody")) == 2, "with a stamp, it may rest on anything"
+    assert hide(site, Selector(producer=b"nobody")) == 2, "outside of a request, it may rest on anything"
     assert b.resident(promised) == 3
     assert hide(site, A) == 1 + 2 + 1, "a page goes with what stands on it in any case"
 

@@ -85,7 +85,7 @@ class Request:
     view: ObservedView | None
     reused: ReusedPages = field(default_factory=ReusedPages)
     have: dict[int, Lineage] = field(default_factory=dict)
-    given: dict[int, Lineage] = field(default_factory=dict)
+    given: dict[PageKey, Lineage] = field(default_factory=dict)
 
     @property
     def packed(self) -> bytes:
@@ -98,8 +98,11 @@ class Request:
 
     def take(self, index: int, lineage: Lineage) -> None:
         """Bytes may come from two places; it may go on with either, and keep either of those it was given."""
-        for bytes_of in (self.have, self.given):
-            bytes_of[index] = bytes_of.get(index, frozenset()) | lineage
+        self.have[index] = self.have.get(index, frozenset()) | lineage
+        self.give(self.keys[index], lineage)
+
+    def give(self, key: PageKey, lineage: Lineage) -> None:
+        self.given[key] = self.given.get(key, frozenset()) | lineage
 
     def compute(self, upto: int) -> None:
         """Compute each page that it has not, from all before it."""
@@ -107,6 +110,10 @@ class Request:
             if index not in self.have:
                 below = (self.have[before] for before in range(index))
                 self.have[index] = frozenset({self.origin}).union(*below)
+
+
+def _shared(one: list[PageKey], other: list[PageKey]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class Lineages(RuleBasedStateMachine):
@@ -162,6 +169,31 @@ class Lineages(RuleBasedStateMachine):
         for index, number in enumerate(found, start):
             request.take(index, self.tree.entries[number].true)
 
+    @rule(request=requests, which=st.integers(0, len(CHAINS) - 1), tells_all=st.booleans())
+    def look_another_chain_up(self, request: Request, which: int, tells_all: bool) -> None:
+        """As for another row, or for one that is given up: what the two chains share is there for both."""
+        other = CHAINS[which]
+        found = self.tree.walk(other, 0)
+        if not found:
+            return
+        numbers = found if tells_all else []
+        run = Run(self.header.life, 0, len(found), found[-1], numbers, NO_INSTANCE)
+        request.reused.found(b"".join(other), run)
+        for index, number in enumerate(found):
+            true = self.tree.entries[number].true
+            if index < _shared(request.keys, other):
+                request.take(index, true)
+            else:
+                request.give(other[index], true)
+
+    @rule(request=requests, which=st.integers(0, len(CHAINS) - 1))
+    def turn_to_another_chain(self, request: Request, which: int) -> None:
+        """It goes on with what the two share, as one of several samples of a prompt does."""
+        shared = _shared(request.keys, CHAINS[which])
+        request.keys = CHAINS[which]
+        for index in [index for index in request.have if index >= shared]:
+            del request.have[index]
+
     @rule(request=requests, start=st.integers(0, 4), whole=st.booleans())
     def put(self, request: Request, start: int, whole: bool) -> None:
         """Known pages are not sent; the rest is stored one after the other, as far as parents are there."""
@@ -187,8 +219,7 @@ class Lineages(RuleBasedStateMachine):
     @rule(request=requests)
     def keep_in_l1(self, request: Request) -> None:
         keys = request.keys[: request.front]
-        own_or_given = {**request.have, **request.given}
-        sources = [self._bytes(own_or_given[index]) for index in range(len(keys))]
+        sources = [self._bytes(request.given.get(key, request.have[index])) for index, key in enumerate(keys)]
         told = request.reused.instances(b"".join(keys))
         self.l1.insert(keys, 0, sources, view=request.view, instances=told)
 

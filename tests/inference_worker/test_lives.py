@@ -25,6 +25,7 @@ from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import all_stored, chain, namespace, pages_under, room_for
 from tests.support import timing
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 
 DEADLINE_S = 0.5
@@ -34,7 +35,7 @@ timed = partial(timing.timed, deadline_s=DEADLINE_S)
 
 
 def put(client: Client, ns: RegisteredNamespace, keys: bytes) -> list[PutOutcome]:
-    return client.put(ns, keys, pages_under(keys, ns.page_bytes))
+    return put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
 
 
 def get(client: Client, ns: RegisteredNamespace, keys: bytes) -> tuple[LookUpOutcome, list[bytes]]:

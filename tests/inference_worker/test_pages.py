@@ -32,6 +32,7 @@ from tests.inference_worker.worlds import (
     pages_under,
     room_for,
 )
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 
 
@@ -39,7 +40,7 @@ def test_what_is_put_comes_back_byte_for_byte(client: Client, model: str) -> Non
     ns = client.register(namespace(model, layers=3))
     keys = chain(ns.identified, 5)
     assert client.match(ns, keys) == Miss(MissReason.ABSENT)
-    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes)))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)))
     assert client.match(ns, keys) == Hit(5, Tier.L2)
     room = room_for(keys, ns.page_bytes)
     assert client.get(ns, keys, room) == Hit(5, Tier.L2)
@@ -54,7 +55,7 @@ def test_a_longer_chain_hits_its_resident_prefix(client: Client, model: str) -> 
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 8)
     stored = keys[: 3 * 32]
-    client.put(ns, stored, pages_under(stored, ns.page_bytes))
+    put_fresh(client, ns, stored, pages_under(stored, ns.page_bytes))
     assert client.match(ns, keys) == Hit(3, Tier.L2, MissReason.ABSENT)
     assert client.match(ns, keys, start=2) == Hit(1, Tier.L2, MissReason.ABSENT)
     assert client.match(ns, keys, start=3) == Miss(MissReason.ABSENT)
@@ -70,17 +71,17 @@ def test_a_put_goes_on_where_another_one_ended(client: Client, model: str) -> No
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 6)
     pages = pages_under(keys, ns.page_bytes)
-    assert client.put(ns, keys[: 2 * 32], pages[:2]) == [STORED, STORED]
-    assert client.put(ns, keys, pages[1:], start=1) == [KNOWN, STORED, STORED, STORED, STORED]
+    assert put_fresh(client, ns, keys[: 2 * 32], pages[:2]) == [STORED, STORED]
+    assert put_fresh(client, ns, keys, pages[1:], start=1) == [KNOWN, STORED, STORED, STORED, STORED]
     written = client.statistics()["bytes_written"]
-    assert client.put(ns, keys, pages) == [KNOWN] * 6
+    assert put_fresh(client, ns, keys, pages) == [KNOWN] * 6
     assert client.statistics()["bytes_written"] == written, "known pages are not sent again"
 
 
 def test_a_page_without_its_parent_is_refused(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 3)
-    outcomes = client.put(ns, keys, pages_under(keys, ns.page_bytes)[1:], start=1)
+    outcomes = put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)[1:], start=1)
     assert outcomes == [Refused(RefuseReason.PARENT_ABSENT)] * 2
     assert client.match(ns, keys) == Miss(MissReason.ABSENT)
 
@@ -102,7 +103,7 @@ def test_every_form_of_buffer_in_and_out(client: Client, model: str, form: str) 
         }
         return list(tensor.unbind()) if form == "torch-list" else forms[form]
 
-    assert all_stored(client.put(ns, keys, shape(pages)))
+    assert all_stored(put_fresh(client, ns, keys, shape(pages)))
     room = shape([bytearray(ns.page_bytes) for _ in pages])
     assert client.get(ns, keys, room) == Hit(3, Tier.L2)
     parts = room if isinstance(room, list) else [room]
@@ -116,7 +117,7 @@ def test_a_list_of_keys_does_as_packed_ones(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     packed = chain(ns.identified, 3)
     keys = [PageKey(key) for key in keys_of(packed)]
-    assert all_stored(client.put(ns, keys, pages_under(packed, ns.page_bytes)))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(packed, ns.page_bytes)))
     assert client.match(ns, keys) == Hit(3, Tier.L2)
     assert client.get(ns, keys, room_for(packed, ns.page_bytes)) == Hit(3, Tier.L2)
     with client.lease(ns, keys, start=1) as lease:
@@ -128,7 +129,7 @@ def test_nothing_asked_is_nothing_missed(client: Client, model: str) -> None:
     keys = chain(ns.identified, 2)
     assert client.match(ns, b"") == Hit(0, Tier.L2)
     assert client.get(ns, keys, [], start=2) == Hit(0, Tier.L2)
-    assert client.put(ns, keys, [], start=2) == []
+    assert put_fresh(client, ns, keys, [], start=2) == []
     with client.lease(ns, keys, start=2) as lease:
         assert (lease.pages, lease.reason, list(lease)) == (0, MissReason.NONE, [])
 
@@ -136,7 +137,7 @@ def test_nothing_asked_is_nothing_missed(client: Client, model: str) -> None:
 def test_more_pages_than_one_batch(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, BATCH_PAGES_MAX + 100)
-    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes)))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)))
     room = bytearray(len(keys) // 32 * ns.page_bytes)
     assert client.get(ns, keys, room) == Hit(BATCH_PAGES_MAX + 100, Tier.L2)
     assert bytes(room) == b"".join(pages_under(keys, ns.page_bytes))
@@ -145,7 +146,7 @@ def test_more_pages_than_one_batch(client: Client, model: str) -> None:
 def test_c02_c37_other_dtype_or_tenant_never_gets_the_bytes(client: Client, model: str) -> None:
     mine = client.register(namespace(model, kv_dtype=KvDtype.FP16, tenant="a"))
     keys = chain(mine.identified, 3)
-    client.put(mine, keys, pages_under(keys, mine.page_bytes))
+    put_fresh(client, mine, keys, pages_under(keys, mine.page_bytes))
     for dtype, tenant in [
         (KvDtype.BF16, "a"),
         (KvDtype.FP8_E4M3, "a"),
@@ -163,7 +164,7 @@ def test_c02_c37_other_dtype_or_tenant_never_gets_the_bytes(client: Client, mode
 def test_c29_every_page_asked_for_is_counted_once(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 6)
-    client.put(ns, keys[: 4 * 32], pages_under(keys[: 4 * 32], ns.page_bytes))
+    put_fresh(client, ns, keys[: 4 * 32], pages_under(keys[: 4 * 32], ns.page_bytes))
     expected = {"requested": 0, "l1": 0, "l2": 0, "absent": 0}
     for start, wanted in [(0, 6), (0, 4), (1, 6), (4, 6), (2, 3), (0, 1), (6, 6), (3, 5), (0, 6), (5, 6)]:
         asked = keys[: wanted * 32]
@@ -192,7 +193,7 @@ def test_eight_threads_on_one_client_never_see_foreign_bytes(client: Client, mod
     def work(number: int) -> None:
         for turn in range(6):
             keys = chain(ns.identified, 4, seed=(number + turn) % 8)
-            outcomes = client.put(ns, keys, pages_under(keys, ns.page_bytes))
+            outcomes = put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
             refused = {one.reason for one in outcomes if isinstance(one, Refused)}
             if refused - {RefuseReason.BUSY, RefuseReason.PARENT_ABSENT}:
                 failures.append(f"put refused: {refused}")
@@ -274,8 +275,9 @@ def test_bad_keys_are_named(
 ) -> None:
     ns = client.register(namespace(model))
     arguments: tuple[Any, ...] = (ns, keys) if call in ("match", "lease") else (ns, keys, [])
+    terms = {"stamp": client.stamp()} if call == "put" else {}
     with pytest.raises(error):
-        getattr(client, call)(*arguments, start=start)
+        getattr(client, call)(*arguments, start=start, **terms)
 
 
 def test_buffers_of_the_wrong_size_are_named_by_index(client: Client, model: str) -> None:
@@ -283,7 +285,7 @@ def test_buffers_of_the_wrong_size_are_named_by_index(client: Client, model: str
     keys = chain(ns.identified, 2)
     good, short = bytes(ns.page_bytes), bytes(ns.page_bytes - 1)
     with pytest.raises(BufferMismatchError, match=rf"source 1 holds {ns.page_bytes - 1} bytes"):
-        client.put(ns, keys, [good, short])
+        put_fresh(client, ns, keys, [good, short])
     with pytest.raises(BufferMismatchError, match=rf"destination 0 holds {ns.page_bytes - 1} bytes"):
         client.get(ns, keys, [bytearray(short), bytearray(good)])
     with pytest.raises(BufferMismatchError, match="destination 0 is read-only"):
@@ -325,20 +327,20 @@ def test_a_size_that_another_client_registered_otherwise_is_a_conflict_and_harms
     keys = chain(identity, 2)
     first = connect(shared_sidecar.runtime)
     ns = first.register(identity, page_bytes=5000)
-    assert all_stored(first.put(ns, keys, pages_under(keys, 5000)))
+    assert all_stored(put_fresh(first, ns, keys, pages_under(keys, 5000)))
     other = client.register(identity, page_bytes=6000)
     calls: list[Any] = [
         lambda: client.match(other, keys),
         lambda: client.lease(other, keys),
         lambda: client.get(other, keys, room_for(keys, 6000)),
-        lambda: client.put(other, keys, pages_under(keys, 6000)),
+        lambda: put_fresh(client, other, keys, pages_under(keys, 6000)),
     ]
     for call in calls:
         with pytest.raises(LayoutConflictError):
             call()
     good = client.register(namespace(model))
     more = chain(good.identified, 1)
-    assert all_stored(client.put(good, more, pages_under(more, good.page_bytes)))
+    assert all_stored(put_fresh(client, good, more, pages_under(more, good.page_bytes)))
     assert first.match(ns, keys) == Hit(2, Tier.L2)
 
 
@@ -353,7 +355,7 @@ def test_what_is_no_namespace_is_named(client: Client, model: str, identity: Any
 def test_a_closed_client_says_so(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 2)
-    client.put(ns, keys, pages_under(keys, ns.page_bytes))
+    put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
     lease = client.lease(ns, keys)
     request = client.begin(ns)
     client.close()
@@ -363,7 +365,7 @@ def test_a_closed_client_says_so(client: Client, model: str) -> None:
         lambda: client.match(ns, keys),
         lambda: client.lease(ns, keys),
         lambda: client.get(ns, keys, room),
-        lambda: client.put(ns, keys, pages_under(keys, ns.page_bytes)),
+        lambda: put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)),
         lambda: client.begin(ns),
         lambda: client.prefetch(ns, keys),
         lambda: client.register(namespace(model)),
@@ -394,7 +396,7 @@ def test_an_uncacheable_computation_is_answered_and_counted_with_its_reason(clie
     assert client.lease(ns, keys).reason is MissReason.UNCACHEABLE
     assert client.get(ns, keys, [bytearray(1)] * 3) == Miss(MissReason.UNCACHEABLE)
     refused = [Refused(RefuseReason.UNCACHEABLE)] * 3
-    assert client.put(ns, keys, [b"x"] * 3) == refused
+    assert put_fresh(client, ns, keys, [b"x"] * 3) == refused
     with client.begin(ns) as request:
         assert request.refused is RefuseReason.UNCACHEABLE
         assert request.put(keys, [b"x"] * 3) == refused

@@ -26,6 +26,7 @@ from tests.inference_worker.worlds import (
     room_for,
 )
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 MIB = 2**20
@@ -50,7 +51,7 @@ def test_c21_payloads_around_the_message_limit_pass_both_ways(
     identity = engine_namespace(f"size-{page_bytes}-{direction}")
     keys = chain(identity, 1)
     content = page_under(keys, page_bytes)
-    assert all_stored(writer.put(writer.register(identity, page_bytes=page_bytes), keys, [content]))
+    assert all_stored(put_fresh(writer, writer.register(identity, page_bytes=page_bytes), keys, [content]))
     room = bytearray(page_bytes)
     assert reader.get(reader.register(identity, page_bytes=page_bytes), keys, [room]) == Hit(1, Tier.L2)
     assert room == content
@@ -63,7 +64,7 @@ def test_host_and_port(roomy_sidecar: SidecarProcess, connect: MakeClient) -> No
     client = connect(address, deadline_s=10.0)
     ns = client.register(namespace("tcp"))
     keys = chain(ns.identified, 3)
-    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes)))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)))
     with client.lease(ns, keys) as lease:
         assert [bytes(view) for view in lease] == pages_under(keys, ns.page_bytes)
     assert client.statistics()["transport"] == "grpc"
@@ -76,7 +77,10 @@ def test_nobody_at_a_port_is_unreachable_at_once(connect: MakeClient) -> None:
     keys = chain(ns.identified, 2)
     assert client.match(ns, keys) == Miss(MissReason.UNREACHABLE)
     assert client.get(ns, keys, room_for(keys, ns.page_bytes)) == Miss(MissReason.UNREACHABLE)
-    assert client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)] * 2
+    assert (
+        put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
+        == [Refused(RefuseReason.UNREACHABLE)] * 2
+    )
     assert client.namespace_counts()[ns.label].missed == {MissReason.UNREACHABLE: 2}
 
 
@@ -90,7 +94,8 @@ def test_a_service_of_another_kind_is_unreachable_and_the_statistics_say_why(con
         keys = chain(ns.identified, 2)
         assert client.match(ns, keys) == Miss(MissReason.UNREACHABLE)
         assert (
-            client.put(ns, keys, pages_under(keys, ns.page_bytes)) == [Refused(RefuseReason.UNREACHABLE)] * 2
+            put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))
+            == [Refused(RefuseReason.UNREACHABLE)] * 2
         )
         assert "not found" in str(client.statistics()["grpc_error"]).lower()
     finally:
@@ -106,7 +111,7 @@ def test_a_channel_closed_by_another_thread_is_unreachable(
     ns = client.register(namespace(f"closed-{call}"))
     keys = chain(ns.identified, 2)
     pages = pages_under(keys, ns.page_bytes)
-    assert all_stored(client.put(ns, keys, pages))
+    assert all_stored(put_fresh(client, ns, keys, pages))
     plain = RemoteSidecar._open
 
     def closed_meanwhile(self: RemoteSidecar) -> CacheCalls:
@@ -121,7 +126,7 @@ def test_a_channel_closed_by_another_thread_is_unreachable(
         "match": (lambda: client.match(ns, keys), missed),
         "lease": (lambda: Miss(client.lease(ns, keys).reason), missed),
         "get": (lambda: client.get(ns, keys, room), missed),
-        "put": (lambda: client.put(ns, keys, pages), [refused] * 2),
+        "put": (lambda: put_fresh(client, ns, keys, pages), [refused] * 2),
         "begin": (lambda: client.begin(ns).put(keys, pages), [refused] * 2),
         "stamp": (client.stamp, None),
     }
@@ -253,7 +258,7 @@ def test_a_client_refused_shared_memory_uses_grpc_says_why_and_attaches_when_it_
     assert "client_rows" in str(statistics["reason"])
     ns = second.register(namespace())
     keys = chain(ns.identified, 3)
-    assert all_stored(second.put(ns, keys, pages_under(keys, ns.page_bytes)))
+    assert all_stored(put_fresh(second, ns, keys, pages_under(keys, ns.page_bytes)))
     first.close()
     wait_until(lambda: attached(second), what="the second client to attach")
     with second.lease(ns, keys) as lease:
@@ -277,9 +282,9 @@ def test_a_client_in_a_foreign_time_namespace_uses_grpc_and_says_why(shared_side
         pytest.skip("this system lets nobody make a time namespace")
     script = (
         "import json, sys; from inference_worker.client import Client\n"
-        "from tests.inference_worker.worlds import *\n"
+        "from tests.inference_worker.worlds import *; from tests.support.puts import put_fresh\n"
         "client = Client.connect(sys.argv[1]); ns = client.register(namespace('foreign'))\n"
-        "keys = chain(ns.identified, 2); client.put(ns, keys, pages_under(keys, ns.page_bytes))\n"
+        "keys = chain(ns.identified, 2); put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes))\n"
         "with client.lease(ns, keys) as lease: right = list(map(bytes, lease)) == pages_under(keys, ns.page_bytes)\n"
         "print(json.dumps({'right': right, **client.statistics()}))"
     )
@@ -301,7 +306,7 @@ def test_a_read_only_client_leases_from_shared_memory_and_puts_over_grpc(
     assert attached(client)
     ns = client.register(namespace("read-only"))
     keys = chain(ns.identified, 3)
-    assert all_stored(client.put(ns, keys, pages_under(keys, ns.page_bytes)))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes)))
     with client.lease(ns, keys) as lease:
         assert [bytes(view) for view in lease] == pages_under(keys, ns.page_bytes)
         assert client.statistics()["leases_held"] == len(keys_of(keys))

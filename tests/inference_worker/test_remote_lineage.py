@@ -21,6 +21,7 @@ from tests.inference_worker.worlds import chain, namespace, pages_under, room_fo
 from tests.support.directory import EverythingListed
 from tests.support.pages import chain as fresh_chain
 from tests.support.pages import namespace_of, page_bytes_of
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 from tests.support.stores import add, make_store
 
@@ -88,12 +89,12 @@ def test_pages_that_the_caller_had_from_elsewhere_are_unknown(
 ) -> None:
     keys = chain(ns.identified, 4)
     pages = pages_under(keys, ns.page_bytes)
-    client.put(ns, part(keys, 3), pages[:3])
+    put_fresh(client, ns, part(keys, 3), pages[:3])
     with client.begin(ns) as request:
         behind = keys[KEY_BYTES : 3 * KEY_BYTES]
         request.get(part(keys, 3), room_for(behind, ns.page_bytes), start=1)
         assert request.put(keys, pages[3:], start=3) == [STORED]
-    assert client.put(ns, keys, pages) != []
+    assert put_fresh(client, ns, keys, pages) != []
     assert said == [NO_INSTANCE, UNKNOWN_INSTANCE]
 
 

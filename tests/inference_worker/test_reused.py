@@ -113,16 +113,55 @@ def test_pages_that_were_computed_anew_between_two_look_ups_are_unknown() -> Non
 
 def test_other_chains_of_the_request_do_not_matter() -> None:
     reused = ReusedPages()
-    trunk = chain(10)
-    fork = trunk[:3] + chain(10, branch=(0, 0, 7))[3:]
-    other = chain(4, root=5)
-    reused.found(b"".join(trunk), run(0, *range(11, 17)))
-    reused.found(b"".join(fork), run(0, 11, 12))
+    one, other = chain(10), chain(4, root=5)
+    reused.found(b"".join(one), run(0, *range(11, 17)))
     reused.found(b"".join(other), run(0, 31))
     assert rests_on(reused, 6) == 16
-    assert rests_on(reused, 2, keys=b"".join(fork)) == 12
     assert rests_on(reused, 1, keys=b"".join(other)) == 31
     assert rests_on(reused, 0, keys=b"".join(chain(4, root=6))) == NO_INSTANCE
+
+
+TRUNK = chain(10)
+FORK = b"".join(TRUNK[:3] + chain(10, branch=(0, 0, 7))[3:])
+
+
+def test_pages_on_the_front_of_another_chain_rest_on_what_was_reused_of_that() -> None:
+    reused = ReusedPages()
+    reused.found(b"".join(TRUNK), run(0, *range(11, 17)))
+    assert rests_on(reused, 3, keys=FORK) == rests_on(reused, 5, keys=FORK) == 13
+    assert rests_on(reused, 2, keys=FORK) == U, "stored again, what was reused is somebody else's"
+    assert reused.instances(FORK[: 4 * 32]).numbers == (11, 12, 13, U)
+    only_last = ReusedPages()
+    only_last.found(b"".join(TRUNK), Run(LIFE, 0, 6, 16))
+    assert rests_on(only_last, 3, keys=FORK) == U, "where the chains part is not told"
+
+
+@pytest.mark.parametrize(("front", "expected"), [((11, 12), 13), ((11, 92), U)])
+def test_a_fork_and_its_trunk_are_one_history_if_both_found_the_same_pages(
+    front: tuple[int, ...], expected: int
+) -> None:
+    for fork_first in (False, True):
+        reused = ReusedPages()
+        found = [(TRUNK, run(0, *range(11, 17))), (TRUNK[:2], run(0, *front))]
+        for keys, what in reversed(found) if fork_first else found:
+            reused.found(b"".join(keys), what)
+        assert rests_on(reused, 3, keys=FORK) == expected
+
+
+def test_rows_of_a_batch_that_share_a_front_rest_on_it_each() -> None:
+    reused = ReusedPages()
+    rows = [TRUNK[:3] + chain(6, branch=(0, 0, row))[3:] for row in range(10, 50)]
+    for number, keys in enumerate(rows):
+        reused.found(b"".join(keys), run(0, 11, 12, 13, 100 + number))
+    assert [rests_on(reused, 4, keys=b"".join(keys)) for keys in rows] == [100 + n for n in range(len(rows))]
+    assert rests_on(reused, 3, keys=FORK) == 13
+
+
+def test_own_pages_of_a_trunk_carry_a_fork() -> None:
+    reused = ReusedPages()
+    reused.stored(b"".join(TRUNK), run(0, 51, 52, 53, 54))
+    assert rests_on(reused, 3, keys=FORK) == 53
+    assert rests_on(reused, 1, keys=FORK) == NO_INSTANCE, "sent again, own pages rest on what they rested on"
 
 
 def test_own_pages_carry_on() -> None:

@@ -24,6 +24,7 @@ from tests.inference_worker.worlds import (
 )
 from tests.support.daemon import ROOT
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 MIB = 2**20
@@ -51,7 +52,7 @@ def ns(client: Client, request: pytest.FixtureRequest) -> RegisteredNamespace:
 
 
 def put(client: Client, ns: RegisteredNamespace, keys: bytes, **terms: object) -> list[object]:
-    return list(client.put(ns, keys, pages_under(keys, ns.page_bytes), **terms))  # type: ignore[arg-type]
+    return list(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes), **terms))  # type: ignore[arg-type]
 
 
 def test_c06_pages_removed_between_look_up_and_get_end_the_hit(
@@ -59,7 +60,7 @@ def test_c06_pages_removed_between_look_up_and_get_end_the_hit(
 ) -> None:
     keys = chain(ns.identified, 5)
     assert all_stored(put(client, ns, keys[: 2 * 32]))
-    assert all_stored(client.put(ns, keys, pages_under(keys, MIB)[2:], start=2, ttl_s=1))
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, MIB)[2:], start=2, ttl_s=1))
     assert client.match(ns, keys) == Hit(5, Tier.L2), "a look-up promises nothing"
     wait_until(lambda: client.match(ns, keys) != Hit(5, Tier.L2), what="the tail's expiry")
     room = room_for(keys, ns.page_bytes)
@@ -69,7 +70,7 @@ def test_c06_pages_removed_between_look_up_and_get_end_the_hit(
     assert outcome.ended_by in (MissReason.EXPIRED, MissReason.ABSENT)
     assert [bytes(page) for page in room[:2]] == pages_under(keys, MIB)[:2]
     assert client.lease(ns, keys).pages == 2
-    assert all_stored(client.put(ns, keys, pages_under(keys, MIB)[2:], start=2)), (
+    assert all_stored(put_fresh(client, ns, keys, pages_under(keys, MIB)[2:], start=2)), (
         "it can be stored again at once"
     )
 

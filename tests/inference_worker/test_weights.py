@@ -243,6 +243,26 @@ def test_what_can_not_be_told_switches_reuse_off_for_as_long() -> None:
     assert followed.version == "2"
 
 
+def test_what_was_announced_stays_announced_where_a_sidecar_knows_nothing_of_it_any_more() -> None:
+    """Its log began anew and it was started anew: the weights in use are no others for that."""
+    behind = FollowedVersion("1")
+    why = observed(behind, "3", 2)
+    assert why
+    assert observed(behind, None, 0, reads=2) == why, "this worker still runs weights that nobody can name"
+    behind.declare("3")
+    assert observed(behind, None, 0, reads=3) == ""
+    assert observed(behind, "4", 1, reads=3) == ""
+    assert observed(behind, None, 0, reads=4) == ""
+    assert behind.version == "4"
+    behind.declare("5")
+    assert observed(behind, None, 0, reads=5) == ""
+    assert behind.version == "5", "nothing was announced since"
+    assert observed(behind, "4", 1, reads=5) == "", (
+        "announced again, and later, though the count is that of before"
+    )
+    assert behind.version == "4"
+
+
 def test_weights_without_a_version_can_not_follow() -> None:
     with pytest.raises(InvalidArgumentError, match="version"):
         FollowedVersion(None)
@@ -286,10 +306,10 @@ def test_a_client_reads_announcements_in_shared_memory(
     assert len(asked) == 1, "the ring told the rest"
     site.call(lambda store: store.begin_anew())
     wait_until(lambda: client.announced("m") is not None, what="the versions of the log that began anew")
-    assert client.announced("m") == Announced(None, 0, 2)
+    assert client.announced("m") == Announced("2", 3, 2), "its sidecar has not forgotten them"
     for number in range(200):
         announce(site, WeightsAnnounced("m", str(number)))
-    assert client.announced("m", deadline_s=10.0) == Announced("199", 0, 3), "the ring was overrun"
+    assert client.announced("m", deadline_s=10.0) == Announced("199", 3, 3), "the ring was overrun"
     with pytest.raises(InvalidArgumentError, match="model"):
         client.announced("")
     client.close()

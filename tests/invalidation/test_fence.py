@@ -177,11 +177,10 @@ def test_silence_towards_an_old_primary_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize("tip", [Stamp(SECOND, 0), Stamp(SECOND, 9), Stamp(FIRST, 6)])
-@pytest.mark.parametrize("confirmed", [True, False])
-def test_a_log_without_the_record_asks_for_another_append(tip: Stamp, confirmed: bool) -> None:
+def test_a_log_without_the_record_asks_for_another_append(tip: Stamp) -> None:
     done = {A: _member(1, 99, drained=99)}
-    verdict = _fence().observe(_state(done, tip=tip, confirmed=confirmed), now_ns=0)
-    assert verdict == NewIncarnation()
+    verdict = _fence().observe(_state(done, tip=tip), now_ns=0)
+    assert verdict == NewIncarnation(tip)
 
 
 def test_an_unsettled_incarnation_is_never_final_whoever_acknowledged() -> None:
@@ -209,3 +208,13 @@ def test_notes_are_read_only_of_who_may_be_given_up(monkeypatch: pytest.MonkeyPa
         assert len(_missing(fence.observe(state, now_ns=now_ns))) == 100
     assert read <= 21, "of the one that is gone, and no other"
     assert isinstance(fence.observe(state, now_ns=WINDOW_NS), Reached)
+
+
+@pytest.mark.parametrize("tip", [Stamp(SECOND, 9), Stamp(SECOND, 0), Stamp(FIRST, 6)])
+def test_what_nobody_confirms_is_no_news_of_another_incarnation(tip: Stamp) -> None:
+    """It may be what an old primary says; whoever appended again there would append for nobody, again and again."""
+    fence = _fence()
+    verdict = fence.observe(_state({}, tip=tip, confirmed=False), now_ns=0)
+    assert isinstance(verdict, Pending)
+    assert "replication not confirmed" in verdict.why
+    assert isinstance(fence.observe(_state({}, tip=tip), now_ns=1), NewIncarnation)

@@ -2,7 +2,8 @@
 
 Time is whole; a lease lasts 2, and the member's clock may stand still for 1 in all. One member holds one page that the
 record selects; messages take any time; the sidecar may die with its worker living on, say goodbye, or find the log
-flushed. What is explored is the product's FenceEvaluation, not a model of it.
+flushed, and an old primary may answer what it likes, unconfirmed. What is explored is the product's FenceEvaluation,
+not a model of it.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def _steps(world: World, rules: Rules) -> Iterator[World]:
         yield from _member_steps(world, rules)
     if world.appended is not None and not world.is_reached:
         yield _observed(world, rules)
+        yield from (_misled(world, rules, incarnation) for incarnation in (0, 1))
 
 
 def _log_steps(world: World, rules: Rules) -> Iterator[World]:
@@ -135,19 +137,30 @@ def _answered(world: World, call: Call, answer: tuple[int, int], rules: Rules) -
 
 
 def _observed(world: World, rules: Rules) -> World:
+    members = {} if world.entry is None else {MEMBER: world.entry}
+    tip = Stamp(INCARNATIONS[world.incarnation], world.tip)
+    return _judged(
+        world,
+        rules,
+        FenceState(tip=tip, settled=world.settled, members=members, confirmed=True, replicas=0),
+    )
+
+
+def _misled(world: World, rules: Rules, incarnation: int) -> World:
+    """An old primary that lives on answers the look: it has any record, and knows of nobody."""
+    tip = Stamp(INCARNATIONS[incarnation], 1)
+    misled = _judged(world, rules, FenceState(tip=tip, settled=True, members={}, confirmed=False, replicas=0))
+    assert misled.appended == world.appended, "it is no reason to append again"
+    return misled
+
+
+def _judged(world: World, rules: Rules, state: FenceState) -> World:
     assert world.appended is not None
     fence = FenceEvaluation(
         stamp=Stamp(INCARNATIONS[world.appended], 1), wait=Wait.HIDDEN, timing=rules.timing, me=MEMBER
     )
     if world.seen is not None:
         fence._silence._seen[MEMBER] = world.seen
-    state = FenceState(
-        tip=Stamp(INCARNATIONS[world.incarnation], world.tip),
-        settled=world.settled,
-        members={} if world.entry is None else {MEMBER: world.entry},
-        confirmed=True,
-        replicas=0,
-    )
     verdict = fence.observe(state, now_ns=world.time)
     if isinstance(verdict, NewIncarnation):
         return replace(world, appended=None, seen=None)

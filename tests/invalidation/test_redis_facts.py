@@ -29,7 +29,11 @@ REFUSED = Exception("ERR unknown command")
 
 
 def facts(
-    changed: dict[str, str | None] | None = None, *, replicas: int = 0, config: dict[str, str] | None = None
+    changed: dict[str, str | None] | None = None,
+    *,
+    replicas: int = 0,
+    config: dict[str, str] | None = None,
+    candidates: int = 1,
 ) -> RedisFacts:
     """Facts of a server whose INFO differs so from that of a good one; None leaves a line out."""
     told = {name: value for name, value in (INFO | (changed or {})).items() if value is not None}
@@ -38,7 +42,12 @@ def facts(
         [name.encode(), config[name].encode()] if config and name in config else REFUSED
         for name in ("repl-backlog-ttl", "maxmemory-policy")
     ]
-    return read_facts([text.encode(), *settings, 0, None], server="redis://here:6379", replicas=replicas)
+    return read_facts(
+        [text.encode(), *settings, 0, None],
+        server="redis://here:6379",
+        replicas=replicas,
+        candidates=candidates,
+    )
 
 
 def test_a_good_server_has_neither_errors_nor_warnings() -> None:
@@ -104,6 +113,24 @@ def test_what_will_hurt_is_a_warning(
     assert words in warning
 
 
+@pytest.mark.parametrize(
+    ("connected", "candidates", "replicas", "wrong"),
+    [
+        (0, 1, 0, False), (1, 1, 0, True), (0, 2, 0, True), (1, 2, 1, False), (2, 1, 1, False), (2, 3, 1, False),
+        (3, 1, 1, True), (1, 4, 1, True), (3, 1, 2, False), (3, 4, 3, False), (5, 1, 2, True),
+    ],
+)  # fmt: skip
+def test_too_few_replicas_for_two_primaries_not_to_go_on_at_once_are_told_with_what_comes_of_it(
+    connected: int, candidates: int, replicas: int, wrong: bool
+) -> None:
+    found = facts({"connected_slaves": str(connected)}, replicas=replicas, candidates=candidates)
+    assert any("fences that are wrong, not only lost pages" in one for one in found.warnings) == wrong
+    sides = [
+        (left, max(candidates, connected + 1) - left) for left in range(1, max(candidates, connected + 1))
+    ]
+    assert wrong == any(min(side) > replicas for side in sides), "each side has a primary and k replicas"
+
+
 def test_commands_that_are_not_permitted_are_errors() -> None:
     text = "".join(f"{name}:{value}\n" for name, value in INFO.items()).encode()
     found = read_facts([text, REFUSED, REFUSED, Exception("NOPERM wait"), None], server="s", replicas=0)
@@ -143,7 +170,7 @@ async def test_a_replica_is_no_place_for_a_log(servers: RedisServers, logs: Logs
     found = await logs.open(replica, primary).check(deadline_ns=within())
     assert found.server == primary.url
     assert found.connected_replicas == 1
-    assert "failover may forget" in found.warnings[0]
+    assert "fences that are wrong" in found.warnings[0]
     assert "repl-backlog-ttl" in found.warnings[1]
 
 

@@ -184,7 +184,7 @@ def test_a_new_start_forgets_what_was() -> None:
     )  # fmt: skip
     finish(validity.restarting(boot))
     assert (validity.position, validity.digest) == (Stamp(SECOND, 7), b"e" * 20)
-    assert validity.weights == {"n": "1"}
+    assert validity.weights == {"m": "9", "n": "1"}
     assert _judge(validity, 4) is FOREIGN
     elsewhere = SPACES[1]
     for namespace, chain, level in (
@@ -196,6 +196,35 @@ def test_a_new_start_forgets_what_was() -> None:
         for revision in range(8):
             found = _judge(validity, revision, namespace=namespace, chain=chain, incarnation=SECOND)
             assert found is (INVALIDATED if revision < level else NONE), (namespace.model, revision)
+
+
+def _boot(incarnation: LogIncarnation, **weights: str) -> Boot:
+    return Boot(
+        tip=Stamp(incarnation, 0), digest=NO_DIGEST, floors={}, tombstones={}, weights=weights, settled=False, replicas=0,
+    )  # fmt: skip
+
+
+def test_what_was_announced_outlives_the_log_that_told_it() -> None:
+    """Losing the log does not load the old weights again."""
+    validity = _started()
+    _apply(validity, WeightsAnnounced("m", "9"), WeightsAnnounced("n", "1"))
+    finish(validity.restarting(_boot(SECOND)))
+    assert validity.weights == {"m": "9", "n": "1"}
+    finish(validity.restarting(_boot(FIRST, n="2")))
+    assert validity.weights == {"m": "9", "n": "2"}, "what a log says goes before what another one said"
+    _apply(validity, WeightsAnnounced("m", "10"))
+    assert validity.weights == {"m": "10", "n": "2"}
+    _apply(validity, EVERYTHING)
+    assert validity.weights == {"m": "10", "n": "2"}
+
+
+def test_what_outlives_a_log_makes_room_for_what_the_next_one_says() -> None:
+    validity = _started()
+    _apply(validity, *(WeightsAnnounced(f"m{number}", "1") for number in range(LOG_WEIGHTS_MAX)))
+    told = {f"n{number}": "1" for number in range(LOG_WEIGHTS_MAX - 1)}
+    finish(validity.restarting(_boot(SECOND, **told)))
+    assert len(validity.weights) == LOG_WEIGHTS_MAX
+    assert told.items() <= validity.weights.items()
 
 
 def test_what_a_follower_missed_is_named_once() -> None:

@@ -43,6 +43,7 @@ class ValidityMachine(RuleBasedStateMachine):
         self.validity = Validity(skew_ms=SKEW_MS, limits=self.own_limits)
         self.judged: list[SomePage] = []
         self.appended: list[Selector] = []
+        self.told: dict[str, str] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -63,6 +64,7 @@ class ValidityMachine(RuleBasedStateMachine):
 
     def _restart(self) -> None:
         finish(self.validity.restarting(self._boot()))
+        self.told |= self.weights
 
     @property
     def position(self) -> int:
@@ -111,6 +113,8 @@ class ValidityMachine(RuleBasedStateMachine):
     def _follow(self, count: int) -> None:
         for record in self.records[self.position : self.position + count]:
             self.validity.apply(record)
+            if isinstance(record.event, WeightsAnnounced):
+                self.told[record.event.model] = record.event.version
 
     @precondition(lambda self: self.position + 2 < len(self.records))
     @rule(page=PAGES)
@@ -200,8 +204,9 @@ class ValidityMachine(RuleBasedStateMachine):
         assert self.validity.position == Stamp(self.incarnation, self.position)
         expected = self.records[self.position - 1].digest if self.position else NO_DIGEST
         assert self.validity.digest == expected
+        assert self.validity.weights == self.told, "over incarnations too"
         if self.position == len(self.records):
-            assert self.validity.weights == self.weights
+            assert self.weights.items() <= self.validity.weights.items()
 
 
 _WIDE = CompactionLimits(tombstones_per_scope=1000, tombstones=1000, scopes=1000)

@@ -43,6 +43,7 @@ SELECTORS: st.SearchStrategy[Selector] = (
             "until_ms": _optional(UINT64),
             "since_revision": _optional(UINT64),
             "until_revision": _optional(UINT64),
+            "other_weights_than": _optional(NAMES),
         }
     )
     .map(_ordered)
@@ -99,8 +100,9 @@ _FEW = {
     "until_ms": st.sampled_from([3, 5]),
     "since_revision": st.just(2),
     "until_revision": st.sampled_from([4, 8]),
+    "other_weights_than": st.sampled_from(["1", "2", DIGEST.hex(), DIGEST.hex().upper()]),
 }
-_SPACE_FIELDS = ("namespace", "model", "weights_version", "adapter", "tenant")
+_SPACE_FIELDS = ("namespace", "model", "weights_version", "adapter", "tenant", "other_weights_than")
 _ORIGIN_FIELDS = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
 
 
@@ -134,6 +136,7 @@ def literally_selects(selector: Selector, space: Namespace, origin: Origin, *, s
         "weights_version": selector.weights_version == weights,
         "adapter": selector.adapter == ("" if space.adapter is None else space.adapter.name),
         "tenant": selector.tenant == space.tenant,
+        "other_weights_than": (selector.other_weights_than or "").casefold() != weights,
     }
     if origin.lineage_known:
         says["producer"] = origin.producer in (None, selector.producer)

@@ -13,11 +13,12 @@ from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolEr
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.limits import NAME_BYTES_MAX, PRODUCER_BYTES_MAX, SELECTOR_BYTES_MAX, TAG_BYTES_MAX
 from kv_types.namespace import Namespace, Weights
-from kv_types.selectors import EVERYTHING, Origin, Selector
+from kv_types.selectors import EVERYTHING, Origin, Selector, may_be_same_weights
 from tests.kv_types.selector_samples import (
     DIGEST,
     FEW_ORIGINS,
     FEW_SELECTORS,
+    NAMES,
     SELECTORS,
     SPACES,
     UINT64_MAX,
@@ -98,9 +99,10 @@ def test_numbers_of_the_fields_are_the_logs_format() -> None:
     selector = Selector(
         namespace=NamespaceId(b"N" * 32), model="m", weights_version="1", adapter="", tenant="t",
         key=PageKey(b"K" * 32), producer=b"p", tag=b"x", since_ms=1, until_ms=2, since_revision=3, until_revision=4,
+        other_weights_than="2",
     )  # fmt: skip
     numbers = [struct.pack("<Q", number) for number in (1, 2, 3, 4)]
-    values = [b"N" * 32, b"m", b"1", b"", b"t", b"K" * 32, b"p", b"x", *numbers]
+    values = [b"N" * 32, b"m", b"1", b"", b"t", b"K" * 32, b"p", b"x", *numbers, b"2"]
     assert selector.encode() == b"".join(
         _field(number, value) for number, value in enumerate(values, start=1)
     )
@@ -114,8 +116,8 @@ def test_numbers_of_the_fields_are_the_logs_format() -> None:
     "wrong",
     [
         {"namespace": b"short"}, {"key": b"short"}, {"key": "k" * 32}, {"model": ""}, {"model": b"m"},
-        {"weights_version": ""}, {"tenant": "\ud800"}, {"producer": b""}, {"tag": "x"}, {"since_ms": -1},
-        {"until_ms": 1 << 64}, {"since_revision": True}, {"until_revision": 1.0},
+        {"weights_version": ""}, {"other_weights_than": ""}, {"tenant": "\ud800"}, {"producer": b""}, {"tag": "x"},
+        {"since_ms": -1}, {"until_ms": 1 << 64}, {"since_revision": True}, {"until_revision": 1.0},
         {"since_ms": 2, "until_ms": 1}, {"since_revision": 2, "until_revision": 1},
     ],
 )  # fmt: skip
@@ -130,6 +132,7 @@ def test_a_field_of_no_meaning_is_an_error(wrong: dict[str, object]) -> None:
         {"model": "m" * (NAME_BYTES_MAX + 1)}, {"producer": b"p" * (PRODUCER_BYTES_MAX + 1)},
         {"tag": b"x" * (TAG_BYTES_MAX + 1)},
         dict.fromkeys(("model", "weights_version", "adapter", "tenant"), "x" * NAME_BYTES_MAX),
+        dict.fromkeys(("model", "other_weights_than", "adapter", "tenant"), "x" * NAME_BYTES_MAX),
     ],
 )  # fmt: skip
 def test_a_selector_has_bounds(long: dict[str, object]) -> None:
@@ -155,6 +158,13 @@ def test_everything_matches_all_there_is() -> None:
         (Selector(model="n", weights_version="1"), [3]),
         (Selector(weights_version=DIGEST.hex()), [2]),
         (Selector(weights_version=DIGEST.hex().upper()), [2]),
+        (Selector(other_weights_than="1"), [1, 2]),
+        (Selector(model="m", other_weights_than="2"), [0]),
+        (Selector(model="m", other_weights_than="3"), [0, 1]),
+        (Selector(other_weights_than=DIGEST.hex()), [0, 1, 3]),
+        (Selector(other_weights_than=DIGEST.hex().upper()), [0, 1, 3]),
+        (Selector(weights_version="1", other_weights_than="1"), []),
+        (Selector(weights_version="1", other_weights_than="2"), [0, 3]),
         (Selector(adapter=""), [0, 1]),
         (Selector(adapter="a"), [2]),
         (Selector(tenant=""), [0, 2]),
@@ -175,6 +185,35 @@ def test_a_version_that_looks_like_a_digest_is_taken_at_its_word() -> None:
     assert not Selector(weights_version=DIGEST.hex()).matches_namespace(versioned), (
         "versions keep their letters"
     )
+    assert Selector(other_weights_than=DIGEST.hex()).matches_namespace(versioned)
+    assert not Selector(other_weights_than=DIGEST.hex().upper()).matches_namespace(versioned)
+
+
+@given(
+    weights=st.sampled_from([each.weights for each in SPACES] + [Weights(version=DIGEST.hex())]),
+    version=NAMES | st.sampled_from(["1", "2", DIGEST.hex(), DIGEST.hex().upper()]),
+)
+def test_weights_are_named_or_otherwise_named_and_never_both(weights: Weights, version: str) -> None:
+    one = space("m", weights)
+    named = Selector(weights_version=version).matches_namespace(one)
+    assert Selector(other_weights_than=version).matches_namespace(one) is not named
+
+
+@pytest.mark.parametrize(
+    ("version", "other", "expected"),
+    [
+        ("1", "1", True), ("1", "2", False), ("a", "A", False), (DIGEST.hex(), DIGEST.hex().upper(), True),
+        (DIGEST.hex().upper(), DIGEST.hex(), True), (DIGEST.hex(), DIGEST.hex()[:-1], False),
+        ("\u212a" * 64, "k" * 64, False),
+    ],
+)  # fmt: skip
+def test_two_ways_to_write_a_digest_name_the_same_weights(version: str, other: str, expected: bool) -> None:
+    assert may_be_same_weights(version, other) is expected
+
+
+def test_what_was_written_before_there_were_other_weights_is_read_as_ever() -> None:
+    before = _field(2, b"m") + _field(3, b"1") + _field(12, struct.pack("<Q", 4))
+    assert Selector.decode(before) == Selector(model="m", weights_version="1", until_revision=4)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +250,7 @@ def test_matches_equal_what_the_fields_say(
 
 @given(selector=SELECTORS | FEW_SELECTORS)
 def test_what_decides_is_told_apart(selector: Selector) -> None:
-    of_space = ("namespace", "model", "weights_version", "adapter", "tenant")
+    of_space = ("namespace", "model", "weights_version", "adapter", "tenant", "other_weights_than")
     of_origin = ("producer", "tag", "since_ms", "until_ms", "since_revision", "until_revision")
     assert selector.names_namespace == any(getattr(selector, name) is not None for name in of_space)
     assert selector.names_origin == any(getattr(selector, name) is not None for name in of_origin)

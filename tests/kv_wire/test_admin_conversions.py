@@ -51,6 +51,7 @@ SELECTORS = st.builds(
     until_ms=_UNTIL,
     since_revision=_SINCE,
     until_revision=_UNTIL,
+    other_weights_than=_NAMES,
 )
 
 
@@ -75,6 +76,7 @@ def test_a_field_that_is_empty_is_not_one_that_is_absent() -> None:
         admin_pb2.Selector(key=bytes(31)),
         admin_pb2.Selector(model=""),
         admin_pb2.Selector(weights_version=""),
+        admin_pb2.Selector(other_weights_than=""),
         admin_pb2.Selector(producer=b""),
         admin_pb2.Selector(tag=bytes(limits.TAG_BYTES_MAX + 1)),
         admin_pb2.Selector(model="m" * (limits.NAME_BYTES_MAX + 1)),

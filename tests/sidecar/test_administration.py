@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -235,6 +237,40 @@ async def test_a_log_that_always_begins_anew_is_given_up_and_that_is_said() -> N
     assert fleet.log.calls["append"] == FENCE_INCARNATIONS_MAX
 
 
+def answer_as_an_old_primary(fleet: ScriptedFleet, *, servers: int = 1) -> None:
+    """Looks are answered, unconfirmed, of another incarnation; appends reach one server after the other."""
+    fence, append, appends = fleet.local.fence, fleet.local.append, itertools.count()
+    elsewhere = type(fleet.position.incarnation)(os.urandom(16))
+
+    async def looked(**terms: Any) -> Any:
+        return replace(await fence(**terms), tip=Stamp(elsewhere, 0), confirmed=False, replicas=1)
+
+    async def appended(*terms: Any, **more: Any) -> Any:
+        told = await append(*terms, **more)
+        at = told.stamp if next(appends) % servers == 0 else Stamp(elsewhere, told.stamp.revision)
+        return replace(told, stamp=at)
+
+    fleet.local.fence, fleet.local.append = looked, appended  # type: ignore[method-assign]
+
+
+async def test_an_answer_that_nobody_confirms_appends_nothing_again_and_names_the_remedy() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    answer_as_an_old_primary(fleet)
+    result = await invalidate(fleet, timeout_s=3)
+    assert (result.unconfirmed, len(result.stamps)) == (Unconfirmed.REPLICATION, 1)
+    assert fleet.log.calls["append"] == 1
+    waited = await administration(fleet).await_fence(result.stamps[0], wait=Wait.HIDDEN, timeout_s=1)
+    assert waited.unconfirmed is Unconfirmed.REPLICATION
+
+
+async def test_two_servers_of_which_none_is_confirmed_are_no_log_that_begins_anew() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    answer_as_an_old_primary(fleet, servers=2)
+    result = await invalidate(fleet, MODEL, EVERYTHING, timeout_s=3)
+    assert (result.unconfirmed, result.stamps) == (Unconfirmed.REPLICATION, ())
+    assert "replica" in result.why
+
+
 async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> None:
     fleet = await ScriptedFleet(ScriptedMember()).settled()
     result = await administration(fleet).await_fence(
@@ -243,6 +279,16 @@ async def test_waiting_for_records_of_another_incarnation_says_so_at_once() -> N
         timeout_s=30,
     )
     assert (result.unconfirmed, result.waited_ms) == (Unconfirmed.INCARNATION, 0)
+    assert "begun anew since, or never had it" in result.why
+
+
+async def test_waiting_for_a_revision_that_the_log_has_not_reached_says_so_at_once() -> None:
+    fleet = await ScriptedFleet(ScriptedMember()).settled()
+    ahead = Stamp(fleet.position.incarnation, fleet.position.revision + 7)
+    result = await administration(fleet).await_fence(ahead, wait=Wait.HIDDEN, timeout_s=30)
+    assert (result.unconfirmed, result.stamps, result.waited_ms) == (Unconfirmed.INCARNATION, (), 0)
+    assert f"revision {ahead.revision} is ahead of the log" in result.why
+    assert "anew" not in result.why
 
 
 async def test_a_repeated_request_appends_nothing_anew() -> None:
@@ -254,7 +300,8 @@ async def test_a_repeated_request_appends_nothing_anew() -> None:
     assert second.unconfirmed is None
     assert len(await fleet.records()) == 2
     await announce(fleet, "m", "2", request_id=request_id)
-    assert len(await fleet.records()) == 3, "an announcement is another request, whatever its id"
+    await announce(fleet, "m", "2", request_id=request_id)
+    assert len(await fleet.records()) == 4, "an announcement is another request, whatever its id"
 
 
 async def test_what_was_not_asked_for_before_is_appended_whatever_the_request_id() -> None:
@@ -269,17 +316,6 @@ async def test_what_was_not_asked_for_before_is_appended_whatever_the_request_id
     assert [record.event for record in await fleet.records()][2:] == [Selected(other)]
     assert second.unconfirmed is Unconfirmed.MEMBERS, "the newest record is waited for, wherever it stands"
     assert set(second.missing) == {behind.id}
-
-
-async def test_other_weights_are_another_announcement_whatever_the_request_id() -> None:
-    fleet = await ScriptedFleet(ScriptedMember()).settled()
-    request_id = os.urandom(16)
-    await announce(fleet, "m", "2", old="1", request_id=request_id)
-    await announce(fleet, "m", "2", old="1", request_id=request_id)
-    await announce(fleet, "m", "3", old="1", request_id=request_id)
-    old = Selected(Selector(model="m", weights_version="1"))
-    events = [record.event for record in await fleet.records()]
-    assert events == [WeightsAnnounced("m", "2"), old, WeightsAnnounced("m", "3"), old]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -381,33 +417,3 @@ async def test_one_call_takes_a_bounded_number_of_selectors(count: int) -> None:
         await administration(fleet).invalidate(
             [MODEL] * count, reason="", author="", wait=None, timeout_s=1, request_id=bytes(16)
         )
-
-
-async def test_weights_are_announced_before_the_old_ones_are_invalidated() -> None:
-    fleet = await ScriptedFleet(ScriptedMember()).settled()
-    result = await announce(fleet, "m", "2", old="1")
-    assert result.unconfirmed is None
-    assert [record.event for record in await fleet.records()] == [
-        WeightsAnnounced("m", "2"),
-        Selected(Selector(model="m", weights_version="1")),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "old"),
-    [
-        ("", "2", None),
-        ("m", "", None),
-        ("m", "2", "2"),
-        ("m\ud800", "2", None),
-        ("m" * 430, "2", None),
-        ("m", "2", ""),
-    ],
-)
-async def test_what_no_reader_of_the_log_would_understand_is_never_appended(
-    model: str, version: str, old: str | None
-) -> None:
-    fleet = await ScriptedFleet(ScriptedMember()).settled()
-    with pytest.raises(InvalidArgumentError):
-        await announce(fleet, model, version, old=old)
-    assert not await fleet.records()

@@ -17,8 +17,9 @@ import pytest
 from cache_l2.store import ArenaConfig
 from kv_types import limits
 from kv_types.errors import DeadlineExceededError, OverloadedError, StrataError
-from kv_types.ids import NamespaceId, PageKey
+from kv_types.ids import NamespaceId, PageKey, Stamp
 from kv_wire.channel import SERVICE, channel_options, server_options
+from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.page_batches import put_messages
 from kv_wire.status import from_rpc_error
@@ -105,7 +106,9 @@ def test_calls_above_the_limit_are_refused_with_a_clear_text_and_others_go_on(tm
 
 
 def _header(pages: int) -> cache_pb2.PutHeader:
-    return cache_pb2.PutHeader(namespace_id=b"n" * 32, chain=cache_pb2.Chain(keys=b"".join(KEYS[:pages])))
+    stamp = cache_pb2.Stamp(incarnation=b"i" * 16, revision=1)
+    keys = b"".join(KEYS[:pages])
+    return cache_pb2.PutHeader(namespace_id=b"n" * 32, chain=cache_pb2.Chain(keys=keys), stamp=stamp)
 
 
 def test_a_writer_that_stalls_is_cut_off_even_without_a_deadline(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_c39_no_step_of_the_event_loop_takes_20_ms(tmp_path: Path, monkeypatch: 
             space = space_of(limits.PAGE_BYTES_MAX)
             arena.register(space.canonical, limits.PAGE_BYTES_MAX)
             async with serving(tmp_path, ArenaService(arena, directory=EverythingListed())):
-                await asyncio.to_thread(_transfer, tmp_path, space.id, steps.clear)
+                await asyncio.to_thread(_transfer, tmp_path, space.id, arena.stamp(), steps.clear)
                 longest.append(max(steps))
                 assert len(steps) > 100
 
@@ -205,14 +208,14 @@ def test_c39_no_step_of_the_event_loop_takes_20_ms(tmp_path: Path, monkeypatch: 
     assert longest[0] < 0.020, f"the longest step took {longest[0] * 1000:.1f} ms"
 
 
-def _transfer(tmp_path: Path, namespace: NamespaceId, warmed_up: Callable[[], None]) -> None:
+def _transfer(tmp_path: Path, namespace: NamespaceId, stamp: Stamp, warmed_up: Callable[[], None]) -> None:
     """64 MiB there and back by a client on a thread of its own, so that only the server's steps are measured."""
     page = os.urandom(limits.PAGE_BYTES_MAX)
     chain = cache_pb2.Chain(keys=KEYS[0])
     with grpc.insecure_channel(f"unix:{tmp_path / 's'}", options=channel_options()) as channel:
         channel.unary_unary(f"/{SERVICE}/Status", None, None)(b"", timeout=30)
         warmed_up()
-        header = cache_pb2.PutHeader(namespace_id=namespace, chain=chain)
+        header = cache_pb2.PutHeader(namespace_id=namespace, chain=chain, stamp=stamp_to_wire(stamp))
         messages = put_messages(header, [memoryview(page)], page_bytes=len(page))
         answer = channel.stream_unary(f"/{SERVICE}/Put", None, None)(messages, timeout=60)
         assert cache_pb2.PutResponse.FromString(answer).pages[0].status == cache_pb2.PUT_STATUS_STORED

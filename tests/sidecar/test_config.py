@@ -247,6 +247,23 @@ def test_servers_without_l3_contradict_each_other() -> None:
     assert load_settings({"log_url": "redis://there", "l3": False}).settings.log_url == "redis://there"
 
 
+@pytest.mark.parametrize("name", ["log_url", "l3_url"])
+def test_several_servers_of_which_none_must_confirm_are_refused_with_the_remedy(name: str) -> None:
+    """A failover is expected there, and after one whose old primary lives on nobody could notice that fences are wrong."""
+    several = "redis://:hunter2@a,redis://b,redis://c"
+    with pytest.raises(ConfigError, match=f"{name} names 3 servers.*--log-replicas 2") as caught:
+        load_settings({name: several})
+    assert "hunter2" not in str(caught.value)
+    assert load_settings({name: several, "log_replicas": "2"}).settings.log_replicas == 2
+    assert load_settings({name: "redis://a"}).settings.log_replicas == 0
+
+
+def test_where_pages_are_on_several_servers_the_log_may_be_on_one() -> None:
+    assert load_settings({"l3_url": "redis://a,redis://b", "log_url": "redis://c"}).settings.log_replicas == 0
+    with pytest.raises(ConfigError, match="log_url"):
+        load_settings({"l3_url": "redis://a", "log_url": "redis://b,redis://c"})
+
+
 @pytest.mark.parametrize(
     "urls",
     [

@@ -19,12 +19,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kv_types import errors
-from kv_types.ids import PageKey
+from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, Hit, Miss, MissReason, Tier
 from kv_types.page_keys import pack_keys
 from kv_wire.channel import SERVICE, CacheCalls, open_channel
 from kv_wire.checksum import checksum
+from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
 from tests.support.daemon import ROOT, Daemon, clean_environment, private_servers, run_command
@@ -50,7 +51,7 @@ def assert_quiet(daemon: Daemon) -> None:
 def stored_page(store: RemoteStore) -> tuple[Namespace, list[PageKey]]:
     space, keys = space_of(1000), fresh_chain(1)
     store.register(space)
-    assert store.put(space.id, keys, [page_of(keys[0], 1000)]) == [STORED]
+    assert store.put(space.id, keys, [page_of(keys[0], 1000)], stamp=store.stamp()) == [STORED]
     return space, keys
 
 
@@ -146,10 +147,14 @@ def test_a_signal_ends_it_cleanly(runtime_dir: Path, number: signal.Signals) -> 
     assert_quiet(daemon)
 
 
-def slow_put(space: Namespace, keys: list[PageKey], go_on: threading.Event) -> Iterator[bytes]:
+def slow_put(
+    space: Namespace, keys: list[PageKey], stamp: Stamp | None, go_on: threading.Event
+) -> Iterator[bytes]:
     """Half a page, then the rest once told."""
     page = page_of(keys[0], 1000)
-    header = cache_pb2.PutHeader(namespace_id=space.id, chain=cache_pb2.Chain(keys=pack_keys(keys)))
+    header = cache_pb2.PutHeader(
+        namespace_id=space.id, chain=cache_pb2.Chain(keys=pack_keys(keys)), stamp=stamp_to_wire(stamp)
+    )
     yield encode_put_request(header=header, chunks=[Chunk(0, 0, page[:500])])
     assert go_on.wait(20)
     yield encode_put_request(chunks=[Chunk(0, 500, page[500:], checksum(page))])
@@ -163,7 +168,7 @@ def running_put(daemon: Daemon) -> Iterator[tuple[Any, threading.Event]]:
         store = RemoteStore(channel)
         space = space_of(1000)
         store.register(space)
-        call = store.calls.put_raw.future(slow_put(space, fresh_chain(1), go_on), timeout=30)
+        call = store.calls.put_raw.future(slow_put(space, fresh_chain(1), store.stamp(), go_on), timeout=30)
         wait_until(lambda: store.status().arena["reservations"] == 1, what="the running put")
         yield call, go_on
 
@@ -175,7 +180,7 @@ def test_draining_finishes_what_runs_and_refuses_what_is_new(runtime_dir: Path) 
         space, keys = stored_page(store)
         large = store.register(space_of(MIB))
         chain = fresh_chain(40)
-        store.put(large, chain, [page_of(key, MIB) for key in chain])
+        store.put(large, chain, [page_of(key, MIB) for key in chain], stamp=store.stamp())
         request = cache_pb2.GetRequest(namespace_id=large, chain=cache_pb2.Chain(keys=pack_keys(chain)))
         running = iter(store.calls.get_raw(request, timeout=60))
         messages = [next(running)]

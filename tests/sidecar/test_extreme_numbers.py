@@ -104,7 +104,7 @@ def asked(channel: grpc.Channel) -> Mapping[str, Message]:
     space = space_of(PAGE_BYTES)
     store, (root, key) = RemoteStore(channel), fresh_chain(2)
     store.register(space)
-    store.put(space.id, [root], [page_of(root, PAGE_BYTES)])
+    store.put(space.id, [root], [page_of(root, PAGE_BYTES)], stamp=store.stamp())
     stamp = stamp_to_wire(store.stamp())
     narrow = admin_pb2.Selector(model="nobody's")
     chain = cache_pb2.Chain(keys=root)

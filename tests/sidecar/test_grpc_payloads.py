@@ -32,7 +32,7 @@ def test_c21_payloads_around_the_message_limit_both_ways(large_store: RemoteStor
     namespace = large_store.register(space_of(page_bytes))
     keys = fresh_chain(1)
     page = page_of(keys[0], page_bytes)
-    assert large_store.put(namespace, keys, [page]) == [STORED]
+    assert large_store.put(namespace, keys, [page], stamp=large_store.stamp()) == [STORED]
     into = memoryview(bytearray(page_bytes))
     assert large_store.get(namespace, keys, [into]) == Hit(1, Tier.L2)
     assert into == page

@@ -18,6 +18,7 @@ from kv_types.outcomes import KNOWN, STORED, Hit, Miss, MissReason, Refused, Ref
 from kv_types.page_keys import pack_keys
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.checksum import checksum
+from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2, cache_pb2_grpc
 from kv_wire.status import from_rpc_error
 from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
@@ -30,9 +31,11 @@ from tests.support.spaces import fresh_chain, page_of, space_of
 MIB = 2**20
 
 
-def put_header(namespace: Namespace, keys: list[PageKey], *, start: int = 0) -> cache_pb2.PutHeader:
+def put_header(store: RemoteStore, namespace: Namespace, keys: list[PageKey]) -> cache_pb2.PutHeader:
     return cache_pb2.PutHeader(
-        namespace_id=namespace.id, chain=cache_pb2.Chain(keys=pack_keys(keys)), start=start
+        namespace_id=namespace.id,
+        chain=cache_pb2.Chain(keys=pack_keys(keys)),
+        stamp=stamp_to_wire(store.stamp()),
     )
 
 
@@ -52,7 +55,7 @@ def test_every_chunking_brings_the_same_bytes(
     namespace = store.register(space_of(page_bytes))
     keys = fresh_chain(5)
     pages = [page_of(key, page_bytes) for key in keys]
-    assert store.put(namespace, keys[:4], pages[:4]) == [STORED] * 4
+    assert store.put(namespace, keys[:4], pages[:4], stamp=store.stamp()) == [STORED] * 4
     into = [memoryview(bytearray(page_bytes)) for _ in keys]
     assert store.get(namespace, keys, into) == Hit(4, Tier.L2, MissReason.ABSENT)
     assert into[:4] == pages[:4]
@@ -66,7 +69,7 @@ def test_a_short_answer_comes_in_one_message(channel: grpc.Channel, pages: int, 
     namespace = store.register(space_of(page_bytes))
     keys = fresh_chain(pages)
     stored = [page_of(key, page_bytes) for key in keys]
-    assert store.put(namespace, keys, stored) == [STORED] * pages
+    assert store.put(namespace, keys, stored, stamp=store.stamp()) == [STORED] * pages
     into = [memoryview(bytearray(page_bytes)) for _ in keys]
     assert store.get(namespace, keys, into) == Hit(pages, Tier.L2)
     assert into == stored
@@ -93,10 +96,13 @@ def test_another_implementation_of_protobuf_puts_and_gets_the_same_bytes(daemon:
     pages = [bytes(page_of(key, 1000)) for key in keys]
     with grpc.insecure_channel(daemon.grpc_address) as channel:
         stub = cache_pb2_grpc.CacheStub(channel)
-        stub.RegisterNamespace(
+        registered = stub.RegisterNamespace(
             cache_pb2.RegisterNamespaceRequest(canonical=space.canonical, page_bytes=1000), timeout=10
         )
-        requests = [cache_pb2.PutRequest(header=put_header(space, keys))]
+        header = cache_pb2.PutHeader(
+            namespace_id=space.id, chain=cache_pb2.Chain(keys=pack_keys(keys)), stamp=registered.stamp
+        )
+        requests = [cache_pb2.PutRequest(header=header)]
         requests += [
             cache_pb2.PutRequest(chunks=[cache_pb2.PageChunk(page=index, data=page, checksum=checksum(page))])
             for index, page in enumerate(pages)
@@ -119,8 +125,8 @@ def test_known_pages_are_told_and_keep_their_bytes(store: RemoteStore) -> None:
     namespace = store.register(space_of(MIB))
     keys = fresh_chain(2)
     pages = [page_of(key, MIB) for key in keys]
-    assert store.put(namespace, keys, pages) == [STORED, STORED]
-    assert store.put(namespace, keys, [pages[1], pages[0]]) == [KNOWN, KNOWN]
+    assert store.put(namespace, keys, pages, stamp=store.stamp()) == [STORED, STORED]
+    assert store.put(namespace, keys, [pages[1], pages[0]], stamp=store.stamp()) == [KNOWN, KNOWN]
     into = [memoryview(bytearray(MIB)) for _ in keys]
     store.get(namespace, keys, into)
     assert into == pages
@@ -131,7 +137,7 @@ def test_c32_a_refusal_ends_a_long_put_early_and_is_no_error(store: RemoteStore)
     namespace = store.register(space_of(MIB))
     keys = fresh_chain(65)
     blank = memoryview(bytes(MIB))
-    outcomes = store.put(namespace, keys, [blank] * 64, start=1)
+    outcomes = store.put(namespace, keys, [blank] * 64, start=1, stamp=store.stamp())
     assert outcomes == [Refused(RefuseReason.PARENT_ABSENT)] * 64
 
 
@@ -143,7 +149,7 @@ def test_a_damaged_page_is_refused_as_corrupt_and_never_served(
     keys = fresh_chain(1)
     page = page_of(keys[0], 1000)
     message = encode_put_request(
-        header=put_header(space, keys), chunks=[Chunk(0, 0, page, checksum(page) ^ 1)]
+        header=put_header(store, space, keys), chunks=[Chunk(0, 0, page, checksum(page) ^ 1)]
     )
     answer = store.calls.put_raw(iter([message]), timeout=10)
     assert (answer.pages[0].status, answer.pages[0].reason) == (
@@ -151,7 +157,21 @@ def test_a_damaged_page_is_refused_as_corrupt_and_never_served(
         cache_pb2.REFUSE_REASON_CORRUPT,
     )
     assert store.look_up(space.id, keys) == Miss(MissReason.ABSENT)
-    assert store.put(space.id, keys, [page]) == [STORED]
+    assert store.put(space.id, keys, [page], stamp=store.stamp()) == [STORED]
+
+
+def test_a_put_without_a_stamp_is_refused_by_the_fields_name(store: RemoteStore) -> None:
+    space = space_of(100)
+    store.register(space)
+    keys = fresh_chain(1)
+    header = put_header(store, space, keys)
+    header.ClearField("stamp")
+    page = page_of(keys[0], 100)
+    message = encode_put_request(header=header, chunks=[Chunk(0, 0, page, checksum(page))])
+    error = call_error(lambda: store.calls.put_raw(iter([message]), timeout=10))
+    assert isinstance(error, errors.InvalidArgumentError)
+    assert "stamp" in str(error)
+    assert store.look_up(space.id, keys) == Miss(MissReason.ABSENT)
 
 
 def _reservations(store: RemoteStore) -> int:
@@ -166,7 +186,7 @@ def test_c31_a_writer_that_goes_away_leaves_no_page_and_no_reservation(store: Re
     reached = threading.Event()
 
     def half_a_page() -> Iterator[bytes]:
-        yield encode_put_request(header=put_header(space, keys), chunks=[half])
+        yield encode_put_request(header=put_header(store, space, keys), chunks=[half])
         reached.wait(20)
 
     call = store.calls.put_raw.future(half_a_page(), timeout=30)
@@ -175,13 +195,13 @@ def test_c31_a_writer_that_goes_away_leaves_no_page_and_no_reservation(store: Re
     reached.set()
     wait_until(lambda: _reservations(store) == 0, what="the end of the reservation")
     assert store.look_up(space.id, keys) == Miss(MissReason.ABSENT)
-    assert store.put(space.id, keys, [page_of(keys[0], MIB)]) == [STORED]
+    assert store.put(space.id, keys, [page_of(keys[0], MIB)], stamp=store.stamp()) == [STORED]
 
 
 def test_a_reader_that_goes_away_leaves_no_lease(store: RemoteStore) -> None:
     namespace = store.register(space_of(MIB))
     keys = fresh_chain(40)
-    store.put(namespace, keys, [page_of(key, MIB) for key in keys])
+    store.put(namespace, keys, [page_of(key, MIB) for key in keys], stamp=store.stamp())
     call = store.calls.get_raw(
         cache_pb2.GetRequest(namespace_id=namespace, chain=cache_pb2.Chain(keys=pack_keys(keys))), timeout=30
     )
@@ -194,7 +214,7 @@ def test_a_reader_that_goes_away_leaves_no_lease(store: RemoteStore) -> None:
 def test_the_callers_deadline_ends_the_work(store: RemoteStore) -> None:
     namespace = store.register(space_of(MIB))
     keys = fresh_chain(40)
-    store.put(namespace, keys, [page_of(key, MIB) for key in keys])
+    store.put(namespace, keys, [page_of(key, MIB) for key in keys], stamp=store.stamp())
     request = cache_pb2.GetRequest(namespace_id=namespace, chain=cache_pb2.Chain(keys=pack_keys(keys)))
     call = store.calls.get_raw(request, timeout=0.5)
     next(iter(call))
@@ -202,7 +222,7 @@ def test_the_callers_deadline_ends_the_work(store: RemoteStore) -> None:
     wait_until(lambda: store.status().arena["leases"] == 0, what="the end of the leases at the deadline")
 
     def stalled() -> Iterator[bytes]:
-        yield encode_put_request(header=put_header(space_small, fresh_chain(1)))
+        yield encode_put_request(header=put_header(store, space_small, fresh_chain(1)))
         threading.Event().wait(5)
 
     space_small = space_of(100)
@@ -236,7 +256,7 @@ def test_a_wrong_put_is_named_and_the_daemon_is_unharmed(
     keys = fresh_chain(2)
     pages = [page_of(key, 100) for key in keys]
     known: dict[object, bytes] = {
-        "header": encode_put_request(header=put_header(space, keys)),
+        "header": encode_put_request(header=put_header(store, space, keys)),
         "page": encode_put_request(chunks=[Chunk(0, 0, pages[0], checksum(pages[0]))]),
         "page 1": encode_put_request(chunks=[Chunk(1, 0, pages[1], checksum(pages[1]))]),
     }
@@ -253,7 +273,7 @@ def test_a_wrong_put_is_named_and_the_daemon_is_unharmed(
     assert says in str(error)
     assert _reservations(store) == 0
     expected: list[object] = [KNOWN if "page" in parts else STORED, KNOWN if "page 1" in parts else STORED]
-    assert store.put(space.id, keys, pages) == expected
+    assert store.put(space.id, keys, pages, stamp=store.stamp()) == expected
 
 
 @pytest.mark.parametrize(
@@ -338,8 +358,8 @@ def test_a_message_above_the_limit_is_refused_and_named(daemon: Daemon, store: R
 def test_a_batch_of_look_ups_answers_row_by_row(store: RemoteStore) -> None:
     namespace = store.register(space_of(100))
     whole, part, none = fresh_chain(3), fresh_chain(3), fresh_chain(3)
-    store.put(namespace, whole, [page_of(key, 100) for key in whole])
-    store.put(namespace, part[:1], [page_of(part[0], 100)])
+    store.put(namespace, whole, [page_of(key, 100) for key in whole], stamp=store.stamp())
+    store.put(namespace, part[:1], [page_of(part[0], 100)], stamp=store.stamp())
     before = store.status()
     request = cache_pb2.LookUpRequest(
         namespace_id=namespace,
@@ -365,8 +385,8 @@ def test_answers_are_compressed_where_asked_for_and_above_1_kib_only(
     zeros = memoryview(bytes(MIB))
     large, small = store.register(space_of(MIB)), store.register(space_of(900))
     (large_key,), (small_key,) = fresh_chain(1), fresh_chain(1)
-    store.put(large, [large_key], [zeros])
-    store.put(small, [small_key], [zeros[:900]])
+    store.put(large, [large_key], [zeros], stamp=store.stamp())
+    store.put(small, [small_key], [zeros[:900]], stamp=store.stamp())
     relay = CountingRelay(tmp_path / "r.sock", daemon.runtime_dir / "grpc.sock")
 
     def sent_back(namespace: NamespaceId, key: PageKey, metadata: tuple[tuple[str, str], ...]) -> int:

@@ -7,10 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
+from inference_worker.client import Client
+from inference_worker.settings import ClientSettings
+from inference_worker.weights import FollowedVersion
 from kv_types.clock import BoottimeClock
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
@@ -67,7 +71,9 @@ class Worker:
         store.register(self.space)
 
     def put(self) -> PutOutcome:
-        (outcome,) = self.store.put(self.space.id, self.keys, [page_of(self.keys[0], PAGE_BYTES)])
+        (outcome,) = self.store.put(
+            self.space.id, self.keys, [page_of(self.keys[0], PAGE_BYTES)], stamp=self.store.stamp()
+        )
         return outcome
 
     def look(self) -> LookUpOutcome:
@@ -172,8 +178,11 @@ def test_c34_a_shared_log_frozen_killed_and_restarted(runtime_dir: Path, servers
 
 def test_which_of_several_servers_is_in_use_is_told(runtime_dir: Path, servers: RedisServers) -> None:
     first, second = servers.start(), servers.start()
+    for server in (first, second):
+        servers.start_replica(server)
     first.kill()
-    with sidecar(runtime_dir, "--log-url", f"{first.url},{second.url}") as (_, worker):
+    flags = ("--log-url", f"{first.url},{second.url}", "--log-replicas", "1")
+    with sidecar(runtime_dir, *flags) as (_, worker):
         assert (worker.put(), worker.look()) == (STORED, HIT)
         assert (worker.log.address, worker.log.server) == (f"{first.url}, {second.url}", second.url)
         shown = run_command(
@@ -260,6 +269,29 @@ def test_fleets_on_one_server_never_see_each_other_and_sidecars_of_one_do(
         assert (there.log.applied, other.log.applied) == (1, 0)
 
 
+def test_c15_a_flush_of_the_log_does_not_undo_what_was_announced(
+    runtime_dir: Path, servers: RedisServers
+) -> None:
+    """A worker that looks for the first time after it still learns how the weights are called that it was given."""
+    server = servers.start()
+    with sidecar(runtime_dir, "--l3-url", server.url) as (_, worker):
+        command = ("weights", "set-version", "2", "--model", "m", "--no-wait", "--runtime-dir")
+        assert run_command(*command, str(runtime_dir)).returncode == 0
+        wait_until(
+            lambda: dict(worker.store.status().weights_versions) == {"m": "2"}, what="the announcement"
+        )
+        before = worker.log.incarnation
+        server.client.flushall()
+        wait_until(lambda: worker.log.incarnation not in (before, b""), timeout_s=HEALS_S, what="a new log")
+        assert worker.log.tip == 0, "which says nothing of it"
+        assert dict(worker.store.status().weights_versions) == {"m": "2"}
+        with Client.connect(runtime_dir, settings=ClientSettings(prefault=False)) as client:
+            assert client.wait_ready(deadline_s=HEALS_S)
+            followed = FollowedVersion("1")
+            assert "version 2" in followed.observe(client.announced("m", deadline_s=HEALS_S))
+            assert FollowedVersion("2").observe(client.announced("m")) == ""
+
+
 def test_c40_a_page_is_stored_only_when_every_node_can_read_of_its_namespace(
     runtime_dir: Path, servers: RedisServers
 ) -> None:
@@ -276,6 +308,28 @@ def test_c40_a_page_is_stored_only_when_every_node_can_read_of_its_namespace(
             assert worker.put() == STORED
             parts = AdminCalls(channel).namespaces(admin_pb2.NamespacesRequest(), timeout=DEADLINE_S)
             assert worker.space.canonical in {one for part in parts for one in part.canonical}
+
+
+def test_replicas_that_need_not_confirm_are_warned_of_everywhere(
+    runtime_dir: Path, servers: RedisServers
+) -> None:
+    server = servers.start(repl_backlog_ttl="0")
+    servers.start_replica(server)
+    with sidecar(runtime_dir, "--log-url", server.url) as (daemon, worker):
+        (warning,) = worker.log.server_warnings
+        assert "fences that are wrong, not only lost pages" in warning
+        assert "stratakv replicas set" in warning
+        assert [line["warning"] for line in daemon.lines if "warning" in line] == [warning]
+        assert warning in " ".join(run_command("status", "--runtime-dir", str(runtime_dir)).stdout.split())
+        metrics = urlopen(f"http://{worker.store.status().metrics_address}/metrics").read().decode()
+        assert 'stratakv_log_server_faults{severity="warning"} 1.0' in metrics
+
+
+def test_several_servers_need_a_replica_that_confirms(runtime_dir: Path) -> None:
+    urls = "redis://127.0.0.1:1,redis://127.0.0.1:2"
+    ended = run_command("serve", "--runtime-dir", str(runtime_dir), "--log-url", urls)
+    assert ended.returncode == 2, ended.stderr
+    assert "--log-replicas 1" in ended.stderr
 
 
 def test_a_password_in_a_url_is_shown_nowhere(runtime_dir: Path) -> None:

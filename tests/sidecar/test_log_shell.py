@@ -1,4 +1,4 @@
-"""LogShell over a real arena and a log that tests trouble: the order of R14, freshness, storms, gaps, engines, goodbyes."""
+"""LogShell over a real arena and a log that tests trouble: the order of R14, freshness, storms, gaps, goodbyes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from cache_l2._native import Reader
 from cache_l2.store import NamespaceRecord
 from invalidation.log import LogLimits, LogUnavailableError
 from invalidation.records import LogEntry, LogRecord
@@ -39,7 +38,7 @@ def put(
     site: FollowingSite, record: NamespaceRecord, keys: list[PageKey], *, stamp: Stamp | None = None
 ) -> list[object]:
     sources = [memoryview(page_of(key, record.page_bytes)) for key in keys]
-    return list(site.store.put(record.id, keys, sources, stamp=stamp))
+    return list(site.store.put(record.id, keys, sources, stamp=stamp or site.store.stamp()))
 
 
 def resident(site: FollowingSite, keys: list[PageKey]) -> list[bool]:
@@ -355,57 +354,6 @@ async def test_a_fault_of_this_program_ends_following_with_its_error(
 
     with pytest.raises(RuntimeError, match="the arena is broken"):
         await follow()
-
-
-# --- clients ---
-
-
-def reader_of(site: FollowingSite, row: int) -> Reader:
-    control, clients, data = site.store.descriptors(writable=False)
-    return Reader(
-        control_fd=control, clients_fd=clients, data_fd=data, row=row, life=site.store.life, writable=False,
-        prefault=False,
-    )  # fmt: skip
-
-
-async def test_an_engine_that_has_not_applied_holds_the_acknowledgement_back_and_is_named(
-    site: FollowingSite,
-) -> None:
-    row = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)
-    reader = reader_of(site, row)
-    reader.set_applied_view(1000)  # whatever it writes
-    async with site.running() as shell:
-        reader.set_applied_view(site.store.view)
-        last = await site.append(Selected(EVERYTHING))
-        await site.time.run(3.0)
-        state = shell.state()
-        assert state.position is not None
-        assert (state.position.revision, state.acknowledged) == (last, 0)
-        assert f"pid {os.getpid()}" in state.held_by[0]
-        member = site.log.members_seen[-1]
-        assert (member.applied.revision, member.acknowledged) == (last, 0)
-        assert "applied view" in member.note
-        assert '"engines_keep":1' in member.note
-        reader.set_applied_view(site.store.view)
-        await site.time.run(0.1)
-        assert site.log.members_seen[-1].acknowledged == last, (
-            "told at once, not at the next renewal that is due"
-        )
-        assert shell.state().held_by == ()
-        assert reader.close()
-        site.store.end_client(row)
-
-
-async def test_requests_in_flight_hold_back_what_is_drained_alone(site: FollowingSite) -> None:
-    async with site.running() as shell:
-        slot, *_ = site.store.reader.begin_request()
-        last = await site.append(Selected(EVERYTHING))
-        await site.caught_up(last)
-        await site.time.run(1.0)
-        assert (shell.state().acknowledged, shell.state().drained) == (last, 0)
-        site.store.reader.end_request(slot)
-        await site.time.run(0.2)
-        assert site.log.members_seen[-1].drained == last
 
 
 # --- the end ---

@@ -83,7 +83,10 @@ def test_c29_ten_scripted_look_ups_are_accounted_for_exactly(daemon: Daemon) -> 
         store.register(space)
         store.register(other)
         keys, absent = fresh_chain(6), fresh_chain(6)
-        assert store.put(space.id, keys[:4], [page_of(key, 1000) for key in keys[:4]]) == [STORED] * 4
+        assert (
+            store.put(space.id, keys[:4], [page_of(key, 1000) for key in keys[:4]], stamp=store.stamp())
+            == [STORED] * 4
+        )
         into = [memoryview(bytearray(1000)) for _ in range(6)]
         script = [
             # chain, start: pages served before, by the caller's own tier

@@ -30,7 +30,12 @@ PAGES = [bytes([number]) * 100 for number in range(1, 6)]
 
 def header(pages: int = 3, **fields: Any) -> cache_pb2.PutHeader:
     return cache_pb2.PutHeader(
-        **{"namespace_id": b"n" * 32, "chain": cache_pb2.Chain(keys=b"".join(KEYS[:pages])), **fields}
+        **{
+            "namespace_id": b"n" * 32,
+            "chain": cache_pb2.Chain(keys=b"".join(KEYS[:pages])),
+            "stamp": cache_pb2.Stamp(incarnation=b"i" * 16, revision=3),
+            **fields,
+        }
     )
 
 
@@ -60,13 +65,12 @@ def test_pages_become_visible_one_by_one_with_their_terms() -> None:
     assert store.written_bytes == 200
 
 
-def test_without_a_stamp_the_position_at_the_header_counts() -> None:
+def test_a_put_without_a_stamp_is_refused_and_never_stamped_here() -> None:
     store = FakeServedStore()
-    stream = PutStream(store, header(1))
-    begun = store.position
-    store.position = Stamp(new_log_incarnation(), 99)
-    stream.take(chunk(0))
-    assert store.terms[KEYS[0]].stamp == begun
+    with pytest.raises(InvalidArgumentError, match="stamp"):
+        PutStream(store, header(1, stamp=None))
+    assert not store.pages
+    assert not store.open_places
 
 
 def test_known_pages_are_read_past() -> None:

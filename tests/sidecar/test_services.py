@@ -73,7 +73,7 @@ def _begin_get(remote: RemoteStore) -> grpc.CallIterator[bytes]:
     """A Get of which one message is read."""
     space, keys = space_of(MIB), fresh_chain(PAGES)
     namespace = remote.register(space)
-    remote.put(namespace, keys, [page_of(key, MIB) for key in keys])
+    remote.put(namespace, keys, [page_of(key, MIB) for key in keys], stamp=remote.stamp())
     request = cache_pb2.GetRequest(namespace_id=namespace, chain=cache_pb2.Chain(keys=pack_keys(keys)))
     running = remote.calls.get_raw(request, timeout=60)
     next(iter(running))

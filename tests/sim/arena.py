@@ -111,6 +111,9 @@ class ModelArena(PageTree):
             "leased_bytes": sum(entry.payload_bytes for entry in living), "reservations": len(it.reservations),
             "applied_view": it.applied_view, "own_freshness_ns": it.own_freshness_ns,
             "oldest_view": min(it.requests.values(), default=0),
+            "oldest_hidden_view": min(
+                (entry.hidden_view for entry in living if entry.state == HIDDEN), default=0
+            ),
         }  # fmt: skip
 
     def row_counts(self, row: int, counter: int) -> dict[str, int]:

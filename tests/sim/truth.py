@@ -78,6 +78,7 @@ def selects(selector: Selector, page: Instance, incarnation: bytes) -> bool:
         (selector.namespace is None or selector.namespace == space.id)
         and (selector.model is None or selector.model == space.model)
         and (selector.weights_version is None or selector.weights_version == space.weights.version)
+        and (selector.other_weights_than is None or selector.other_weights_than != space.weights.version)
         and (selector.adapter is None or selector.adapter == (space.adapter.name if space.adapter else ""))
         and (selector.tenant is None or selector.tenant == space.tenant)
         and (selector.key is None or selector.key in page.chain)

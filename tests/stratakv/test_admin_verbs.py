@@ -38,7 +38,8 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
     assert "[/red]" in shown.stdout
     assert "weights of m are now 2" in shown.stdout
     lines = [json.loads(line) for line in stratakv("log", "--json").stdout.splitlines()]
-    first, second = lines
+    first, second, third = lines
+    assert third["selector"] == {"model": "m", "other_weights_than": "2"}
     assert set(first) == {
         "appended_wall_ms", "author", "incarnation", "kind", "reason", "revision", "selector",
     }  # fmt: skip
@@ -51,7 +52,7 @@ def test_log_shows_who_did_what_and_why(site: AdminSite, stratakv: Command) -> N
     assert (second["kind"], second["model"], second["version"]) == ("weights", "m", "2")
     assert [
         json.loads(line)["revision"] for line in stratakv("log", "--after", "1", "--json").stdout.splitlines()
-    ] == [2]
+    ] == [2, 3]
     assert stratakv("log", "--after", "9").stdout == ""
     assert stratakv("log", "--after", str(LOG_REVISION_MAX)).stdout == ""
     for beyond in (-1, LOG_REVISION_MAX + 1, 2**64):
@@ -107,9 +108,34 @@ def test_members_are_forgotten_when_somebody_knows(site: AdminSite, stratakv: Co
     silent.is_silent = True
     stratakv("invalidate", "--all", "--yes")
     assert "gone" in stratakv("members").stdout
-    told = stratakv.json("members", "--forget", alive.id.hex(), "--forget-gone")
-    assert told == {"forgotten": [silent.id.hex()], "stayed": [alive.id.hex()]}
+    told = stratakv.json("members", "--forget", silent.id.hex(), "--forget", silent.id.hex())
+    assert told == {"forgotten": [silent.id.hex()], "stayed": [], "reasons": {}}
     assert stratakv("members", "--forget-gone").stdout == "nobody was given up for gone\n"
+    assert {member["id"] for member in stratakv.json("members")["members"]} == {alive.id.hex()}
+
+
+def test_members_that_are_not_forgotten_are_exit_3_and_it_says_why(
+    site: AdminSite, stratakv: Command
+) -> None:
+    alive, silent = site.members
+    silent.is_silent = True
+    stratakv("invalidate", "--all", "--yes")
+    nobody = "0" * 32
+    named = ("--forget", alive.id.hex(), "--forget", nobody)
+    told = stratakv.json("members", *named, "--forget-gone", code=3)
+    assert told == {
+        "forgotten": [silent.id.hex()],
+        "stayed": [alive.id.hex(), nobody],
+        "reasons": {alive.id.hex(): "renews", nobody: "unknown"},
+    }
+    shown = stratakv("members", *named)
+    assert shown.exit_code == 3
+    assert f"{alive.id.hex()} was not forgotten: it renews" in shown.stderr
+    assert f"{nobody} was not forgotten: no member" in shown.stderr
+    assert "nobody was given up" not in shown.stdout
+
+
+def test_a_member_s_id_is_all_of_it(stratakv: Command) -> None:
     bad = stratakv("members", "--forget", "ab")
     assert bad.exit_code == 2
     assert "32 hexadecimal digits" in bad.stderr
@@ -164,7 +190,9 @@ def test_what_is_no_terminal_gets_a_line_for_each_row(
 def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> None:
     key = PageKey(b"k" * 32)
     site.store.add(SPACES[0], key, None, site.fleet.position)
-    (told,) = stratakv.json("inspect", key.hex())
+    answer = stratakv.json("inspect", key.hex())
+    assert (set(answer), answer["prefix_tokens"]) == ({"chains", "prefix_tokens"}, None)
+    (told,) = answer["chains"]
     (page,) = told["pages"]
     assert (page["resident"], page["servable"], page["key"]) == (True, True, key.hex())
     assert "no record after 0" in page["why"]
@@ -175,7 +203,7 @@ def test_inspect_shows_a_page_by_its_key(site: AdminSite, stratakv: Command) -> 
     }  # fmt: skip
     shown = stratakv("inspect", key.hex()).stdout
     assert "valid" in shown
-    (absent,) = stratakv.json("inspect", "00" * 32, "--namespace", SPACES[0].id.hex())
+    (absent,) = stratakv.json("inspect", "00" * 32, "--namespace", SPACES[0].id.hex())["chains"]
     assert absent["pages"][0]["header"] is None
     assert "not on this node" in absent["pages"][0]["why"]
 
@@ -185,7 +213,9 @@ def test_inspect_shows_how_far_a_prefix_reaches_in_each_namespace(site: AdminSit
     keys = unpack_keys(page_keys(SPACES[0].id, tokens, page_tokens=4))
     site.store.add(SPACES[0], keys[0], None, site.fleet.position)
     site.store.add(SPACES[0], keys[1], keys[0], site.fleet.position)
-    told = stratakv.json("inspect", "--prefix-tokens", "-", "--model", "m", stdin=json.dumps(tokens))
+    answer = stratakv.json("inspect", "--prefix-tokens", "-", "--model", "m", stdin=json.dumps(tokens))
+    told = answer["chains"]
+    assert answer["prefix_tokens"] == 12
     assert [one["namespace"] for one in told] == [SPACES[0].id.hex(), SPACES[1].id.hex()]
     assert [[page["servable"] for page in one["pages"]] for one in told] == [[True, True, False], [False] * 3]
     shown = stratakv(
@@ -196,7 +226,8 @@ def test_inspect_shows_how_far_a_prefix_reaches_in_each_namespace(site: AdminSit
 
 def test_inspect_of_a_long_prefix_comes_whole(site: AdminSite, stratakv: Command) -> None:
     tokens = list(range(4 * 2500))
-    (told,) = stratakv.json("inspect", "--prefix-tokens", "-", "--tenant", "alice", stdin=json.dumps(tokens))
+    answer = stratakv.json("inspect", "--prefix-tokens", "-", "--tenant", "alice", stdin=json.dumps(tokens))
+    (told,) = answer["chains"]
     keys = unpack_keys(page_keys(SPACES[1].id, tokens, page_tokens=4))
     assert [page["key"] for page in told["pages"]] == [key.hex() for key in keys]
 
@@ -228,45 +259,48 @@ def test_an_unknown_namespace_is_said(stratakv: Command) -> None:
 # --- weights ---
 
 
-def test_weights_are_announced_and_the_version_they_replace_is_invalidated(
+def test_weights_are_announced_and_every_other_version_is_invalidated_or_one_that_is_named(
     site: AdminSite, stratakv: Command
 ) -> None:
     first = stratakv.json("weights", "set-version", "1", "--model", "m", "--reason", "r")
     assert (first["confirmed"], first["invalidated_version"]) == (True, None)
-    site.weights["m"] = "1"
-    second = stratakv.json("weights", "set-version", "2", "--model", "m")
-    assert (second["model"], second["version"], second["invalidated_version"]) == ("m", "2", "1")
-    assert len(second["appended"]) == 2
-    site.weights["m"] = "2"
-    again = stratakv("weights", "set-version", "2", "--model", "m", "--from", "0", "--wait=drained")
-    assert again.exit_code == 0, again.stderr
-    assert "0 is invalidated" in again.stdout
-    old = [Selected(Selector(model="m", weights_version=version)) for version in ("1", "0")]
+    assert (first["model"], first["version"], len(first["appended"])) == ("m", "1", 2)
+    second = stratakv("weights", "set-version", "2", "--model", "m")
+    assert "every other version is invalidated" in second.stdout
+    named = stratakv.json("weights", "set-version", "2", "--model", "m", "--from", "0", "--wait=drained")
+    assert (named["exit_code"], named["invalidated_version"]) == (0, "0")
     events = [record.event for record in site.call(site.fleet.records)]
     assert events == [
-        WeightsAnnounced("m", "1"), WeightsAnnounced("m", "2"), old[0], WeightsAnnounced("m", "2"), old[1],
+        WeightsAnnounced("m", "1"), Selected(Selector(model="m", other_weights_than="1")),
+        WeightsAnnounced("m", "2"), Selected(Selector(model="m", other_weights_than="2")),
+        WeightsAnnounced("m", "2"), Selected(Selector(model="m", weights_version="0")),
     ]  # fmt: skip
 
 
-def test_weights_that_are_not_confirmed_say_how_to_repeat_what_was_inferred(
+@pytest.mark.parametrize("told", [None, "1", "2"])
+def test_what_a_sidecar_has_heard_of_decides_nothing(
+    site: AdminSite, stratakv: Command, told: str | None
+) -> None:
+    """It may have read no log, or one that forgot what was announced, or the new version may be announced already."""
+    site.is_fresh = told is not None
+    if told is not None:
+        site.weights["m"] = told
+    assert stratakv("weights", "set-version", "2", "--model", "m").exit_code == 0
+    (_, replaced) = (record.event for record in site.call(site.fleet.records))
+    assert replaced == Selected(Selector(model="m", other_weights_than="2"))
+
+
+def test_weights_that_are_not_confirmed_are_repeated_by_their_request_id_alone(
     site: AdminSite, stratakv: Command
 ) -> None:
-    site.weights["m"] = "the old one"
     site.members[1].acknowledges = False
-    result = stratakv("weights", "set-version", "2", "--model", "m", "--timeout", "200ms")
+    command = ("weights", "set-version", "2", "--model", "m", "--request-id", "ab" * 16)
+    result = stratakv(*command, "--timeout", "200ms")
     assert result.exit_code == 3
-    assert "--from 'the old one'" in result.stderr
-    assert "--request-id" in result.stderr
-
-
-def test_weights_that_nobody_can_name_are_not_replaced_by_none(site: AdminSite, stratakv: Command) -> None:
-    """A sidecar that has read no log knows of no announcement, which is not the same as there being none."""
-    site.is_fresh = False
-    result = stratakv("weights", "set-version", "2", "--model", "m")
-    assert result.exit_code == 1
-    assert "--from" in result.stderr
-    assert site.call(site.fleet.records) == ()
-    assert stratakv("weights", "set-version", "2", "--model", "m", "--from", "1").exit_code == 0
+    assert f"--request-id {'ab' * 16}" in result.stderr
+    site.members[1].acknowledges = True
+    assert stratakv(*command).exit_code == 0
+    assert len(site.call(site.fleet.records)) == 2
 
 
 def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Command) -> None:
@@ -276,16 +310,11 @@ def test_weights_are_not_replaced_by_themselves(site: AdminSite, stratakv: Comma
     assert site.call(site.fleet.records) == ()
 
 
-def test_weights_that_are_announced_again_say_that_nothing_else_goes(
-    site: AdminSite, stratakv: Command
-) -> None:
-    site.weights["m"] = "2"
-    again = stratakv("weights", "set-version", "2", "--model", "m")
-    assert again.exit_code == 0
-    assert "already" in again.stdout
-    assert "--from" in again.stdout
-    first = stratakv("weights", "set-version", "1", "--model", "other")
-    assert "no other version was announced" in first.stdout
+def test_one_digest_written_in_two_ways_is_not_replaced_by_itself(site: AdminSite, stratakv: Command) -> None:
+    result = stratakv("weights", "set-version", "ab" * 32, "--model", "m", "--from", "AB" * 32)
+    assert result.exit_code == 2
+    assert "at once" in result.stderr
+    assert site.call(site.fleet.records) == ()
 
 
 # --- replicas ---

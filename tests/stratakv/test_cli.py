@@ -134,11 +134,11 @@ def test_on_a_terminal_settings_are_a_table(tmp_path: Path) -> None:
     assert '{"' not in text
 
 
-@pytest.mark.parametrize("by", ["--runtime-dir", "--endpoint", "variable"])
+@pytest.mark.parametrize("by", ["--runtime-dir", "--endpoint", "STRATAKV_ENDPOINT", "STRATAKV_RUNTIME_DIR"])
 def test_status_as_json_holds_everything(daemon: Daemon, by: str) -> None:
     directory = str(daemon.runtime_dir)
-    if by == "variable":
-        result = run_command("status", "--json", environment={"STRATAKV_ENDPOINT": directory})
+    if by.startswith("STRATAKV"):
+        result = run_command("status", "--json", environment={by: directory})
     else:
         result = run_command("status", "--json", by, directory)
     assert result.returncode == 0, result.stderr
@@ -166,7 +166,10 @@ def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None
         store = RemoteStore(channel)
         space, keys = space_of(1000, model="visible"), fresh_chain(3)
         store.register(space)
-        assert store.put(space.id, keys[:2], [page_of(key, 1000) for key in keys[:2]]) == [STORED] * 2
+        assert (
+            store.put(space.id, keys[:2], [page_of(key, 1000) for key in keys[:2]], stamp=store.stamp())
+            == [STORED] * 2
+        )
         store.get(space.id, keys, [memoryview(bytearray(1000)) for _ in keys])
     result = run_command("status", "--runtime-dir", str(daemon.runtime_dir), environment={"COLUMNS": "180"})
     assert result.returncode == 0, result.stderr
@@ -185,8 +188,10 @@ def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:
             fleet="blue", kind="redis", address="redis://there:6379", phase="unreachable", applied=41, tip=44,
             acknowledged=40, drained=39, reason="unreachable: timeout: no answer", confirmed_ms_ago=12_300,
             held_by=["pid 7: its engine has applied view 3 of 9"], server="redis://b:1",
+            draining_held_by=["pid 8 (w): a request of it began at view 2 of 9"],
             server_errors=["it could evict the log"], server_warnings=["its last snapshot failed"],
         ),
+        view=9, clients=[cache_pb2.ClientStatus(pid=8, oldest_view=2)],
     )  # fmt: skip
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render(answer))
@@ -195,6 +200,7 @@ def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:
         "stale: hits have stopped", "redis://there:6379 (redis), on redis://b:1 now, fleet blue",
         "unreachable, not settled", "41", "44",
         "unreachable: timeout: no answer (confirmed 12.3 s ago)", "held back by pid 7: its engine", "llama v7",
+        "draining held back by pid 8 (w): a request of it began", "view 2 of 9",
         "redis://b:1 would not be joined again: it could evict the log", "redis://b:1: its last snapshot failed",
     ):  # fmt: skip
         assert part in text, part
@@ -205,7 +211,11 @@ def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:
     text = console.export_text()
     assert "in this sidecar's memory (local: there is no redis-server)" in text
     assert "confirmed never" in text
-    assert json.loads(json.dumps(as_plain(answer)))["weights_versions"] == {"llama": "v7"}
+    told = json.loads(json.dumps(as_plain(answer)))
+    assert told["weights_versions"] == {"llama": "v7"}
+    assert told["freshness_remaining_ms"] is None, "never confirmed is no time ago"
+    answer.log.confirmed_ms_ago = 12_300
+    assert as_plain(answer)["freshness_remaining_ms"] == -5
 
 
 @pytest.mark.parametrize("name", ["[/bold] m", "[red]m", "a\x1b[31mb\nc", "\u202em"])

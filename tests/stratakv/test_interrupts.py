@@ -1,4 +1,4 @@
-"""Ctrl-C at each moment of `stratakv invalidate`, and the exit code that says what is known then."""
+"""Ctrl-C and SIGTERM at each moment of `stratakv invalidate`, and the exit code that says what is known then."""
 
 from __future__ import annotations
 
@@ -7,24 +7,54 @@ import signal
 import pytest
 
 from stratakv import fence_report
-from stratakv.admin import Sidecar
+from stratakv.admin import FleetNamespaces, Sidecar
 from tests.stratakv.conftest import Command, selectors
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import start_command
 from tests.support.polling import wait_until
 
 
-def test_ctrl_c_is_exit_3_and_says_how_to_repeat(site: AdminSite) -> None:
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+@pytest.mark.parametrize(
+    "words",
+    [("invalidate", "--all", "--yes"), ("weights", "set-version", "2", "--model", "m", "--from", "1")],
+)
+def test_what_ends_a_wait_is_exit_3_and_says_how_to_repeat(
+    site: AdminSite, words: tuple[str, ...], number: signal.Signals, why: str
+) -> None:
     site.members[1].acknowledges = False
-    process = start_command("invalidate", "--all", "--yes", "--runtime-dir", str(site.runtime_dir))
-    wait_until(lambda: bool(selectors(site)), timeout_s=30, what="the record")
-    process.send_signal(signal.SIGINT)
+    process = start_command(*words, "--runtime-dir", str(site.runtime_dir))
+    wait_until(lambda: bool(site.call(site.fleet.records)), timeout_s=30, what="the record")
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 3, errors
+    assert why in errors
     assert "may have been appended" in errors
     assert "--request-id" in errors
     wait_until(lambda: site.calls.running == 0, what="the end of the wait")
-    assert len(selectors(site)) == 1
+    assert len(site.call(site.fleet.records)) == (1 if words[0] == "invalidate" else 2)
+
+
+def test_sigterm_while_the_fleets_namespaces_are_read_again_says_that_more_may_have_to_go(
+    site: AdminSite, stratakv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = Sidecar.namespaces, iter(range(9))
+
+    def terminated(sidecar: Sidecar) -> FleetNamespaces:
+        if next(calls):
+            signal.raise_signal(signal.SIGTERM)
+        return read(sidecar)
+
+    monkeypatch.setattr(Sidecar, "namespaces", terminated)
+    result = stratakv("invalidate", "--prefix-tokens", "-", "--tenant", "alice", stdin="1 2 3 4")
+    assert result.exit_code == 3
+    assert "terminated while the fleet's namespaces were read" in result.stderr
+    assert "--request-id" in result.stderr
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("acknowledges", "code"), [(True, 0), (False, 3)])
@@ -50,4 +80,23 @@ def test_ctrl_c_before_anything_was_sent_is_130(
 
     monkeypatch.setattr(Sidecar, "status", interrupted)
     assert stratakv("invalidate", "--all", "--yes").exit_code == 130
+    monkeypatch.setattr(Sidecar, "status", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert stratakv("invalidate", "--all", "--yes").exit_code == 143
     assert selectors(site) == []
+
+
+def test_sigterm_that_is_ignored_goes_on_being_ignored(
+    site: AdminSite, stratakv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Sidecar.status
+
+    def signalled(sidecar: Sidecar) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        return status(sidecar)
+
+    monkeypatch.setattr(Sidecar, "status", signalled)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert stratakv("invalidate", "--all", "--yes").exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)

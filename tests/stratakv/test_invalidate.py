@@ -21,8 +21,8 @@ from tests.support.polling import wait_until
 
 KEY = "ab" * 32
 RESULT_KEYS = {
-    "appended", "confirmed", "exit_code", "gone", "gone_count", "missing", "missing_count", "namespaces", "reason",
-    "request_id", "selectors", "wait", "waited_ms", "why",
+    "appended", "confirmed", "exit_code", "gone", "gone_count", "missing", "missing_count", "namespaces", "prefix_tokens",
+    "reason", "request_id", "selectors", "wait", "waited_ms", "why",
 }  # fmt: skip
 MEMBER_KEYS = {"id", "is_self", "gone", "renewal", "acknowledged", "drained", "note"}
 
@@ -47,15 +47,25 @@ def test_every_option_is_a_condition(site: AdminSite, stratakv: Command) -> None
     result = stratakv(
         "invalidate", "--model", "m", "--weights-version", "1", "--adapter", "", "--tenant", "alice", "--producer", "node-1",
         "--tag", "hex:ff00", "--since", "2026-01-01T00:00:00Z", "--until", "2026-01-02T00:00:00Z",
-        "--since-revision", "3", "--until-revision", "9", "--yes",
+        "--since-revision", "3", "--until-revision", "9", "--other-weights-than", "2", "--yes",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert selectors(site) == [
         Selector(
             model="m", weights_version="1", adapter="", tenant="alice", producer=b"node-1", tag=b"\xff\x00",
             since_ms=1_767_225_600_000, until_ms=1_767_312_000_000, since_revision=3, until_revision=9,
+            other_weights_than="2",
         )
     ]  # fmt: skip
+
+
+def test_other_weights_are_those_of_one_model(site: AdminSite, stratakv: Command) -> None:
+    result = stratakv("invalidate", "--other-weights-than", "2", "--yes")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+    assert selectors(site) == []
+    told = stratakv.json("invalidate", "--model", "m", "--other-weights-than", "2", "--yes")
+    assert told["selectors"] == [{"model": "m", "other_weights_than": "2"}]
 
 
 def test_one_namespace_or_key_needs_no_confirmation(site: AdminSite, stratakv: Command) -> None:
@@ -209,7 +219,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--since", "1h", "--until", "2h"), "select nothing"),
     (("--since-revision", "2", "--until-revision", "1"), "select nothing"),
     (("--since-revision", "-1"), "--since-revision"),
-    (("--since-revision", str(1 << 64)), "64 bits"),
+    (("--since-revision", str(1 << 64)), "9007199254740991"),
     (("--all", "--wait", "--no-wait"), "not both"),
     (("--all", "--wait=gone"), "hidden or drained"),
     (("--all", "--timeout", "soon"), "duration"),
@@ -301,6 +311,7 @@ def test_a_dry_run_counts_asks_nothing_and_changes_nothing(site: AdminSite, stra
     assert stratakv.json("invalidate", "--model", "m", "--dry-run") == {
         "dry_run": True,
         "namespaces": [],
+        "prefix_tokens": None,
         "selectors": [{"model": "m"}],
         "tiers": [{"tier": "L2", "pages": 1, "bytes": 1000}],
     }

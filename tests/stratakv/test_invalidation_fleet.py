@@ -140,7 +140,11 @@ def test_c38_what_was_killed_holds_up_drained_until_somebody_says_that_nothing_i
         assert fleet.one.run(*drained, "--timeout", "300ms", code=3)["missing"], (
             "another life speaks for itself alone"
         )
-        assert fleet.two.run("members", "--forget-gone") == {"forgotten": sorted(dead), "stayed": []}
+        assert fleet.two.run("members", "--forget-gone") == {
+            "forgotten": sorted(dead),
+            "reasons": {},
+            "stayed": [],
+        }
         assert fleet.one.run(*drained)["confirmed"]
 
 

@@ -10,8 +10,8 @@ from sidecar.log.state import LogPicture, LogState
 
 STATE = LogState(
     phase="following", reason="", member=b"m" * 16, position=Stamp(log_incarnation(b"i" * 16), 41), tip=44,
-    acknowledged=40, drained=39, settled=True, replicas=1, confirmed_ago_s=0.5, held_by=(), renewals={"ok": 3},
-    sizes={"tombstones": 7, "log_records": 44}, pages_hidden=5, records_applied=41,
+    acknowledged=40, drained=39, settled=True, replicas=1, confirmed_ago_s=0.5, held_by=(), draining_held_by=(),
+    renewals={"ok": 3}, sizes={"tombstones": 7, "log_records": 44}, pages_hidden=5, records_applied=41,
 )  # fmt: skip
 
 

@@ -110,8 +110,8 @@ class RemoteStore:
         keys: Sequence[PageKey],
         sources: Sequence[memoryview],
         *,
+        stamp: Stamp | None,
         start: int = 0,
-        stamp: Stamp | None = None,
     ) -> list[PutOutcome]:
         packed = pack_keys(keys)
         if not 0 <= start <= len(keys):

@@ -66,7 +66,13 @@ _BOOT = 'self._call(self._follow, "boot", [], replies.read_boot, deadline_ns=dea
 MUTATIONS = (
     Mutation(
         "1", "a page is stamped at its commit",
-        (Edit(_REQUEST, "            stamp=self._begun.stamp,\n", "            stamp=None,\n"),),
+        (
+            Edit(
+                "inference_worker/local.py",
+                "                stamp=terms.stamp,\n",
+                "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
+            ),
+        ),
     ),
     Mutation(
         "2", "the stamp is read again once the look-up is over, when the pass begins",
