@@ -10,11 +10,8 @@ Expectations come from the protocol, from `tests.conformance.log_harness` and fr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 
@@ -38,8 +35,7 @@ from tests.conformance.log_harness import (
 )
 from tests.conformance.log_news import LogNewsConformance
 from tests.conformance.log_positions import LogPositionsConformance
-
-_Answer = TypeVar("_Answer")
+from tests.support.logs import patiently
 
 UNKNOWN_PAYLOAD = b"\xff" + bytes(range(64))
 """A payload of a version that nobody here knows."""
@@ -396,10 +392,10 @@ class InvalidationLogConformance(LogPositionsConformance, LogNewsConformance):
         member = await harness.member()
         for replicas in (1, 0):
             await harness.log.set_replicas(replicas, deadline_ns=harness.deadline_ns)
-            renewal = await _patiently(
+            renewal = await patiently(
                 lambda: harness.log.renew(member, number=1, deadline_ns=harness.soon_ns)
             )
-            state = await _patiently(lambda: harness.log.fence(deadline_ns=harness.soon_ns))
+            state = await patiently(lambda: harness.log.fence(deadline_ns=harness.soon_ns))
             assert renewal.status is RenewalStatus.OK
             assert renewal.confirmed == state.confirmed == (replicas == 0)
             assert renewal.replicas == state.replicas == replicas
@@ -454,11 +450,3 @@ class InvalidationLogConformance(LogPositionsConformance, LogNewsConformance):
         state = await harness.log.fence(deadline_ns=harness.deadline_ns)
         assert (dict(state.members), state.settled) == ({}, False)
         assert list((await harness.log.namespaces(deadline_ns=harness.deadline_ns)).canonicals) == []
-
-
-async def _patiently(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """A server that waits for replicas up to a deadline may answer too late where the machine is busy."""
-    for _ in range(4):
-        with contextlib.suppress(LogUnavailableError):
-            return await call()
-    return await call()

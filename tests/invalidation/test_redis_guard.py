@@ -14,7 +14,7 @@ from invalidation.redis.log import RedisLog
 from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.events import WeightsAnnounced
 from kv_types.ids import Stamp
-from tests.support.logs import Follower, Logs, append, entry, within
+from tests.support.logs import Follower, Logs, append, entry, patiently, within
 from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
 from tests.support.redis_servers import RedisServer, RedisServers, redis_binaries, redis_kinds
 
@@ -40,20 +40,21 @@ async def lived_in(log: RedisLog) -> Follower:
 
 async def assert_new(log: RedisLog, member: Follower, *, replicas: int = 0) -> None:
     """A follower is told of another incarnation, and that holds nothing of the old one."""
-    renewal = await member.renew(seconds=1.0)
+    renewal = await patiently(lambda: member.renew(seconds=1.0))
     assert renewal.status is RenewalStatus.NEW_INCARNATION
     assert renewal.incarnation != member.at.incarnation
     boot = await log.boot(deadline_ns=within())
     assert boot.tip == Stamp(renewal.incarnation, 0)
     assert (boot.floors, boot.tombstones, boot.weights, boot.settled) == ({}, {}, {}, False)
     assert boot.replicas == replicas
-    fence = await log.fence(deadline_ns=within(1.0))
+    fence = await patiently(lambda: log.fence(deadline_ns=within(1.0)))
     assert (fence.members, fence.settled) == ({}, False), "no fence is reached before it has settled"
     assert (await log.namespaces(deadline_ns=within())).canonicals == []
     again = Follower(log)
     await again.boot()
     await append(log)
-    assert [record.revision for record in (await again.renew(seconds=1.0)).records] == [1]
+    records = (await patiently(lambda: again.renew(seconds=1.0))).records
+    assert [record.revision for record in records] == [1]
 
 
 async def test_the_incarnation_stays_while_nothing_happens(

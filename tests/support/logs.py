@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from invalidation.log import Appended, InvalidationLog, LogLimits, Member, Renewal, RenewalStatus
+from invalidation.log import (
+    Appended,
+    InvalidationLog,
+    LogLimits,
+    LogUnavailableError,
+    Member,
+    Renewal,
+    RenewalStatus,
+)
 from invalidation.records import NO_DIGEST, LogEntry
 from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
@@ -16,6 +27,8 @@ from kv_types.selectors import Selector
 from tests.support.redis_servers import RedisServer
 
 CLOCK = BoottimeClock()
+
+_Answer = TypeVar("_Answer")
 
 
 def within(seconds: float = 5.0) -> int:
@@ -86,3 +99,11 @@ class Follower:
             self.digest = renewal.records[-1].digest
             self.revisions += [record.revision for record in renewal.records]
         return renewal
+
+
+async def patiently(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """A server that waits for replicas up to a deadline may answer too late where the machine is busy."""
+    for _ in range(4):
+        with contextlib.suppress(LogUnavailableError):
+            return await call()
+    return await call()
