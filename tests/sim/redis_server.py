@@ -75,6 +75,8 @@ class RedisServer:
         self._effects: list[Effect] = []
         self._effects_since = 0
         self._replicas: list[Replica] = []
+        self._attaching: list[RedisServer] = []
+        """Replicas that have all data, and of which this server is still to hear that they have."""
         self._has_backlog = False
         self._is_connecting = False
         self._is_in_script = False
@@ -315,19 +317,23 @@ class RedisServer:
             self._has_backlog = True
             self.replication_id = self._identifier()
         data, identifier, offset = self.keyspace.snapshot(), self.replication_id, self.offset
+        process = self.process
 
         def synchronise() -> None:
-            if server.primary is not self or server.is_linked:
-                return
+            if server.primary is not self or server.is_linked or not process.alive:
+                return  # a connection ends with the process at its other end
             server.is_linked = True
             server.keyspace.values = data
             server.replication_id, server.offset = identifier, offset
             server._effects, server._effects_since = [], offset
-            back.send(lambda: self._attach(server, forth, back), self.process)
+            self._attaching.append(server)
+            back.send(lambda: self._attach(server, forth, back), process)
 
         forth.send(synchronise, server.process)
 
     def _attach(self, server: RedisServer, forth: Channel, back: Channel) -> None:
+        if server in self._attaching:
+            self._attaching.remove(server)
         if server.primary is not self or not server.is_linked or self.primary is not None:
             return
         replica = Replica(server, forth, back, server.offset)
@@ -353,12 +359,13 @@ class RedisServer:
 
     def _drop_replicas(self) -> None:
         """Replicas of a server that is none any more for them begin anew."""
-        replicas, self._replicas = self._replicas, []
-        for replica in replicas:
-            if replica.server.primary is self:
-                replica.server.is_linked = False
-                replica.server._at_primary = None
-                replica.server._connect()
+        servers = [*self._attaching, *(replica.server for replica in self._replicas)]
+        self._attaching, self._replicas = [], []
+        for server in servers:
+            if server.primary is self:
+                server.is_linked = False
+                server._at_primary = None
+                server._connect()
 
     # --- what befalls a server ---
 

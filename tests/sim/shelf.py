@@ -40,6 +40,8 @@ class ShelfRecord:
     tags: tuple[bytes, ...]
     from_ms: int
     until_ms: int
+    rests_on_nothing: bool
+    """Whether whoever stored it computed it from no page at all: one that is stored again is somebody else's."""
     payload: bytes
 
     @property
@@ -47,7 +49,7 @@ class ShelfRecord:
         """Nobody keeps what an ancestor on the shelf was made of, so that it may be anything (invariant I6)."""
         return Origin(
             producer=self.producer, tags=self.tags, from_ms=self.from_ms, until_ms=self.until_ms,
-            revision=self.stamp.revision, lineage_known=len(self.chain) == 1,
+            revision=self.stamp.revision, lineage_known=len(self.chain) == 1 and self.rests_on_nothing,
         )  # fmt: skip
 
 
@@ -82,7 +84,8 @@ class ShelfKeeper:
             ShelfRecord(
                 namespace=self._life.store.namespace_of_number(entry.namespace_slot).namespace, chain=keys,
                 stamp=terms.stamp, producer=terms.producer, tags=terms.tags, from_ms=terms.computed_from_ms,
-                until_ms=terms.computed_until_ms, payload=b"".join(word.to_bytes(8, "little") for word in entry.place),
+                until_ms=terms.computed_until_ms, rests_on_nothing=terms.rests_on == NO_INSTANCE,
+                payload=b"".join(word.to_bytes(8, "little") for word in entry.place),
             )
         )  # fmt: skip
         self._has_work.set()
@@ -138,7 +141,7 @@ class ShelfKeeper:
         ((status, _),) = store.commit(
             store.own_row, [reservation], stamp=record.stamp, producer=record.producer, tags=record.tags,
             computed_from_ms=record.from_ms, computed_until_ms=record.until_ms,
-            rests_on=NO_INSTANCE if parent is None else UNKNOWN_INSTANCE,
+            rests_on=NO_INSTANCE if record.origin.lineage_known else UNKNOWN_INSTANCE,
         )  # fmt: skip
         return status == PutStatus.STORED
 
