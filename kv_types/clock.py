@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Protocol
+
+Pause = Callable[[float], Awaitable[None]]
+"""Waits for seconds: asyncio.sleep, or what moves a test's or a simulation's clock."""
 
 
 class Clock(Protocol):

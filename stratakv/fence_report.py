@@ -33,7 +33,7 @@ class FenceReport:
     answer: admin_pb2.InvalidateResponse | None
     broken: str = ""
     not_all: str = ""
-    """Why more may have to be appended than was, whatever became of that; empty where it is all."""
+    """Why more may have to be appended than was, where what was asked for holds of that; empty where it is all."""
     again: Sequence[str] = ()
     """Options that a repeated command needs besides its request id."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -45,9 +45,7 @@ class FenceReport:
         """Why the promise is not reached, in a word; empty where it is."""
         if self.answer is None:
             return "connection"
-        if self.not_all and self.answer.confirmed | (
-            self.answer.unconfirmed == admin_pb2.UNCONFIRMED_NOT_ASKED
-        ):
+        if self.not_all:
             return "namespaces"
         return "" if self.answer.confirmed else _REASONS.get(self.answer.unconfirmed, "unknown")
 

@@ -15,7 +15,7 @@ from invalidation.log import FenceState, InvalidationLog, LogStatistics, LogUnav
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
 from invalidation.timing import Timing
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.errors import (
     InvalidArgumentError,
     LimitExceededError,
@@ -35,7 +35,7 @@ from kv_types.limits import (
 )
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector, may_be_same_weights
-from sidecar.admin.fencing import Append, FenceResult, Fencing, Pause, derived_id
+from sidecar.admin.fencing import Append, FenceResult, Fencing, derived_id
 from sidecar.admin.looks import Looks
 from sidecar.logs import logger
 

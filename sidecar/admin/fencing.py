@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
@@ -12,7 +12,7 @@ from invalidation.fence import FenceEvaluation, NewIncarnation, Pending, Reached
 from invalidation.log import FenceState, InvalidationLog, LogUnavailableError, MemberState
 from invalidation.records import LogEntry
 from invalidation.timing import Timing
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.errors import LogUnreachableError
 from kv_types.ids import Stamp
 from kv_types.limits import (
@@ -32,9 +32,6 @@ _PAUSE_GROWTH = 1.5
 _LAST_LOOK_S = 0.25
 
 _log = logger("fence")
-
-Pause = Callable[[float], Awaitable[None]]
-"""Waits for seconds; asyncio.sleep, or what a simulation puts in its place."""
 
 
 class Unconfirmed(StrEnum):

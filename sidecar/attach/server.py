@@ -34,7 +34,7 @@ from sidecar.attach.connection import AttachedProcess, Connection, ReceiverTooSl
 from sidecar.attach.endpoint import listen_on, unlink_own
 from sidecar.attach.requests import Request, carry_out
 from sidecar.attach.welcome import Refusing, judge_hello, welcome
-from sidecar.log.directory import Directory
+from sidecar.log.directory import ListsNamespaces
 
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16
@@ -55,7 +55,7 @@ class AttachServer:
         path: Path,
         *,
         clock: Clock,
-        directory: Directory,
+        directory: ListsNamespaces,
         observe: Observer | None = None,
         engine_came: Callable[[], object] = lambda: None,
     ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from cache_l2.namespaces import NamespaceRecord
 from invalidation.listing import Listings
 from invalidation.log import InvalidationLog, LogUnavailableError
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.errors import LogUnreachableError
 from kv_types.ids import LogIncarnation, NamespaceId, Stamp
 from kv_types.limits import LISTING_S_MAX, LOG_BACKOFF_S_MAX, LOG_KNOW_AGAIN_S, LOG_NAMESPACES_BATCH_MAX
@@ -20,11 +20,8 @@ _DIRECTORY_S = 0.25
 _FIRST_PAUSE_S = 0.0005
 _PAUSE_GROWTH = 1.5
 
-Pause = Callable[[float], Awaitable[None]]
-"""Waits for seconds: asyncio.sleep, or what moves a test's clock."""
 
-
-class Directory(Protocol):
+class ListsNamespaces(Protocol):
     """What whoever registers namespaces needs of the fleet's directory."""
 
     def is_listed(self, namespace: NamespaceId) -> bool:

@@ -7,9 +7,9 @@ import asyncio
 from invalidation.log import InvalidationLog, LogUnavailableError
 from invalidation.silence import Reaping
 from invalidation.timing import Timing
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.limits import FLEET_MEMBERS_MAX, LOG_REAP_LOOK_S
-from sidecar.log.shell import LogShell, Pause
+from sidecar.log.shell import LogShell
 from sidecar.logs import logger
 
 _SECOND_NS = 1_000_000_000

@@ -15,7 +15,7 @@ from invalidation.log import InvalidationLog, LogUnavailableError, Member, Renew
 from invalidation.notes import MemberNote
 from invalidation.records import LogRecord
 from invalidation.validity import Validity
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.errors import ConfigError
 from kv_types.ids import LogIncarnation, Stamp
 from kv_types.validity import EngineMode
@@ -31,8 +31,6 @@ _HANG_FACTOR = 2
 """A log that does not keep a call's deadline is given up after so many times it."""
 
 _Answer = TypeVar("_Answer")
-Pause = Callable[[float], Awaitable[None]]
-"""Waits for seconds: asyncio.sleep, or what moves a test's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

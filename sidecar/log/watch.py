@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from invalidation.log import InvalidationLog, LogUnavailableError
-from kv_types.clock import Clock
+from kv_types.clock import Clock, Pause
 from kv_types.limits import (
     CLIENTS_WATCH_S_MAX,
     CLIENTS_WATCH_S_MIN,
@@ -18,7 +18,7 @@ from kv_types.limits import (
     RENEWALS_PER_S_MAX,
 )
 from sidecar.log.directory import FleetDirectory
-from sidecar.log.shell import LogShell, Pause
+from sidecar.log.shell import LogShell
 
 _SECOND_NS = 1_000_000_000
 _FIGURES_S = 0.25

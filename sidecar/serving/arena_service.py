@@ -19,7 +19,7 @@ from kv_types.outcomes import (
     put_outcome,
 )
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
-from sidecar.log.directory import Directory
+from sidecar.log.directory import ListsNamespaces
 from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
 
@@ -45,7 +45,7 @@ class ArenaService:
     So they are told under a mask of this life: what an earlier one told names no page here.
     """
 
-    def __init__(self, store: ArenaStore, *, directory: Directory) -> None:
+    def __init__(self, store: ArenaStore, *, directory: ListsNamespaces) -> None:
         self._store = store
         self._directory = directory
         self._mask = int.from_bytes(store.life[:8], "little")
@@ -66,8 +66,6 @@ class ArenaService:
 
     async def list_namespace(self, namespace: NamespaceId) -> bool:
         """Have a namespace entered in the fleet's directory, if it is not yet."""
-        if self._directory.is_listed(namespace):
-            return True
         try:
             await self._directory.list_namespace(self._store.namespace(namespace))
         except LogUnreachableError:

@@ -14,7 +14,7 @@ from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach.server import AttachServer
-from sidecar.log.directory import Directory
+from sidecar.log.directory import ListsNamespaces
 from tests.support.directory import EverythingListed
 from tests.support.followed_store import FollowedStore
 from tests.support.pages import page_bytes_of
@@ -35,7 +35,7 @@ class AttachSite:
     """Context manager. `call` runs a function of the store on the thread that owns it."""
 
     def __init__(
-        self, folder: Path, *, lease_s: float = 3.0, directory: Directory | None = None, **settings: Any
+        self, folder: Path, *, lease_s: float = 3.0, directory: ListsNamespaces | None = None, **settings: Any
     ) -> None:
         self.path = folder / "attach.sock"
         self._config = ArenaConfig(**{**SMALL, **settings})
