@@ -76,7 +76,7 @@ class Arena:
         it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what open_row was told,
         the rest is what the client wrote."""
     def row_counts(self, row: int, counter: int) -> dict[str, int]:
-        """begun, requested, l1, l2, l3, miss_0…miss_15, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
+        """begun, requested, l1, l2, l3, miss_0…miss_31, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
     def reset_counts(self, row: int, counter: int) -> None: ...
     # pages
     def reserve(
