@@ -24,9 +24,9 @@ POSITION_OFFSET_MAX = 2**31 - 1
 # Records
 TAGS_PER_RECORD_MAX = 8
 TAG_BYTES_MAX = 64
-LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
-RECORD_VARIABLE_BYTES_MAX = 4096
+RECORD_BYTES_MAX = 64 * 1024 * 1024 + 4096
+"""A whole record: its header and the largest page. Servers take values of up to 512 MiB unless told otherwise."""
 
 # One client
 CLIENT_NAME_BYTES_MAX = PRODUCER_BYTES_MAX
@@ -246,6 +246,9 @@ GRPC_IDLE_S_MAX = 30.0
 METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
+assert PAGE_BYTES_MAX < RECORD_BYTES_MAX < 512 * 1024 * 1024, (
+    "every page has a record, and a server takes each"
+)
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"
