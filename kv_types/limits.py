@@ -164,6 +164,24 @@ LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
 
+# The data path of L3
+L3_WINDOW_DEFAULT = 4
+"""Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
+L3_WINDOW_MAX = 64
+L3_CONNECTIONS_MAX = 1024
+"""Connections of one data path."""
+L3_REQUESTS_MAX = 8192
+"""Requests of one data path, queued and under way; more are refused at once."""
+L3_KEY_BYTES_MAX = 512
+L3_ASK_COMMANDS_MAX = 1024
+"""Commands of one question."""
+L3_ASK_BYTES_MAX = 512 * 1024
+"""What one question takes on its way to the server."""
+L3_REPLY_BYTES_MAX = 16 * 1024
+"""One reply to a question: the header of a record and what goes with it."""
+L3_LINE_BYTES_MAX = 1024
+"""A line of a reply: a length, a number, an error's text."""
+
 # Administration
 ADMIN_CALLS_MAX = 32
 """Administrative calls at once; they never take a place of the data path's calls."""
