@@ -127,8 +127,8 @@ LISTING_S_MAX = 0.25
 """How long a registration waits for the fleet's directory at most."""
 LISTINGS_IN_FLIGHT_PER_CLIENT_MAX = 16
 """Registrations of one client that wait for the fleet's directory at a time."""
-LOG_CANDIDATES_MAX = 16
-"""Servers that may be named for one log."""
+SERVERS_NAMED_MAX = 16
+"""Servers that one list of URLs may name."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
 LOG_NAMESPACES_BATCH_MAX = 128
