@@ -182,6 +182,12 @@ L3_REPLY_BYTES_MAX = 16 * 1024
 L3_LINE_BYTES_MAX = 1024
 """A line of a reply: a length, a number, an error's text."""
 
+# The store of L3
+L3_ZSTD_LEVEL_DEFAULT = 1
+L3_ZSTD_LEVEL_MIN = 1
+L3_ZSTD_LEVEL_MAX = 19
+"""Levels of compression; further ones take hundreds of MiB for a context."""
+
 # Administration
 ADMIN_CALLS_MAX = 32
 """Administrative calls at once; they never take a place of the data path's calls."""
