@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
@@ -18,10 +19,13 @@ from tests.sim.arena_entries import (
     MISSED,
     QUARANTINED,
     RESERVED,
+    U64_MAX,
     VISIBLE,
     Entry,
     Row,
     ancestors,
+    birth_below,
+    born_below,
     end_of,
     expired,
     rests,
@@ -41,6 +45,7 @@ class ModelArena(PageTree):
         ring_records: int = 8,
         now_ns: Callable[[], int],
         give_way: Callable[[], None] = lambda: None,
+        births: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(entries=entries, rows=rows, now_ns=now_ns, give_way=give_way)
         self.life = life
@@ -49,6 +54,7 @@ class ModelArena(PageTree):
         self.closed = False
         self.freshness_ns = 0
         self.keep_granted = False
+        self._births = births or count(1).__next__
         self.asked = 0
         """Pages that look-ups were begun for, by whomever."""
 
@@ -136,24 +142,24 @@ class ModelArena(PageTree):
         expiry_s: int,
         deadline_ns: int,
         now_ns: int,
+        gives_way: bool = False,
     ) -> list[tuple[int, int, int, int]]:
         wanted = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns)
-        missing = sum(key not in self.index for key in wanted)
+        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way)
         results = []
-        for key in wanted:
+        for at, key in enumerate(wanted):
             self._pinned = above
             reason, entry, is_new = RefuseReason(stopped), None, False
             if not stopped:
-                reason, entry, is_new, missing = self._reserve_one(
-                    self.rows[row], key, above, namespace_slot, now_ns, missing
+                reason, entry, is_new = self._reserve_one(
+                    self.rows[row], wanted[at:], above, namespace_slot, now_ns, gives_way
                 )
             if entry is None:
                 stopped = reason
-                self.counters["refused"] += 1
+                self.counters["refused"] += not gives_way
                 results.append((int(PutStatus.REFUSED), int(reason), 0, 0))
             elif not is_new:
-                self.counters["known"] += 1
+                self.counters["known"] += not gives_way
                 entry.previous_ns, entry.last_ns = entry.last_ns, now_ns
                 results.append((int(PutStatus.KNOWN), 0, 0, 0))
                 above = entry
@@ -169,13 +175,14 @@ class ModelArena(PageTree):
                     expiry_s,
                     deadline_ns,
                 )
+                entry.gives_way = gives_way
                 results.append((int(PutStatus.STORED), 0, entry.instance, entry.number))
                 above = entry
         self._pinned = None
         return results
 
     def _admit_parent(
-        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int
+        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int, gives_way: bool
     ) -> tuple[Entry | None, int]:
         if parent is None:
             return None, 0
@@ -183,7 +190,7 @@ class ModelArena(PageTree):
         if entry is None or entry.namespace_slot != namespace_slot:
             return None, RefuseReason.PARENT_ABSENT
         if entry.state == RESERVED:
-            is_absent = entry.row != row or now_ns > entry.deadline_ns
+            is_absent = entry.row != row or now_ns > entry.deadline_ns or entry.gives_way != gives_way
         else:
             is_absent = expired(entry, now_ns)
             if is_absent:
@@ -192,28 +199,36 @@ class ModelArena(PageTree):
         return (None, RefuseReason.PARENT_ABSENT) if is_absent else (entry, 0)
 
     def _reserve_one(
-        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, now_ns: int, missing: int
-    ) -> tuple[RefuseReason, Entry | None, bool, int]:
-        """(reason, entry, is new, pages that still need room)."""
-        entry = self.index.get(key)
+        self, row: Row, keys: list[bytes], above: Entry | None, namespace_slot: int, now_ns: int, gives_way: bool
+    ) -> tuple[RefuseReason, Entry | None, bool]:
+        """(reason, entry, is new) of the first of the keys that are left."""
+        entry = self.index.get(keys[0])
         if entry is not None and entry.state == VISIBLE and expired(entry, now_ns):
             self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
             self._reclaim()
-            entry, missing = None, missing + 1
-        if entry is not None and entry.state == RESERVED and now_ns > entry.deadline_ns:
+            entry = None
+        if entry is not None and entry.state == RESERVED and self._has_lost(entry, now_ns, gives_way):
             self._quarantine(entry)
-            entry, missing = None, missing + 1
+            entry = None
         if entry is None:
             if len(row.reservations) >= RESERVATIONS_PER_CLIENT_MAX:
-                return RefuseReason.QUOTA, None, False, missing
-            if not self._make_room(missing):
-                return RefuseReason.FULL, None, False, missing
-            return RefuseReason.NONE, self._free.pop(), True, missing - 1
+                return RefuseReason.QUOTA, None, False
+            if not self._make_room(sum(key not in self.index for key in keys)):
+                return RefuseReason.FULL, None, False
+            return RefuseReason.NONE, self._free.pop(), True
         if entry.state == RESERVED:
-            return RefuseReason.BUSY, None, False, missing
+            return RefuseReason.BUSY, None, False
         if entry.parent is above and entry.namespace_slot == namespace_slot:
-            return RefuseReason.NONE, entry, False, missing
-        return RefuseReason.PARENT_ABSENT, None, False, missing
+            return RefuseReason.NONE, entry, False
+        return RefuseReason.PARENT_ABSENT, None, False
+
+    def _has_lost(self, entry: Entry, now_ns: int, gives_way: bool) -> bool:
+        """Whether a reservation in the way is none any more: its time is over, or it gives way."""
+        if now_ns > entry.deadline_ns:
+            return True
+        yields = entry.gives_way and not gives_way
+        self.counters["gave_way"] += yields
+        return yields
 
     def _take(
         self, row: Row, number: int, entry: Entry, key: bytes, above: Entry | None, namespace_slot: int,
@@ -245,14 +260,9 @@ class ModelArena(PageTree):
             entry = self._reserved_by(row, reservation)
             reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
             if entry is not None and reason is RefuseReason.NONE:
-                entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
-                entry.from_ms, entry.until_ms, entry.committed_ns = (
-                    computed_from_ms,
-                    computed_until_ms,
-                    now_ns,
-                )
-                entry.last_ns = entry.previous_ns = 0
-                entry.lineage_unknown = not rests(entry, rests_on)
+                entry.rests_on, entry.birth = birth_below(entry, rests_on), self._births()
+                entry.lineage_unknown = entry.rests_on == U64_MAX
+                self._stamp(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
                 self._publish(entry)
                 results.append((int(PutStatus.STORED), 0))
             else:
@@ -261,6 +271,44 @@ class ModelArena(PageTree):
                 results.append((int(PutStatus.REFUSED), int(reason)))
             self.counters["stored" if reason is RefuseReason.NONE else "refused"] += 1
         return results
+
+    def publish_loaded(
+        self,
+        *,
+        row: int,
+        reservation: int,
+        incarnation: bytes,
+        revision: int,
+        producer: int,
+        computed_from_ms: int,
+        computed_until_ms: int,
+        birth: int,
+        rests_on: int,
+        now_ns: int,
+    ) -> tuple[int, int]:
+        entry = self._reserved_by(row, reservation)
+        reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
+        if entry is None or reason is not RefuseReason.NONE:
+            if entry is not None:
+                self._end_reservation(entry)
+            return int(PutStatus.REFUSED), int(reason)
+        entry.birth, entry.rests_on = birth, rests_on
+        entry.lineage_unknown = not born_below(entry, rests_on)
+        self._stamp(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
+        self._publish(entry)
+        self.counters["loaded"] += 1
+        return int(PutStatus.STORED), 0
+
+    def _stamp(
+        self, entry: Entry, incarnation: bytes, revision: int, producer: int, from_ms: int, until_ms: int, now_ns: int
+    ) -> None:  # fmt: skip
+        entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
+        entry.from_ms, entry.until_ms, entry.committed_ns = from_ms, until_ms, now_ns
+        entry.last_ns = entry.previous_ns = 0
+
+    def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
+        entry = self._reserved_by(row, reservation)
+        return entry is not None and born_below(entry, rests_on)
 
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         entries = [self._reserved_by(row, reservation) for reservation in reservations]
@@ -300,14 +348,17 @@ class ModelArena(PageTree):
 
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         entry = self.index.get(key)
-        if entry is None or entry.state != VISIBLE:
-            return None
-        parent: int | bytes = entry.parent.key if entry.parent is not None else 0
-        return {
-            "generation": entry.generation, "entry": entry.number, "parent": parent,
-            "namespace_slot": entry.namespace_slot, "revision": entry.revision, "incarnation": entry.incarnation,
-            "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown),
-        }  # fmt: skip
+        return None if entry is None or entry.state != VISIBLE else _described(entry)
+
+    def describe(self, instance: int) -> dict[str, int | bytes] | None:
+        entry = self.of_instance(instance)
+        return None if entry is None else _described(entry)
+
+    def of_instance(self, instance: int) -> Entry | None:
+        """The visible page that is this instance."""
+        number = (instance & 0xFFFFFFFF) - 1
+        entry = self.entries[number] if 0 <= number < len(self.entries) else None
+        return entry if entry is not None and entry.state == VISIBLE and entry.instance == instance else None
 
     def statistics(self) -> dict[str, int]:
         states = Counter(entry.state for entry in self.entries)
@@ -327,3 +378,14 @@ class ModelArena(PageTree):
 
     def close(self) -> None:
         self.close_header()
+
+
+def _described(entry: Entry) -> dict[str, int | bytes]:
+    described: dict[str, int | bytes] = {
+        "key": entry.key, "generation": entry.generation, "entry": entry.number, "namespace_slot": entry.namespace_slot,
+        "payload_bytes": entry.payload_bytes, "revision": entry.revision, "incarnation": entry.incarnation,
+        "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown), "computed_from_ms": entry.from_ms,
+        "computed_until_ms": entry.until_ms, "expiry_s": entry.expiry_s, "committed_ns": entry.committed_ns,
+        "birth": entry.birth, "rests_on": entry.rests_on,
+    }  # fmt: skip
+    return described | ({"parent": entry.parent.key} if entry.parent is not None else {})

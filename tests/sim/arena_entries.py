@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from kv_types.limits import ANCESTORS_WALKED_MAX
 from kv_types.outcomes import MissReason, RefuseReason
@@ -15,7 +16,7 @@ FREE, RESERVED, VISIBLE, HIDDEN, QUARANTINED = range(5)
 REQUEST_VIEWS = 256
 COUNTED = ("begun", "requested", "l1", "l2", "l3", "bytes_read", "bytes_written", "collisions", "look_ups")
 MISSED = tuple(f"miss_{int(reason)}" for reason in MissReason)
-Slot = list[int]
+Slot: TypeAlias = "array[int]"
 """The two words of a page's bytes, which are equal when the page was written by one hand."""
 
 
@@ -23,6 +24,7 @@ class Entry:
     """What readers see of a page (down to `place`), and what only the writer keeps of it."""
 
     __slots__ = (
+        "birth",
         "children",
         "committed_ns",
         "cut_off",
@@ -30,6 +32,7 @@ class Entry:
         "expiry_s",
         "from_ms",
         "generation",
+        "gives_way",
         "hidden_view",
         "incarnation",
         "key",
@@ -45,6 +48,7 @@ class Entry:
         "previous_ns",
         "provenance",
         "reason",
+        "rests_on",
         "revision",
         "row",
         "state",
@@ -54,7 +58,7 @@ class Entry:
     def __init__(self, number: int) -> None:
         self.number = number
         self.generation = 1
-        self.place: Slot = [0, 0]
+        self.place: Slot = array("Q", (0, 0))
         self.clear()
 
     def clear(self) -> None:
@@ -75,6 +79,8 @@ class Entry:
         self.from_ms = self.until_ms = 0
         self.committed_ns = self.last_ns = self.previous_ns = 0
         self.lineage_unknown = False
+        self.gives_way = False
+        self.birth = self.rests_on = 0
 
     @property
     def instance(self) -> int:
@@ -136,6 +142,23 @@ def rests(entry: Entry, rests_on: int) -> bool:
         return True
     above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
     return any(one.instance == rests_on for one in above if one is not entry)
+
+
+def born_below(entry: Entry, birth: int) -> bool:
+    """Whether a page of that birth is among an entry's ancestors; nothing (0) is, what is unknown is not."""
+    if birth in (0, U64_MAX):
+        return birth == 0
+    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
+    return any(one.birth == birth for one in above if one is not entry)
+
+
+def birth_below(entry: Entry, rests_on: int) -> int:
+    """Birth of the instance that a page rests on; unknown unless that is among its ancestors."""
+    if rests_on == 0:
+        return 0
+    if not rests(entry, rests_on):
+        return U64_MAX
+    return next(one.birth for one in ancestors(entry) if one.instance == rests_on and one is not entry)
 
 
 def bit(bitmap: bytes, number: int) -> bool:

@@ -134,8 +134,33 @@ class ModelReader:
                 return pages, _reason(reason, pages, len(chain) - start)
         return 0, MissReason.RACED
 
-    def lease(self, counter: int, keys: Any, *, start: int = 0) -> ModelLease:
-        return self._look_up(counter, keys, start, lease_ns=0)
+    def lease(self, counter: int, keys: Any, *, start: int = 0, may_load: bool = False) -> ModelLease:
+        chain = self._chain(keys, start)
+        self._begin(counter, len(chain))
+        lease = self._look_up(chain, start, lease_ns=0)
+        self._settle(counter, self._counted(chain, start, lease.pages, lease.reason, 0), may_load)
+        return lease
+
+    def complete_lease(
+        self, counter: int, keys: Any, *, start: int = 0, l3_from: int | None = None, reason: int = 0
+    ) -> ModelLease:
+        chain = self._chain(keys, start)
+        lease = self._look_up(chain, start, lease_ns=0)
+        if lease.reason == MissReason.ABSENT and reason:
+            lease.reason = reason
+        counted = self._counted(chain, start, lease.pages, lease.reason, 0)
+        self._complete(counter, _loaded(counted, start, lease.pages, l3_from))
+        return lease
+
+    def pin(self, instance: int) -> ModelLease | None:
+        """See cache_l2._native.Reader.pin."""
+        self._check()
+        entry = self._arena.of_instance(instance)
+        if entry is None:
+            return None
+        lease = ModelLease(self, [(entry, entry.generation)], None, self._arena.view)
+        lease.pin(0)
+        return lease if lease.pages else None
 
     def get(
         self,
@@ -148,9 +173,44 @@ class ModelReader:
         lease_ns: int = 5_000_000_000,
         kernel: int = -1,
         instances: Any = None,
+        may_load: bool = False,
     ) -> tuple[int, int, int]:
         chain = self._chain(keys, start)
-        lease = self._look_up(counter, keys, start, lease_ns=lease_ns)
+        self._begin(counter, len(chain))
+        pages, reason, instance = self._copy_out(chain, destinations, page_bytes, start, lease_ns, instances)
+        self._settle(counter, self._counted(chain, start, pages, reason, page_bytes), may_load)
+        return pages, reason, instance
+
+    def complete_get(
+        self,
+        counter: int,
+        keys: Any,
+        destinations: Any,
+        *,
+        page_bytes: int,
+        start: int = 0,
+        lease_ns: int = 5_000_000_000,
+        kernel: int = -1,
+        instances: Any = None,
+        l1: int | None = None,
+        l3_from: int | None = None,
+        reason: int = 0,
+    ) -> tuple[int, int, int]:
+        chain, first = self._chain(keys, start), start if l1 is None else l1
+        pages, missed, instance = self._copy_out(chain, destinations, page_bytes, start, lease_ns, instances)
+        if missed == MissReason.ABSENT and reason:
+            missed = reason
+        counted = _loaded(self._counted(chain, start, pages, missed, page_bytes), start, pages, l3_from)
+        counted["l1"] = first
+        counted["l2"] += start - first
+        counted["bytes_read"] += (start - first) * page_bytes
+        self._complete(counter, counted)
+        return pages, missed, instance
+
+    def _copy_out(
+        self, chain: list[bytes], destinations: Any, page_bytes: int, start: int, lease_ns: int, instances: Any
+    ) -> tuple[int, int, int]:
+        lease = self._look_up(chain, start, lease_ns=lease_ns)
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -164,7 +224,6 @@ class ModelReader:
         if lease.still_there() < pages or (pages and self._arena.now_ns() >= lease.deadline_ns):
             pages, reason = 0, int(MissReason.LEASE_EXPIRED)
         lease.release()
-        self._count(counter, len(chain), start, pages, reason, page_bytes)
         if instances is not None and pages:
             words = memoryview(instances).cast("B").cast("Q")
             if start:
@@ -172,10 +231,7 @@ class ModelReader:
             words[start : start + pages] = memoryview(_packed(lease.instances()[:pages])).cast("B").cast("Q")
         return pages, reason, lease.instances()[pages - 1] if pages else 0
 
-    def _look_up(self, counter: int, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
-        chain = self._chain(keys, start)
-        self._arena.asked += len(chain)
-        self._counts(counter)["begun"] += len(chain)
+    def _look_up(self, chain: list[bytes], start: int, *, lease_ns: int) -> ModelLease:
         self._give_way()
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
@@ -203,8 +259,6 @@ class ModelReader:
             reason = _reason(cut, pages, len(chain) - start)
             break
         lease.reason = int(reason)
-        if not lease_ns:
-            self._count(counter, len(chain), start, lease.pages, lease.reason, 0)
         return lease
 
     def _walk(self, chain: list[bytes], start: int) -> tuple[list[Found], Found | None]:
@@ -244,26 +298,64 @@ class ModelReader:
 
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
         self._check()
-        self._arena.asked += requested
-        self._counts(counter)["begun"] += requested
-        self._count(counter, requested, l1, 0, reason, 0)
+        self._begin(counter, requested)
+        self._count(
+            counter,
+            {"requested": requested, "l1": l1, f"miss_{int(reason)}": requested - l1, "look_ups": 1},
+        )
+
+    def complete(
+        self,
+        counter: int,
+        *,
+        requested: int,
+        l1: int,
+        l2: int = 0,
+        l3: int = 0,
+        reason: int = 0,
+        bytes_read: int = 0,
+    ) -> None:
+        self._check()
+        missed = requested - l1 - l2 - l3
+        counted = {"requested": requested, "l1": l1, "l2": l2, "l3": l3, f"miss_{int(reason)}": missed}
+        self._complete(counter, counted | {"look_ups": 1, "bytes_read": bytes_read})
+
+    def _begin(self, counter: int, pages: int) -> None:
+        self._arena.asked += pages
+        self._counts(counter)["begun"] += pages
+
+    def _settle(self, counter: int, counted: dict[str, int], may_load: bool) -> None:
+        """Count a look-up, unless somebody is to complete it once what it lacks has been loaded."""
+        if not may_load or not counted.get(f"miss_{int(MissReason.ABSENT)}"):
+            self._count(counter, counted)
+
+    def _complete(self, counter: int, counted: dict[str, int]) -> None:
+        counts = self._counts(counter)
+        if counted["requested"] > counts["begun"] - counts["requested"]:
+            raise ValueError("no look-up of so many pages is under way")
+        self._count(counter, counted)
 
     def _counts(self, counter: int) -> Counter[str]:
         return self._row.counts.setdefault(counter, Counter())
 
-    def _count(self, counter: int, wanted: int, start: int, pages: int, reason: int, page_bytes: int) -> None:
+    @staticmethod
+    def _counted(chain: list[bytes], start: int, pages: int, reason: int, page_bytes: int) -> dict[str, int]:
+        return {
+            "requested": len(chain), "l1": start, "l2": pages, "l3": 0,
+            f"miss_{int(reason)}": len(chain) - start - pages, "look_ups": 1, "bytes_read": pages * page_bytes,
+        }  # fmt: skip
+
+    def _count(self, counter: int, counted: dict[str, int]) -> None:
         counts = self._counts(counter)
         self._give_way()
-        counts.update(
-            {
-                "requested": wanted,
-                "l1": start,
-                "l2": pages,
-                f"miss_{int(reason)}": wanted - start - pages,
-                "look_ups": 1,
-                "bytes_read": pages * page_bytes,
-            }
-        )
+        counts.update(counted)
+
+    def slot(self, offset: int, size: int) -> memoryview:
+        """See cache_l2._native.Reader.slot."""
+        self._check()
+        place = memoryview(self._arena.entries[offset].place).cast("B")
+        assert size == len(place), "a simulated page has two words"
+        return place
 
     def fill(
         self, offsets: Sequence[int], sources: Any, *, page_bytes: int, counter: int = 0, kernel: int = -1
@@ -423,3 +515,11 @@ def _cut_expired(found: list[Found], now_ns: int) -> tuple[int, MissReason]:
 
 def _reason(cut: MissReason, pages: int, wanted: int) -> MissReason:
     return MissReason.NONE if pages == wanted and cut is MissReason.ABSENT else cut
+
+
+def _loaded(counted: dict[str, int], start: int, pages: int, l3_from: int | None) -> dict[str, int]:
+    """Of the pages found from `start` on, those from index `l3_from` on are L3's."""
+    end = start + pages
+    counted["l3"] = max(0, end - max(start, end if l3_from is None else l3_from))
+    counted["l2"] = pages - counted["l3"]
+    return counted
