@@ -39,6 +39,7 @@ class Held(NamedTuple):
     row: int
     model: int
     native: int
+    gives_way: bool = False
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -55,6 +56,9 @@ class ArenaMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.instances: dict[int, int] = {0: 0, U64_MAX: U64_MAX}
         self.leases: list[tuple[ModelLease, Any]] = []
+        self.births: dict[int, int] = {0: 0, U64_MAX: U64_MAX}
+        self.begun: list[tuple[bytes, int]] = []
+        """Look-ups that may be loaded what they lack: keys and start."""
 
     def _open(self) -> int:
         row = self.native.arena.open_row(7)
@@ -69,21 +73,31 @@ class ArenaMachine(RuleBasedStateMachine):
         namespace=st.sampled_from([0, 0, 0, 1]),
         expiry_s=st.sampled_from([0, 0, 0, 1]),
         is_late=st.sampled_from([False, False, False, True]),
+        gives_way=st.booleans(),
     )
     def reserve(
-        self, row: int, of: int, start: int, pages: int, namespace: int, expiry_s: int, is_late: bool
+        self,
+        row: int,
+        of: int,
+        start: int,
+        pages: int,
+        namespace: int,
+        expiry_s: int,
+        is_late: bool,
+        gives_way: bool,
     ) -> None:
         keys = CHAINS[of]
         arguments: dict[str, Any] = {
             "row": self.rows[row], "namespace_slot": namespace, "parent": keys[start - 1] if start else None,
             "keys": b"".join(keys[start : start + pages]), "payload_bytes": PAGE, "expiry_s": expiry_s,
             "deadline_ns": 1 if is_late else FAR_NS, "now_ns": 0 if is_late else now_ns(),
+            "gives_way": gives_way,
         }  # fmt: skip
         expected, got = self.model.reserve(**arguments), self.native.arena.reserve(**arguments)
         assert [one[:2] for one in expected] == [tuple(one[:2]) for one in got]
         for mine, theirs in zip(expected, got, strict=True):
             if mine[0] == PutStatus.STORED:
-                self.held.append(Held(self.rows[row], mine[2], theirs[2]))
+                self.held.append(Held(self.rows[row], mine[2], theirs[2], gives_way))
 
     @precondition(lambda self: self.held)
     @rule(
@@ -108,7 +122,46 @@ class ArenaMachine(RuleBasedStateMachine):
         assert expected == [tuple(one) for one in got]
         for one in picked:
             self.held.remove(one)
-            self.instances[one.model + (1 << 32)] = one.native + (1 << 32)
+            self._is_there(one)
+
+    def _is_there(self, one: Held) -> None:
+        """What was reserved may have become a page."""
+        self.instances[one.model + (1 << 32)] = one.native + (1 << 32)
+        mine = self.model.describe(one.model + (1 << 32))
+        theirs = self.native.arena.describe(one.native + (1 << 32))
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            self.births[int(mine["birth"])] = int(theirs["birth"])
+            assert self.births[int(mine["rests_on"])] == theirs["rests_on"]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), revision=st.integers(1, 3), is_new=st.booleans())
+    def publish_loaded(self, data: Any, revision: int, is_new: bool) -> None:
+        one = data.draw(st.sampled_from(self.held))
+        rests_on = data.draw(st.sampled_from(sorted(self.births)))
+        known = sorted(set(self.births) - {0, U64_MAX})
+        birth = (
+            data.draw(st.sampled_from(known)) if known and not is_new else (1 << 40) + self.held.index(one)
+        )
+        self.births.setdefault(birth, birth)
+        terms: dict[str, Any] = {
+            "row": one.row, "incarnation": bytes(16), "revision": revision, "producer": 1, "computed_from_ms": 10,
+            "computed_until_ms": 12, "now_ns": now_ns(),
+        }  # fmt: skip
+        known_to = [
+            self.model.loaded_lineage_known(row=one.row, reservation=one.model, rests_on=rests_on),
+            self.native.arena.loaded_lineage_known(
+                row=one.row, reservation=one.native, rests_on=self.births[rests_on]
+            ),
+        ]
+        assert known_to[0] == known_to[1]
+        expected = self.model.publish_loaded(reservation=one.model, birth=birth, rests_on=rests_on, **terms)
+        got = self.native.arena.publish_loaded(
+            reservation=one.native, birth=self.births[birth], rests_on=self.births[rests_on], **terms
+        )
+        assert expected == tuple(got)
+        self.held.remove(one)
+        self._is_there(one)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -161,6 +214,64 @@ class ArenaMachine(RuleBasedStateMachine):
         assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
         self.leases.append((mine, theirs))
 
+    @rule(of=st.sampled_from(range(len(CHAINS))), start=st.integers(0, 3), copies=st.booleans())
+    def begin_look_up(self, of: int, start: int, copies: bool) -> None:
+        """One that may be loaded what it lacks."""
+        packed = b"".join(CHAINS[of])
+        if copies:
+            places = bytearray((len(CHAINS[of]) - start) * PAGE)
+            mine = self.reader.get(0, packed, places, page_bytes=PAGE, start=start, may_load=True)
+            theirs = self.native.reader.get(0, packed, places, page_bytes=PAGE, start=start, may_load=True)
+            assert mine[:2] == tuple(theirs[:2])
+            reason = mine[1]
+        else:
+            lease = self.reader.lease(0, packed, start=start, may_load=True)
+            other = self.native.reader.lease(0, packed, start=start, may_load=True)
+            assert (lease.pages, lease.reason) == (other.pages, other.reason)
+            lease.release()
+            other.release()
+            reason = lease.reason
+        if reason == MissReason.ABSENT:
+            self.begun.append((packed, start))
+
+    @precondition(lambda self: self.begun)
+    @rule(
+        kind=st.sampled_from(["lease", "get", "neither"]),
+        copied=st.integers(0, 2),
+        l3_from=st.one_of(st.none(), st.integers(0, 6)),
+        reason=st.sampled_from([MissReason.NONE, MissReason.DEADLINE]),
+    )
+    def complete(self, kind: str, copied: int, l3_from: int | None, reason: int) -> None:
+        packed, start = self.begun.pop(0)
+        told: dict[str, Any] = {"l3_from": l3_from, "reason": int(reason)}
+        if kind == "lease":
+            mine = self.reader.complete_lease(0, packed, start=start, **told)
+            theirs = self.native.reader.complete_lease(0, packed, start=start, **told)
+            assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
+            self.leases.append((mine, theirs))
+        elif kind == "get":
+            at = min(start + copied, len(packed) // 32)
+            places = bytearray((len(packed) // 32 - at) * PAGE)
+            told |= {"page_bytes": PAGE, "start": at, "l1": start}
+            assert self.reader.complete_get(0, packed, places, **told)[:2] == tuple(
+                self.native.reader.complete_get(0, packed, places, **told)[:2]
+            )
+        else:
+            counted = {
+                "requested": len(packed) // 32, "l1": start, "l2": 1, "l3": 1,
+                "reason": int(MissReason.DEADLINE),
+            }  # fmt: skip
+            self.reader.complete(0, **counted)
+            self.native.reader.complete(0, **counted)
+
+    @rule(data=st.data())
+    def pin(self, data: Any) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.instances)))
+        mine, theirs = self.reader.pin(instance), self.native.reader.pin(self.instances[instance])
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            self.leases.append((mine, theirs))
+
     @precondition(lambda self: self.leases)
     @rule()
     def release(self) -> None:
@@ -196,16 +307,18 @@ class ArenaMachine(RuleBasedStateMachine):
                 mine, theirs = self.model.find(key), self.native.arena.find(key)
                 assert (mine is None) == (theirs is None)
                 if mine is not None and theirs is not None:
-                    for name in ("revision", "producer", "lineage_unknown", "namespace_slot"):
+                    for name in ("revision", "producer", "lineage_unknown", "namespace_slot", "expiry_s"):
                         assert mine[name] == theirs[name]
 
     @invariant()
     def the_figures_are_the_same(self) -> None:
         mine, theirs = self.model.statistics(), self.native.arena.statistics()
         assert {name: mine[name] for name in FIGURES} == {name: theirs[name] for name in FIGURES}
+        for name in ("stored", "known", "refused", "loaded", "gave_way"):
+            assert mine.get(name, 0) == theirs[name]
         assert bool(mine["oldest_hidden_view"]) == bool(theirs["oldest_hidden_view"])
         counted, native = self.reader.counts(0), self.native.reader.counts(0)
-        for name in ("begun", "requested", "l1", "l2", *MISSED):
+        for name in ("begun", "requested", "l1", "l2", "l3", "look_ups", *MISSED):
             assert counted[name] == native[name]
 
     def teardown(self) -> None:
