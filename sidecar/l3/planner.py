@@ -129,7 +129,7 @@ class Planner:
                 self._answer_all(MissReason.CLOSED)
 
     def _somebody_stored(self, keys: tuple[PageKey, ...], *, in_arena: bool) -> None:
-        for key in keys:
+        for key in reversed(keys):  # the deepest first
             self._absent.pop(key, None)
             if in_arena and (page := self._pages.get(key)) is not None:
                 self._became_resident(page, from_l3=False)
@@ -143,9 +143,8 @@ class Planner:
         refusal = self._refusal(request)
         if refusal is not None:
             self._counts[f"refused_{refusal.name.lower()}"] += 1
-            for row in request.rows:
-                row.end_at(row.resident, refusal)
-            self._actions.append(plan.Answer(request.number, request.told()))
+            self._end_all(request, refusal)
+            self._tell(request, _nothing(request, refusal) if self._is_closing else request.told())
             return
         self._requests[request.number] = request
         self._touched[request] = None
@@ -195,7 +194,7 @@ class Planner:
     def _answer_all(self, reason: MissReason) -> None:
         """Nothing is served from now on, so that all get the same answer."""
         for request in list(self._requests.values()):
-            self._tell(request, tuple(RowLoaded(0, 0, reason) for _ in request.rows))
+            self._tell(request, _nothing(request, reason))
 
     def _tell(self, request: Request, rows: tuple[RowLoaded, ...]) -> None:
         self._actions.append(plan.Answer(request.number, rows))
@@ -343,7 +342,8 @@ class Planner:
                     continue
                 if child.below is Below.RESIDENT:
                     self._publish(child)
-                removing.append(child)
+                else:
+                    removing.append(child)
 
     def _fail(self, page: Page, reason: MissReason) -> None:
         """The page won't come: whoever wants it ends before it."""
@@ -359,7 +359,7 @@ class Planner:
         line = [page]
         while (parent := line[-1].parent) is not None and (above := self._pages.get(parent)) is not None:
             line.append(above)
-        for one in reversed(line):
+        for one in line:  # the deepest first: nothing is published that is there already
             rows = list(one.rows.items())
             self._remove(one, Below.RESIDENT)
             for row, index in rows:
@@ -511,3 +511,7 @@ class Planner:
             self._counts["probed"] += len(asked)
             pages = tuple(plan.ProbedPage(one.namespace, one.key, one.parent, one.size) for one in asked)
             self._actions.append(plan.Probe(self._probes_begun, pages, deadline_ns))
+
+
+def _nothing(request: Request, reason: MissReason) -> tuple[RowLoaded, ...]:
+    return (RowLoaded(0, 0, reason),) * len(request.rows)
