@@ -24,9 +24,9 @@ POSITION_OFFSET_MAX = 2**31 - 1
 # Records
 TAGS_PER_RECORD_MAX = 8
 TAG_BYTES_MAX = 64
-LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
-RECORD_VARIABLE_BYTES_MAX = 4096
+RECORD_BYTES_MAX = 64 * 1024 * 1024 + 4096
+"""A whole record: its header and the largest page. Servers take values of up to 512 MiB unless told otherwise."""
 
 # One client
 CLIENT_NAME_BYTES_MAX = PRODUCER_BYTES_MAX
@@ -164,6 +164,24 @@ LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
 
+# The data path of L3
+L3_WINDOW_DEFAULT = 4
+"""Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
+L3_WINDOW_MAX = 64
+L3_CONNECTIONS_MAX = 1024
+"""Connections of one data path."""
+L3_REQUESTS_MAX = 8192
+"""Requests of one data path, queued and under way; more are refused at once."""
+L3_KEY_BYTES_MAX = 512
+L3_ASK_COMMANDS_MAX = 1024
+"""Commands of one question."""
+L3_ASK_BYTES_MAX = 512 * 1024
+"""What one question takes on its way to the server."""
+L3_REPLY_BYTES_MAX = 16 * 1024
+"""One reply to a question: the header of a record and what goes with it."""
+L3_LINE_BYTES_MAX = 1024
+"""A line of a reply: a length, a number, an error's text."""
+
 # Administration
 ADMIN_CALLS_MAX = 32
 """Administrative calls at once; they never take a place of the data path's calls."""
@@ -246,6 +264,9 @@ GRPC_IDLE_S_MAX = 30.0
 METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
+assert PAGE_BYTES_MAX < RECORD_BYTES_MAX < 512 * 1024 * 1024, (
+    "every page has a record, and a server takes each"
+)
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"
