@@ -289,7 +289,7 @@ class PlannerMachine(RuleBasedStateMachine):
         if not self.open or self.probes or set(self.flights) - self.landed:
             return
         wanted = {one for request in self.open.values() for keys in request.rows for one in keys}
-        assert wanted & self.being_put, "a put is awaited, or else there is nothing to wait for"
+        assert wanted & self.being_put.keys(), "a put is awaited, or else there is nothing to wait for"
 
     @invariant()
     def bounded(self) -> None:
