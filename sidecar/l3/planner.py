@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from cachetools import TTLCache
 
 from kv_types.ids import PageKey
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
@@ -24,13 +24,6 @@ _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
 _REMEMBERED = (MissReason.ABSENT, MissReason.INVALIDATED)
 """What is not asked again for a while."""
-_REFUSALS = {
-    RefuseReason.INVALIDATED: MissReason.INVALIDATED,
-    RefuseReason.STAMP_FOREIGN: MissReason.INVALIDATED,
-    RefuseReason.FULL: MissReason.NO_ROOM,
-    RefuseReason.CLOSED: MissReason.CLOSED,
-    RefuseReason.UNKNOWN_NAMESPACE: MissReason.UNKNOWN_NAMESPACE,
-}
 
 
 class Planner:
@@ -65,16 +58,7 @@ class Planner:
 
     def so_far(self, request: int) -> tuple[RowLoaded, ...] | None:
         """Return what is staged and pending of a request; None when it was answered or given up."""
-        found = self._requests.get(request)
-        return None if found is None else found.told()
-
-    def ancestors(self, key: PageKey | None) -> tuple[list[PageKey], PageKey | None]:
-        """Keys of the planner's own pages from the first one down to `key`, and the parent of the first: a resident page."""
-        above = []
-        while key is not None and (page := self._pages.get(key)) is not None:
-            above.append(key)
-            key = page.parent
-        return above[::-1], key
+        return None if (found := self._requests.get(request)) is None else found.told()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters, and how much is under way now."""
@@ -227,8 +211,7 @@ class Planner:
         self._touched[row.request] = None
 
     def _is_asked(self, key: PageKey) -> bool:
-        page = self._pages.get(key)
-        return page is not None and page.state is PageState.ASKED
+        return (page := self._pages.get(key)) is not None and page.state is PageState.ASKED
 
     def _ask_further(self, row: Row) -> bool:
         """Make the next pages of the row wanted; False when that must wait until more of it is resident."""
@@ -418,11 +401,11 @@ class Planner:
             case plan.Published():
                 self._counts["loaded"] += 1
                 self._became_resident(page, from_l3=True)
-            case plan.AlreadyThere() | plan.NotPublished(_, RefuseReason.NONE):
+            case plan.AlreadyThere() | plan.NotPublished(_, MissReason.NONE):
                 self._became_resident(page, from_l3=False)
             case plan.NotPublished(_, reason):
                 self._counts["refused_at_publish"] += 1
-                self._fail(page, _REFUSALS.get(reason, MissReason.ABSENT))
+                self._fail(page, reason)
             case plan.NoPlace(_, missed):
                 self._fail(page, missed)
             case plan.BeingPut():
