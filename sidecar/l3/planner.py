@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from cachetools import TTLCache
 
 from kv_types.ids import PageKey
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
@@ -24,13 +24,6 @@ _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
 _REMEMBERED = (MissReason.ABSENT, MissReason.INVALIDATED)
 """What is not asked again for a while."""
-_REFUSALS = {
-    RefuseReason.INVALIDATED: MissReason.INVALIDATED,
-    RefuseReason.STAMP_FOREIGN: MissReason.INVALIDATED,
-    RefuseReason.FULL: MissReason.NO_ROOM,
-    RefuseReason.CLOSED: MissReason.CLOSED,
-    RefuseReason.UNKNOWN_NAMESPACE: MissReason.UNKNOWN_NAMESPACE,
-}
 
 
 class Planner:
@@ -65,16 +58,7 @@ class Planner:
 
     def so_far(self, request: int) -> tuple[RowLoaded, ...] | None:
         """Return what is staged and pending of a request; None when it was answered or given up."""
-        found = self._requests.get(request)
-        return None if found is None else found.told()
-
-    def ancestors(self, key: PageKey | None) -> tuple[list[PageKey], PageKey | None]:
-        """Keys of the planner's own pages from the first one down to `key`, and the parent of the first: a resident page."""
-        above = []
-        while key is not None and (page := self._pages.get(key)) is not None:
-            above.append(key)
-            key = page.parent
-        return above[::-1], key
+        return None if (found := self._requests.get(request)) is None else found.told()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters, and how much is under way now."""
@@ -129,7 +113,7 @@ class Planner:
                 self._answer_all(MissReason.CLOSED)
 
     def _somebody_stored(self, keys: tuple[PageKey, ...], *, in_arena: bool) -> None:
-        for key in keys:
+        for key in reversed(keys):  # the deepest first
             self._absent.pop(key, None)
             if in_arena and (page := self._pages.get(key)) is not None:
                 self._became_resident(page, from_l3=False)
@@ -143,9 +127,8 @@ class Planner:
         refusal = self._refusal(request)
         if refusal is not None:
             self._counts[f"refused_{refusal.name.lower()}"] += 1
-            for row in request.rows:
-                row.end_at(row.resident, refusal)
-            self._actions.append(plan.Answer(request.number, request.told()))
+            self._end_all(request, refusal)
+            self._tell(request, _nothing(request, refusal) if self._is_closing else request.told())
             return
         self._requests[request.number] = request
         self._touched[request] = None
@@ -195,7 +178,7 @@ class Planner:
     def _answer_all(self, reason: MissReason) -> None:
         """Nothing is served from now on, so that all get the same answer."""
         for request in list(self._requests.values()):
-            self._tell(request, tuple(RowLoaded(0, 0, reason) for _ in request.rows))
+            self._tell(request, _nothing(request, reason))
 
     def _tell(self, request: Request, rows: tuple[RowLoaded, ...]) -> None:
         self._actions.append(plan.Answer(request.number, rows))
@@ -228,8 +211,7 @@ class Planner:
         self._touched[row.request] = None
 
     def _is_asked(self, key: PageKey) -> bool:
-        page = self._pages.get(key)
-        return page is not None and page.state is PageState.ASKED
+        return (page := self._pages.get(key)) is not None and page.state is PageState.ASKED
 
     def _ask_further(self, row: Row) -> bool:
         """Make the next pages of the row wanted; False when that must wait until more of it is resident."""
@@ -343,7 +325,8 @@ class Planner:
                     continue
                 if child.below is Below.RESIDENT:
                     self._publish(child)
-                removing.append(child)
+                else:
+                    removing.append(child)
 
     def _fail(self, page: Page, reason: MissReason) -> None:
         """The page won't come: whoever wants it ends before it."""
@@ -359,7 +342,7 @@ class Planner:
         line = [page]
         while (parent := line[-1].parent) is not None and (above := self._pages.get(parent)) is not None:
             line.append(above)
-        for one in reversed(line):
+        for one in line:  # the deepest first: nothing is published that is there already
             rows = list(one.rows.items())
             self._remove(one, Below.RESIDENT)
             for row, index in rows:
@@ -418,11 +401,11 @@ class Planner:
             case plan.Published():
                 self._counts["loaded"] += 1
                 self._became_resident(page, from_l3=True)
-            case plan.AlreadyThere() | plan.NotPublished(_, RefuseReason.NONE):
+            case plan.AlreadyThere() | plan.NotPublished(_, MissReason.NONE):
                 self._became_resident(page, from_l3=False)
             case plan.NotPublished(_, reason):
                 self._counts["refused_at_publish"] += 1
-                self._fail(page, _REFUSALS.get(reason, MissReason.ABSENT))
+                self._fail(page, reason)
             case plan.NoPlace(_, missed):
                 self._fail(page, missed)
             case plan.BeingPut():
@@ -511,3 +494,7 @@ class Planner:
             self._counts["probed"] += len(asked)
             pages = tuple(plan.ProbedPage(one.namespace, one.key, one.parent, one.size) for one in asked)
             self._actions.append(plan.Probe(self._probes_begun, pages, deadline_ns))
+
+
+def _nothing(request: Request, reason: MissReason) -> tuple[RowLoaded, ...]:
+    return (RowLoaded(0, 0, reason),) * len(request.rows)
