@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import count
+from hashlib import blake2b
 
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
@@ -24,11 +24,10 @@ from tests.sim.arena_entries import (
     Entry,
     Row,
     ancestors,
-    birth_below,
-    born_below,
     end_of,
     expired,
     rests,
+    rests_on_born,
 )
 from tests.sim.arena_tree import PageTree
 
@@ -45,7 +44,6 @@ class ModelArena(PageTree):
         ring_records: int = 8,
         now_ns: Callable[[], int],
         give_way: Callable[[], None] = lambda: None,
-        births: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(entries=entries, rows=rows, now_ns=now_ns, give_way=give_way)
         self.life = life
@@ -54,9 +52,9 @@ class ModelArena(PageTree):
         self.closed = False
         self.freshness_ns = 0
         self.keep_granted = False
-        self._births = births or count(1).__next__
         self.asked = 0
         """Pages that look-ups were begun for, by whomever."""
+        self._births = 0
 
     # --- header ---
 
@@ -145,15 +143,15 @@ class ModelArena(PageTree):
         gives_way: bool = False,
     ) -> list[tuple[int, int, int, int]]:
         wanted = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way)
+        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way=gives_way)
         results = []
-        for at, key in enumerate(wanted):
+        for index, key in enumerate(wanted):
             self._pinned = above
             reason, entry, is_new = RefuseReason(stopped), None, False
             if not stopped:
-                reason, entry, is_new = self._reserve_one(
-                    self.rows[row], wanted[at:], above, namespace_slot, now_ns, gives_way
-                )
+                self._clear_way(key, now_ns, gives_way=gives_way)
+                missing = sum(one not in self.index for one in wanted[index:])
+                reason, entry, is_new = self._reserve_one(self.rows[row], key, above, namespace_slot, missing)
             if entry is None:
                 stopped = reason
                 self.counters["refused"] += not gives_way
@@ -182,7 +180,7 @@ class ModelArena(PageTree):
         return results
 
     def _admit_parent(
-        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int, gives_way: bool
+        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int, *, gives_way: bool
     ) -> tuple[Entry | None, int]:
         if parent is None:
             return None, 0
@@ -198,22 +196,27 @@ class ModelArena(PageTree):
                 self._reclaim()
         return (None, RefuseReason.PARENT_ABSENT) if is_absent else (entry, 0)
 
-    def _reserve_one(
-        self, row: Row, keys: list[bytes], above: Entry | None, namespace_slot: int, now_ns: int, gives_way: bool
-    ) -> tuple[RefuseReason, Entry | None, bool]:
-        """(reason, entry, is new) of the first of the keys that are left."""
-        entry = self.index.get(keys[0])
+    def _clear_way(self, key: bytes, now_ns: int, *, gives_way: bool) -> None:
+        """Take what is none any more from under a key."""
+        entry = self.index.get(key)
         if entry is not None and entry.state == VISIBLE and expired(entry, now_ns):
             self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
             self._reclaim()
-            entry = None
-        if entry is not None and entry.state == RESERVED and self._has_lost(entry, now_ns, gives_way):
-            self._quarantine(entry)
-            entry = None
+        elif entry is not None and entry.state == RESERVED:
+            gives = now_ns <= entry.deadline_ns and entry.gives_way and not gives_way
+            self.counters["gave_way"] += gives
+            if gives or now_ns > entry.deadline_ns:
+                self._quarantine(entry)
+
+    def _reserve_one(
+        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, missing: int
+    ) -> tuple[RefuseReason, Entry | None, bool]:
+        """(reason, entry, is new); `missing` pages still need room."""
+        entry = self.index.get(key)
         if entry is None:
             if len(row.reservations) >= RESERVATIONS_PER_CLIENT_MAX:
                 return RefuseReason.QUOTA, None, False
-            if not self._make_room(sum(key not in self.index for key in keys)):
+            if not self._make_room(missing):
                 return RefuseReason.FULL, None, False
             return RefuseReason.NONE, self._free.pop(), True
         if entry.state == RESERVED:
@@ -221,14 +224,6 @@ class ModelArena(PageTree):
         if entry.parent is above and entry.namespace_slot == namespace_slot:
             return RefuseReason.NONE, entry, False
         return RefuseReason.PARENT_ABSENT, None, False
-
-    def _has_lost(self, entry: Entry, now_ns: int, gives_way: bool) -> bool:
-        """Whether a reservation in the way is none any more: its time is over, or it gives way."""
-        if now_ns > entry.deadline_ns:
-            return True
-        yields = entry.gives_way and not gives_way
-        self.counters["gave_way"] += yields
-        return yields
 
     def _take(
         self, row: Row, number: int, entry: Entry, key: bytes, above: Entry | None, namespace_slot: int,
@@ -260,9 +255,15 @@ class ModelArena(PageTree):
             entry = self._reserved_by(row, reservation)
             reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
             if entry is not None and reason is RefuseReason.NONE:
-                entry.rests_on, entry.birth = birth_below(entry, rests_on), self._births()
-                entry.lineage_unknown = entry.rests_on == U64_MAX
-                self._stamp(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
+                is_known = rests(entry, rests_on)
+                entry.birth, entry.rests_on = self._draw_birth(), U64_MAX
+                if is_known:
+                    reused = self.entries[(rests_on & 0xFFFFFFFF) - 1] if rests_on else None
+                    entry.rests_on = reused.birth if reused is not None else 0
+                self._tell(
+                    entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns
+                )
+                entry.lineage_unknown = not is_known
                 self._publish(entry)
                 results.append((int(PutStatus.STORED), 0))
             else:
@@ -287,28 +288,38 @@ class ModelArena(PageTree):
         now_ns: int,
     ) -> tuple[int, int]:
         entry = self._reserved_by(row, reservation)
-        reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
-        if entry is None or reason is not RefuseReason.NONE:
-            if entry is not None:
-                self._end_reservation(entry)
+        if entry is None:
+            return int(PutStatus.REFUSED), int(RefuseReason.EXPIRED)
+        reason = end_of(entry, now_ns)
+        if reason is not RefuseReason.NONE:
+            self._end_reservation(entry)
             return int(PutStatus.REFUSED), int(reason)
         entry.birth, entry.rests_on = birth, rests_on
-        entry.lineage_unknown = not born_below(entry, rests_on)
-        self._stamp(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
+        self._tell(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
+        entry.lineage_unknown = not rests_on_born(entry, rests_on)
         self._publish(entry)
         self.counters["loaded"] += 1
         return int(PutStatus.STORED), 0
 
-    def _stamp(
-        self, entry: Entry, incarnation: bytes, revision: int, producer: int, from_ms: int, until_ms: int, now_ns: int
+    def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
+        entry = self._reserved_by(row, reservation)
+        return entry is not None and rests_on_born(entry, rests_on)
+
+    def _draw_birth(self) -> int:
+        """Differs from all others in a world: lives do."""
+        self._births += 1
+        return int.from_bytes(
+            blake2b(self.life + self._births.to_bytes(8, "little"), digest_size=8).digest(), "little"
+        )
+
+    def _tell(
+        self, entry: Entry, incarnation: bytes, revision: int, producer: int, from_ms: int, until_ms: int,
+        now_ns: int,
     ) -> None:  # fmt: skip
+        """What a page says of itself once it is published."""
         entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
         entry.from_ms, entry.until_ms, entry.committed_ns = from_ms, until_ms, now_ns
         entry.last_ns = entry.previous_ns = 0
-
-    def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
-        entry = self._reserved_by(row, reservation)
-        return entry is not None and born_below(entry, rests_on)
 
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         entries = [self._reserved_by(row, reservation) for reservation in reservations]
@@ -348,17 +359,25 @@ class ModelArena(PageTree):
 
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         entry = self.index.get(key)
-        return None if entry is None or entry.state != VISIBLE else _described(entry)
+        if entry is None or entry.state != VISIBLE:
+            return None
+        return self._fields_of(entry)
 
     def describe(self, instance: int) -> dict[str, int | bytes] | None:
-        entry = self.of_instance(instance)
-        return None if entry is None else _described(entry)
-
-    def of_instance(self, instance: int) -> Entry | None:
-        """The visible page that is this instance."""
         number = (instance & 0xFFFFFFFF) - 1
         entry = self.entries[number] if 0 <= number < len(self.entries) else None
-        return entry if entry is not None and entry.state == VISIBLE and entry.instance == instance else None
+        is_there = entry is not None and entry.state == VISIBLE and entry.instance == instance
+        return self._fields_of(entry) if entry is not None and is_there else None
+
+    def _fields_of(self, entry: Entry) -> dict[str, int | bytes]:
+        parent: int | bytes = entry.parent.key if entry.parent is not None else 0
+        return {
+            "generation": entry.generation, "entry": entry.number, "key": entry.key, "parent": parent,
+            "namespace_slot": entry.namespace_slot, "revision": entry.revision, "incarnation": entry.incarnation,
+            "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown),
+            "payload_bytes": entry.payload_bytes, "expiry_s": entry.expiry_s, "computed_from_ms": entry.from_ms,
+            "computed_until_ms": entry.until_ms, "birth": entry.birth, "rests_on": entry.rests_on,
+        }  # fmt: skip
 
     def statistics(self) -> dict[str, int]:
         states = Counter(entry.state for entry in self.entries)
@@ -367,7 +386,7 @@ class ModelArena(PageTree):
         return {
             "entries_total": len(self.entries), "entries_visible": states[VISIBLE], "entries_reserved": states[RESERVED],
             "entries_hidden_leased": states[HIDDEN], "entries_quarantined": states[QUARANTINED],
-            "oldest_hidden_view": min(hidden, default=0), **self.counters,
+            "oldest_hidden_view": min(hidden, default=0), "loaded": 0, "gave_way": 0, **self.counters,
         }  # fmt: skip
 
     def namespace_entries(self, namespace_slot: int) -> int:
@@ -378,14 +397,3 @@ class ModelArena(PageTree):
 
     def close(self) -> None:
         self.close_header()
-
-
-def _described(entry: Entry) -> dict[str, int | bytes]:
-    described: dict[str, int | bytes] = {
-        "key": entry.key, "generation": entry.generation, "entry": entry.number, "namespace_slot": entry.namespace_slot,
-        "payload_bytes": entry.payload_bytes, "revision": entry.revision, "incarnation": entry.incarnation,
-        "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown), "computed_from_ms": entry.from_ms,
-        "computed_until_ms": entry.until_ms, "expiry_s": entry.expiry_s, "committed_ns": entry.committed_ns,
-        "birth": entry.birth, "rests_on": entry.rests_on,
-    }  # fmt: skip
-    return described | ({"parent": entry.parent.key} if entry.parent is not None else {})

@@ -144,21 +144,17 @@ def rests(entry: Entry, rests_on: int) -> bool:
     return any(one.instance == rests_on for one in above if one is not entry)
 
 
-def born_below(entry: Entry, birth: int) -> bool:
-    """Whether a page of that birth is among an entry's ancestors; nothing (0) is, what is unknown is not."""
+def rests_on_born(entry: Entry, birth: int) -> bool:
+    """Whether the page of that birth is among a page's ancestors."""
     if birth in (0, U64_MAX):
         return birth == 0
-    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
-    return any(one.birth == birth for one in above if one is not entry)
-
-
-def birth_below(entry: Entry, rests_on: int) -> int:
-    """Birth of the instance that a page rests on; unknown unless that is among its ancestors."""
-    if rests_on == 0:
-        return 0
-    if not rests(entry, rests_on):
-        return U64_MAX
-    return next(one.birth for one in ancestors(entry) if one.instance == rests_on and one is not entry)
+    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX + 1), ancestors(entry), strict=False))
+    for one in above:
+        if one is not entry and one.birth == birth:
+            return True
+        if one is not entry and one.rests_on == birth:
+            return not one.lineage_unknown
+    return False
 
 
 def bit(bitmap: bytes, number: int) -> bool:

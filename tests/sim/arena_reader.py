@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kv_types.ids import KEY_BYTES
@@ -11,11 +11,9 @@ from kv_types.outcomes import MissReason
 from kv_types.validity import EngineMode
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
+from tests.sim.arena_lease import BYTES_OF_WORD, Found, ModelLease, bytes_of
 
 ATTEMPTS = 5
-_BYTES_OF_WORD = 8
-Found = tuple[Entry, int]
-"""An entry and the generation that it was found with."""
 
 
 class ModelReader:
@@ -135,31 +133,44 @@ class ModelReader:
         return 0, MissReason.RACED
 
     def lease(self, counter: int, keys: Any, *, start: int = 0, may_load: bool = False) -> ModelLease:
-        chain = self._chain(keys, start)
-        self._begin(counter, len(chain))
-        lease = self._look_up(chain, start, lease_ns=0)
-        self._settle(counter, self._counted(chain, start, lease.pages, lease.reason, 0), may_load)
+        asked = self._begin(counter, keys, start)
+        lease = self._look_up(keys, start, lease_ns=0)
+        if not (may_load and lease.reason == MissReason.ABSENT):
+            self._count(counter, asked, start, lease.pages, lease.reason, 0)
         return lease
 
     def complete_lease(
         self, counter: int, keys: Any, *, start: int = 0, l3_from: int | None = None, reason: int = 0
     ) -> ModelLease:
-        chain = self._chain(keys, start)
-        lease = self._look_up(chain, start, lease_ns=0)
+        asked = len(self._chain(keys, start))
+        lease = self._look_up(keys, start, lease_ns=0)
+        end = start + lease.pages
+        l3 = end - max(start, end if l3_from is None else min(l3_from, end))
         if lease.reason == MissReason.ABSENT and reason:
             lease.reason = reason
-        counted = self._counted(chain, start, lease.pages, lease.reason, 0)
-        self._complete(counter, _loaded(counted, start, lease.pages, l3_from))
+        self._check_under_way(counter, asked)
+        self._count(counter, asked, start, lease.pages - l3, lease.reason, 0, l3=l3)
         return lease
 
+    def complete(
+        self, counter: int, *, requested: int, l1: int, l2: int = 0, l3: int = 0, reason: int = 0, bytes_read: int = 0
+    ) -> None:  # fmt: skip
+        self._check_under_way(counter, requested)
+        self._count(counter, requested, l1, l2, reason, 0, l3=l3)
+        self._counts(counter)["bytes_read"] += bytes_read
+
     def pin(self, instance: int) -> ModelLease | None:
-        """See cache_l2._native.Reader.pin."""
         self._check()
-        entry = self._arena.of_instance(instance)
-        if entry is None:
+        number = (instance & 0xFFFFFFFF) - 1
+        if not 0 <= number < len(self._arena.entries):
+            return None
+        entry = self._arena.entries[number]
+        if entry.generation & 1 or entry.instance != instance:
             return None
         lease = ModelLease(self, [(entry, entry.generation)], None, self._arena.view)
+        self._give_way()
         lease.pin(0)
+        lease.reason = int(MissReason.NONE)
         return lease if lease.pages else None
 
     def get(
@@ -175,10 +186,12 @@ class ModelReader:
         instances: Any = None,
         may_load: bool = False,
     ) -> tuple[int, int, int]:
-        chain = self._chain(keys, start)
-        self._begin(counter, len(chain))
-        pages, reason, instance = self._copy_out(chain, destinations, page_bytes, start, lease_ns, instances)
-        self._settle(counter, self._counted(chain, start, pages, reason, page_bytes), may_load)
+        asked = self._begin(counter, keys, start)
+        pages, reason, instance = self._copy_out(
+            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
+        )
+        if not (may_load and reason == MissReason.ABSENT):
+            self._count(counter, asked, start, pages, reason, page_bytes)
         return pages, reason, instance
 
     def complete_get(
@@ -196,21 +209,22 @@ class ModelReader:
         l3_from: int | None = None,
         reason: int = 0,
     ) -> tuple[int, int, int]:
-        chain, first = self._chain(keys, start), start if l1 is None else l1
-        pages, missed, instance = self._copy_out(chain, destinations, page_bytes, start, lease_ns, instances)
-        if missed == MissReason.ABSENT and reason:
-            missed = reason
-        counted = _loaded(self._counted(chain, start, pages, missed, page_bytes), start, pages, l3_from)
-        counted["l1"] = first
-        counted["l2"] += start - first
-        counted["bytes_read"] += (start - first) * page_bytes
-        self._complete(counter, counted)
-        return pages, missed, instance
+        asked = len(self._chain(keys, start))
+        pages, ended, instance = self._copy_out(
+            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
+        )
+        served, end = start if l1 is None else l1, start + pages
+        l3 = end - max(start, end if l3_from is None else min(l3_from, end))
+        if ended == MissReason.ABSENT and reason:
+            ended = reason
+        self._check_under_way(counter, asked)
+        self._count(counter, asked, served, end - served - l3, ended, page_bytes, l3=l3)
+        return pages, ended, instance
 
     def _copy_out(
-        self, chain: list[bytes], destinations: Any, page_bytes: int, start: int, lease_ns: int, instances: Any
+        self, keys: Any, destinations: Any, *, page_bytes: int, start: int, lease_ns: int, instances: Any
     ) -> tuple[int, int, int]:
-        lease = self._look_up(chain, start, lease_ns=lease_ns)
+        lease = self._look_up(keys, start, lease_ns=lease_ns)
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -220,7 +234,7 @@ class ModelReader:
                 if whole is not None
                 else memoryview(destinations[index]).cast("B")
             )
-            target[:] = _bytes(lease._pages[index][0].place, page_bytes)
+            target[:] = bytes_of(lease._pages[index][0].place, page_bytes)
         if lease.still_there() < pages or (pages and self._arena.now_ns() >= lease.deadline_ns):
             pages, reason = 0, int(MissReason.LEASE_EXPIRED)
         lease.release()
@@ -231,8 +245,16 @@ class ModelReader:
             words[start : start + pages] = memoryview(_packed(lease.instances()[:pages])).cast("B").cast("Q")
         return pages, reason, lease.instances()[pages - 1] if pages else 0
 
-    def _look_up(self, chain: list[bytes], start: int, *, lease_ns: int) -> ModelLease:
+    def _begin(self, counter: int, keys: Any, start: int) -> int:
+        """Count what is asked for."""
+        asked = len(self._chain(keys, start))
+        self._arena.asked += asked
+        self._counts(counter)["begun"] += asked
         self._give_way()
+        return asked
+
+    def _look_up(self, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
+        chain = self._chain(keys, start)
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
             if self._arena.closed:
@@ -298,64 +320,34 @@ class ModelReader:
 
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:
         self._check()
-        self._begin(counter, requested)
-        self._count(
-            counter,
-            {"requested": requested, "l1": l1, f"miss_{int(reason)}": requested - l1, "look_ups": 1},
-        )
-
-    def complete(
-        self,
-        counter: int,
-        *,
-        requested: int,
-        l1: int,
-        l2: int = 0,
-        l3: int = 0,
-        reason: int = 0,
-        bytes_read: int = 0,
-    ) -> None:
-        self._check()
-        missed = requested - l1 - l2 - l3
-        counted = {"requested": requested, "l1": l1, "l2": l2, "l3": l3, f"miss_{int(reason)}": missed}
-        self._complete(counter, counted | {"look_ups": 1, "bytes_read": bytes_read})
-
-    def _begin(self, counter: int, pages: int) -> None:
-        self._arena.asked += pages
-        self._counts(counter)["begun"] += pages
-
-    def _settle(self, counter: int, counted: dict[str, int], may_load: bool) -> None:
-        """Count a look-up, unless somebody is to complete it once what it lacks has been loaded."""
-        if not may_load or not counted.get(f"miss_{int(MissReason.ABSENT)}"):
-            self._count(counter, counted)
-
-    def _complete(self, counter: int, counted: dict[str, int]) -> None:
-        counts = self._counts(counter)
-        if counted["requested"] > counts["begun"] - counts["requested"]:
-            raise ValueError("no look-up of so many pages is under way")
-        self._count(counter, counted)
+        self._arena.asked += requested
+        self._counts(counter)["begun"] += requested
+        self._count(counter, requested, l1, 0, reason, 0)
 
     def _counts(self, counter: int) -> Counter[str]:
         return self._row.counts.setdefault(counter, Counter())
 
-    @staticmethod
-    def _counted(chain: list[bytes], start: int, pages: int, reason: int, page_bytes: int) -> dict[str, int]:
-        return {
-            "requested": len(chain), "l1": start, "l2": pages, "l3": 0,
-            f"miss_{int(reason)}": len(chain) - start - pages, "look_ups": 1, "bytes_read": pages * page_bytes,
-        }  # fmt: skip
+    def _check_under_way(self, counter: int, pages: int) -> None:
+        counts = self._counts(counter)
+        if counts["begun"] - counts["requested"] < pages:
+            raise ValueError("no look-up of so many pages is under way")
 
-    def _count(self, counter: int, counted: dict[str, int]) -> None:
+    def _count(
+        self, counter: int, wanted: int, start: int, pages: int, reason: int, page_bytes: int, *, l3: int = 0
+    ) -> None:
         counts = self._counts(counter)
         self._give_way()
-        counts.update(counted)
-
-    def slot(self, offset: int, size: int) -> memoryview:
-        """See cache_l2._native.Reader.slot."""
-        self._check()
-        place = memoryview(self._arena.entries[offset].place).cast("B")
-        assert size == len(place), "a simulated page has two words"
-        return place
+        counts.update(
+            {
+                "requested": wanted,
+                "l1": start,
+                "l2": pages,
+                "l3": l3,
+                f"miss_{int(reason)}": wanted - start - pages - l3,
+                "look_ups": 1,
+                "bytes_read": (pages + l3) * page_bytes,
+            }
+        )
 
     def fill(
         self, offsets: Sequence[int], sources: Any, *, page_bytes: int, counter: int = 0, kernel: int = -1
@@ -369,8 +361,15 @@ class ModelReader:
             for half in range(2):
                 self._give_way()
                 begin = half * page_bytes // 2
-                place[half] = int.from_bytes(words[begin : begin + _BYTES_OF_WORD], "little")
+                place[half] = int.from_bytes(words[begin : begin + BYTES_OF_WORD], "little")
         self._counts(counter)["bytes_written"] += len(offsets) * page_bytes
+
+    def slot(self, offset: int, size: int) -> memoryview:
+        """See cache_l2._native.Reader.slot."""
+        self._check()
+        place = memoryview(self._arena.entries[offset].place).cast("B")
+        assert size == len(place), "a simulated page has two words"
+        return place
 
     def held(self) -> int:
         self._check()
@@ -395,113 +394,6 @@ class ModelReader:
             raise ValueError("this mapping was closed")
 
 
-class ModelLease:
-    """Pinned pages; what stands in their places is read when it is asked for."""
-
-    def __init__(self, reader: ModelReader, found: list[Found], parent: Found | None, view: int) -> None:
-        self._reader = reader
-        self._pages = found
-        self._parent = parent
-        self._hazards: list[tuple[Entry, int]] = []
-        self._instances = [
-            (generation & 0xFFFFFFFF) << 32 | (entry.number + 1) for entry, generation in found
-        ]
-        self.view = view
-        self.reason = int(MissReason.ABSENT)
-        self.deadline_ns = 0
-        self._released = False
-
-    def pin(self, lease_ns: int) -> None:
-        """Hazards, then another look at every generation (rule R17)."""
-        hazards = [(entry, (1 << 64) - 1 if lease_ns else 0) for entry, _ in self._pages]
-        self._hazards = hazards
-        self._reader._row.hazards += hazards
-        self._reader._held += len(hazards)
-        self._reader._give_way()
-        if self._parent is not None and self._parent[0].generation != self._parent[1]:
-            self.cut(0)
-        self.cut(self.still_there())
-
-    def still_there(self) -> int:
-        """Pages, from the first on, whose generation is the one that they were found with."""
-        for index, (entry, generation) in enumerate(self._pages):
-            if entry.generation != generation:
-                return index
-        return len(self._pages)
-
-    def cut(self, pages: int) -> None:
-        """Keep the first pages only."""
-        for hazard in self._hazards[pages:]:
-            self._drop(hazard)
-        self._hazards, self._pages = self._hazards[:pages], self._pages[:pages]
-        self._instances = self._instances[:pages]
-
-    def touch(self, now_ns: int, lease_ns: int) -> None:
-        """Note the access; a copy gets its deadline."""
-        for entry, _ in self._pages:
-            entry.previous_ns, entry.last_ns = entry.last_ns, now_ns
-        if lease_ns:
-            self.deadline_ns = now_ns + lease_ns
-            for hazard in self._hazards:
-                self._drop(hazard)
-            self._hazards = [(entry, self.deadline_ns) for entry, _ in self._pages]
-            self._reader._row.hazards += self._hazards
-            self._reader._held += len(self._hazards)
-
-    def _drop(self, hazard: tuple[Entry, int]) -> None:
-        hazards = self._reader._row.hazards
-        if hazard in hazards:
-            hazards.remove(hazard)
-        self._reader._held -= 1
-
-    @property
-    def pages(self) -> int:
-        return len(self._pages)
-
-    @property
-    def instance(self) -> int:
-        return self._instances[-1] if self._instances else 0
-
-    def instances(self) -> list[int]:
-        return list(self._instances)
-
-    @property
-    def stands_on(self) -> int:
-        if self._parent is None or not self._pages:
-            return 0
-        return (self._parent[1] & 0xFFFFFFFF) << 32 | (self._parent[0].number + 1)
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def __getitem__(self, index: int) -> memoryview:
-        if self._released:
-            raise ValueError("the lease was released")
-        entry = self._pages[index][0]
-        return memoryview(_bytes(entry.place, entry.payload_bytes))
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return (self[index] for index in range(len(self._pages)))
-
-    def release(self) -> None:
-        if not self._released:
-            self._released = True
-            for hazard in self._hazards:
-                self._drop(hazard)
-            self._hazards = []
-
-    def __enter__(self) -> ModelLease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _bytes(place: list[int], page_bytes: int) -> bytes:
-    half = page_bytes // 2
-    return b"".join(word.to_bytes(_BYTES_OF_WORD, "little").ljust(half, b"\0") for word in place)
-
-
 def _packed(numbers: list[int]) -> bytes:
     return b"".join(number.to_bytes(8, "little") for number in numbers)
 
@@ -515,11 +407,3 @@ def _cut_expired(found: list[Found], now_ns: int) -> tuple[int, MissReason]:
 
 def _reason(cut: MissReason, pages: int, wanted: int) -> MissReason:
     return MissReason.NONE if pages == wanted and cut is MissReason.ABSENT else cut
-
-
-def _loaded(counted: dict[str, int], start: int, pages: int, l3_from: int | None) -> dict[str, int]:
-    """Of the pages found from `start` on, those from index `l3_from` on are L3's."""
-    end = start + pages
-    counted["l3"] = max(0, end - max(start, end if l3_from is None else l3_from))
-    counted["l2"] = pages - counted["l3"]
-    return counted
