@@ -29,7 +29,7 @@ class Stored:
 
 @final
 class Engine:
-    """The thread, its connections and its queues."""
+    """The thread, its connections and its queues. It holds the memory that it was lent until the end was drained."""
 
     def __init__(
         self,
@@ -39,8 +39,6 @@ class Engine:
         header_bytes_min: int,
         header_bytes_max: int,
         window: int,
-        requests_max: int,
-        connections_max: int,
         line_bytes_max: int,
         reply_bytes_max: int,
     ) -> None: ...
@@ -66,10 +64,10 @@ class Engine:
     def ask(self, shard: int, request: bytes, replies: int, *, deadline_ns: int) -> int: ...
     def cancel(self, request: int) -> None: ...
     def drain(self) -> list[tuple[int, int, bool, Any]]:
-        """What has ended: (number, status, was sent, value).
+        """What has ended: (number, status, was sent, value). Can be called after `close`.
 
         Status 0: of a GET (header, stored bytes, in place, Stored | None, checksum), of a SET None, of a question the list
-        of its replies, each bytes, int, None or (error text,). 1: absent. Above: text; numbers of `native_path`.
+        of its replies, each bytes, int, None or (error text,). Otherwise text; the numbers are those of `native_path`.
         Negative numbers are connections, ~connection, that have ended.
         """
     def statistics(self) -> dict[str, int]: ...
