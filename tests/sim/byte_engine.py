@@ -63,13 +63,12 @@ class ModelEngine:
     """The same methods."""
 
     def __init__(
-        self, clockwork: Clockwork, process: Process, sockets: dict[int, PageSocket], *, size_at: int, checksum_at: int,
+        self, clockwork: Clockwork, process: Process, *, size_at: int, checksum_at: int,
         header_bytes_min: int, header_bytes_max: int, window: int, line_bytes_max: int, reply_bytes_max: int,
     ) -> None:  # fmt: skip
         del line_bytes_max, reply_bytes_max
         self._clockwork = clockwork
         self._process = process
-        self._sockets = sockets
         self._size_at, self._checksum_at = size_at, checksum_at
         self._header_min, self._header_max = header_bytes_min, header_bytes_max
         self._window = window
@@ -101,7 +100,10 @@ class ModelEngine:
             self._end(request, CANCELLED, "the shard was closed")
 
     def add_connection(self, shard: int, descriptor: int) -> int:
-        connection = Connection(self._number(), shard, self._sockets.pop(descriptor))
+        connection = Connection(self._number(), shard, PageSocket.descriptors.pop(descriptor))
+        if shard not in self._shards:
+            connection.socket.close()
+            return connection.number
         self._shards[shard].append(connection)
         connection.socket.taken_over(
             lambda replies: self._arrive(connection, replies), lambda why: self._broke(connection, why)

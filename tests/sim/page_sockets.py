@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any
 
-from tests.sim.clockwork import Clockwork, Process
-from tests.sim.network import Network
-from tests.sim.redis_client import NOWHERE, ServerEnd
-from tests.sim.redis_server import RedisServer
+from cache_l3.connections import connect_error
+from tests.sim.redis_client import NOWHERE, ServerEnd, SimulatedAddress
 
 Commands = tuple[tuple[bytes, ...], ...]
 
@@ -36,21 +35,53 @@ def _number(data: bytes, at: int, kind: bytes) -> tuple[int, int]:
 
 
 class PageSocket:
-    """One connection, open from the start: whoever made it has shaken hands."""
+    """One connection to an address; its server's process is that of now. Stands for socket.socket in the product's hands."""
 
-    def __init__(self, clockwork: Clockwork, network: Network, process: Process, server: RedisServer) -> None:
+    descriptors: dict[int, PageSocket] = {}
+    """Those that were detached and that nobody has taken over yet."""
+
+    def __init__(self, address: SimulatedAddress) -> None:
+        clockwork, network, node, process, server = address.route
         self.process = process
         self._clockwork = clockwork
         self._server = server
         self._server_process = server.process
-        self._forth = network.channel(process.node.name, server.node.name)
-        self._back = network.channel(server.node.name, process.node.name)
+        self._forth = network.channel(node.name, server.node.name)
+        self._back = network.channel(server.node.name, node.name)
         self._end = ServerEnd(self, server, self._back)
         self._is_closed = False
         self._arrive: Callable[[list[Any]], None] = lambda _: None
         self._break: Callable[[str], None] = lambda _: None
         self._broken = ""
-        server.connections.append(self)
+
+    def knock(self) -> None:
+        """Ask to be let in, and for a sign of life; whoever took it over is told of either end."""
+
+        def enter() -> None:
+            if self._server_process.alive:
+                self._server.connections.append(self)
+            else:
+                self._back.send(lambda: self._ends("refused"), self.process)
+
+        self._forth.send(enter, None)
+        self.send(((b"PING",),))
+
+    # --- what product code calls ---
+
+    def fileno(self) -> int:
+        return 0
+
+    def setblocking(self, _: bool) -> None:
+        """It never blocks."""
+
+    def detach(self) -> int:
+        number = len(self.descriptors) + 1
+        while number in self.descriptors:
+            number += 1
+        self.descriptors[number] = self
+        return number
+
+    # --- what the engine calls ---
 
     def taken_over(self, arrive: Callable[[list[Any]], None], break_: Callable[[str], None]) -> None:
         """From now on whoever gave these is told what comes, and when it ends."""
@@ -90,3 +121,35 @@ class PageSocket:
         if not self._is_closed:
             self._broken = why
             self._break(why)
+
+
+class SimulatedConnector:
+    """Stands for cache_l3.connections.Connector, whose threads a simulation has no use for."""
+
+    async def open(self, address: SimulatedAddress, *, timeout_s: float) -> PageSocket:
+        """See Connector."""
+        socket, opened = PageSocket(address), asyncio.get_running_loop().create_future()
+        loop: Any = opened.get_loop()
+
+        def arrived(replies: list[Any]) -> None:
+            loop.call_soon(lambda: opened.done() or opened.set_result(replies))
+
+        def ended(why: str) -> None:
+            loop.call_soon(lambda: opened.done() or opened.set_exception(ConnectionError(why)))
+
+        socket.taken_over(arrived, ended)
+        socket.knock()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await opened
+        except Exception as error:
+            socket.close()
+            named: Any = address
+            raise connect_error(named, error) from error
+        except asyncio.CancelledError:
+            socket.close()
+            raise
+        return socket
+
+    def close(self) -> None:
+        """Nothing is kept."""

@@ -217,15 +217,21 @@ class _Nowhere:
 NOWHERE: Any = _Nowhere()
 
 
+Route = tuple[Clockwork, Network, Node, Process, RedisServer]
+
+
 class SimulatedAddress:
     """A server as one process reaches it; stands for cache_l3.address.RedisAddress."""
+
+    scheme, is_encrypted = "redis", False
 
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer
     ) -> None:
-        self.label, self.scheme = server.node.name, "redis"
-        self._arguments = clockwork, network, node, process, server
+        self.label = server.node.name
+        self.options: dict[str, Any] = {}
+        self.route: Route = clockwork, network, node, process, server
 
     def connection(self) -> Any:
         """A new connection, not connected yet."""
-        return SimulatedConnection(*self._arguments)
+        return SimulatedConnection(*self.route)

@@ -9,6 +9,7 @@ import copy
 import functools
 import hashlib
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from tests.sim.clockwork import Clockwork, Process
@@ -400,6 +401,20 @@ class RedisServer:
         key = pages[int(picked * len(pages))]
         self._run(b"UNLINK", (key,))
         return key
+
+    def damage(self, random: Random) -> bool:
+        """A page's bytes change here: one bit, its end, or all of them, which are another page's then."""
+        pages = [key for key, value in self.keyspace.values.items() if isinstance(value, Text)]
+        if not pages:
+            return False
+        key = random.choice(pages)
+        value, ends_ms = self.keyspace.values[key]
+        at = random.randrange(len(value))
+        flipped = value[:at] + bytes([value[at] ^ 1 << random.randrange(8)]) + value[at + 1 :]
+        other = self.keyspace.values[random.choice(pages)].value
+        made = random.choice((flipped, flipped, value[:at], value + b"x", other))
+        self.keyspace.values[key] = Text(made, ends_ms)
+        return made != value
 
     @staticmethod
     def copy(dump: dict[bytes, Any]) -> dict[bytes, Any]:
