@@ -127,8 +127,8 @@ LISTING_S_MAX = 0.25
 """How long a registration waits for the fleet's directory at most."""
 LISTINGS_IN_FLIGHT_PER_CLIENT_MAX = 16
 """Registrations of one client that wait for the fleet's directory at a time."""
-LOG_CANDIDATES_MAX = 16
-"""Servers that may be named for one log."""
+SERVERS_NAMED_MAX = 16
+"""Servers that one list of URLs may name."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
 LOG_NAMESPACES_BATCH_MAX = 128
@@ -181,6 +181,24 @@ L3_REPLY_BYTES_MAX = 16 * 1024
 """One reply to a question: the header of a record and what goes with it."""
 L3_LINE_BYTES_MAX = 1024
 """A line of a reply: a length, a number, an error's text."""
+
+# The store of L3
+L3_BREAKER_FAILURES = 3
+L3_BREAKER_SILENT_S = 0.1
+"""Requests in a row without an answer, over so long a silence, and a server is asked nothing but probes."""
+L3_BREAKER_COOL_S_MIN = 0.1
+L3_BREAKER_COOL_S_MAX = 2.0
+"""Between two probes, at first and at most."""
+L3_RETRIES_BURST_MAX = 256
+L3_RETRIES_PER_S_MAX = 64
+"""Requests that are sent to one server again after a failure: so many at once, then at this rate."""
+L3_RESERVE_FRACTION = 0.1
+L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
+"""What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
+L3_ZSTD_LEVEL_DEFAULT = 1
+L3_ZSTD_LEVEL_MIN = 1
+L3_ZSTD_LEVEL_MAX = 19
+"""Levels of compression; further ones take hundreds of MiB for a context."""
 
 # Administration
 ADMIN_CALLS_MAX = 32
