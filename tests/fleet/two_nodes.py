@@ -81,7 +81,8 @@ class Records:
 
     def read(self, key: bytes) -> bytes:
         """A record, header and payload; b"" where there is none."""
-        return self._server.client.get(self.name(key)) or b""
+        record: bytes = self._server.command("GET", self.name(key)) or b""
+        return record
 
     def write(self, key: bytes, record: bytes) -> None:
         """Put other bytes in a record's place; it lives on as long as it would have."""
@@ -103,7 +104,7 @@ class Records:
         """Every key of the server is one whole record with a time to live; returns how many there are."""
         count = 0
         for name in self._server.client.scan_iter(count=1000):
-            record = self._server.client.get(name)
+            record = self._server.command("GET", name)
             if record is None:
                 continue  # evicted meanwhile
             header, _ = split_record(record)
@@ -178,13 +179,13 @@ def two_nodes(
 ) -> Iterator[TwoNodes]:
     """The nodes without any worker. `pages` starts what holds the pages, None: a server with nothing else in it."""
     made: list[TwoNodes] = []
-
-    def url(fleet: Fleet) -> str:
-        server = fleet.servers.start() if pages is None else pages(fleet)
-        made.append(TwoNodes(fleet, server, FaultRelay(("127.0.0.1", server.port))))
-        return made[0].relay.url
-
     with contextlib.ExitStack() as held:
-        held.callback(lambda: [one.relay.close() for one in made])
+
+        def url(fleet: Fleet) -> str:
+            server = fleet.servers.start() if pages is None else pages(fleet)
+            relay = held.enter_context(FaultRelay(("127.0.0.1", server.port)))
+            made.append(TwoNodes(fleet, server, relay))
+            return relay.url
+
         held.enter_context(fleet_of(sidecars=2, workers=0, l3=url, flags=tuple(flags), **changed))
         yield made[0]
