@@ -40,6 +40,7 @@ from tests.fleet.metronome import Metronome, Pause
 from tests.fleet.purges import Purge, Purged
 from tests.fleet.worker import WorkerPlan
 from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_servers import RedisServers, redis_servers
@@ -155,6 +156,8 @@ class Fleet:
         """Those of every sidecar that is started from now on, but for those of its log."""
         self.cluster: RedisCluster | None = None
         """What holds the pages, where that is a cluster of its own."""
+        self.line: FaultRelay | None = None
+        """What lies between the sidecars and their pages, where that is a line that can be bad."""
         self.draw = random.Random(0)
         """Which of several alike a fault takes."""
         self.primary = servers.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.fleet.faults import (
     Fault,
@@ -16,6 +16,7 @@ from tests.fleet.faults import (
     roles_swapped,
 )
 from tests.fleet.fleet import Fleet
+from tests.support.fault_relay import TO_CLIENT, TO_SERVER, Direction, FaultRelay
 from tests.support.redis_cluster import SLOTS, ClusterNode, RedisCluster, SlotMove, slot_of
 
 _LEFT_BYTES = 2 << 20
@@ -166,4 +167,71 @@ def slots_moved(fleet: Fleet) -> Iterator[None]:
 FAULTS_OF_A_CLUSTER: tuple[Fault, ...] = (
     node_killed, node_restarted, old_pages_loaded, node_stopped, node_stopped_and_replaced, replica_killed,
     failed_over, cluster_flushed, cluster_full, cluster_evicts, slots_moved,
+)  # fmt: skip
+
+
+def _line(fleet: Fleet) -> FaultRelay:
+    assert fleet.line is not None, "this fleet has no line"
+    return fleet.line
+
+
+@contextlib.contextmanager
+def _bad(fleet: Fleet, directions: Sequence[Direction], **rules: float) -> Iterator[None]:
+    """Rules for every connection, and none of them afterwards."""
+    line = _line(fleet)
+    for direction in directions:
+        line.set(direction, **rules)
+    yield
+    for direction in directions:
+        line.set(direction, **dict.fromkeys(rules) | ({"delay_s": 0.0} if "delay_s" in rules else {}))
+
+
+@contextlib.contextmanager
+def line_stalls(fleet: Fleet) -> Iterator[None]:
+    """Nothing passes one way, or the other; all of it comes afterwards."""
+    with _bad(fleet, [fleet.draw.choice((TO_CLIENT, TO_SERVER))], hold_after=0):
+        yield
+
+
+@contextlib.contextmanager
+def line_is_slow(fleet: Fleet) -> Iterator[None]:
+    """A page takes longer than any deadline."""
+    with _bad(fleet, (TO_CLIENT, TO_SERVER), bytes_per_s=50_000.0):
+        yield
+
+
+@contextlib.contextmanager
+def line_is_long(fleet: Fleet) -> Iterator[None]:
+    """Answers take longer than the shorter deadlines."""
+    with _bad(fleet, (TO_CLIENT,), delay_s=0.1):
+        yield
+
+
+@contextlib.contextmanager
+def line_breaks(fleet: Fleet) -> Iterator[None]:
+    """Connections end in the middle of whatever passes, again and again."""
+    with _bad(fleet, (TO_CLIENT, TO_SERVER), cut_after=fleet.draw.randrange(1000, 200_000)):
+        yield
+
+
+@contextlib.contextmanager
+def line_flips(fleet: Fleet) -> Iterator[None]:
+    """On every connection, one bit is turned over."""
+    _line(fleet).cut_all()
+    with _bad(fleet, (TO_CLIENT, TO_SERVER), flip_at=fleet.draw.randrange(500, 100_000)):
+        yield
+    _line(fleet).cut_all()
+
+
+@contextlib.contextmanager
+def line_is_dead(fleet: Fleet) -> Iterator[None]:
+    """Nobody answers."""
+    _line(fleet).refuse()
+    _line(fleet).cut_all()
+    yield
+    _line(fleet).refuse(False)
+
+
+FAULTS_OF_A_LINE: tuple[Fault, ...] = (
+    line_stalls, line_is_slow, line_is_long, line_breaks, line_flips, line_is_dead,
 )  # fmt: skip

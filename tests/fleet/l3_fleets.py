@@ -18,6 +18,7 @@ from tests.fleet.fleet import LEASE_S, Fleet, Load, fleet_of
 from tests.fleet.purges import Purge
 from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command
+from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
 from tests.support.redis_cluster import redis_cluster
 from tests.support.redis_servers import RedisServer
@@ -48,6 +49,19 @@ def fleet_on_a_cluster(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
     with redis_cluster() as cluster, fleet_of(load=load, l3=lambda _: cluster.urls, **changed) as fleet:
         fleet.cluster = cluster
         yield fleet
+
+
+@contextlib.contextmanager
+def fleet_on_a_line(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
+    """Pages on a server of their own, at the end of a line that can be bad."""
+    with contextlib.ExitStack() as held:
+
+        def url(fleet: Fleet) -> str:
+            pages = fleet.servers.start(maxmemory=str(64 << 20), maxmemory_policy="allkeys-lru")
+            fleet.line = held.enter_context(FaultRelay(("127.0.0.1", pages.port)))
+            return fleet.line.url
+
+        yield held.enter_context(fleet_of(load=load, l3=url, **changed))
 
 
 def heal(fleet: Fleet, fault: str) -> None:
