@@ -111,7 +111,7 @@ def wind_up(fleet: Fleet, *, never_killed: Sequence[int]) -> None:
         wait_until(partial(_is_idle, fleet, number), timeout_s=20.0, what=f"sidecar {number} to be idle")
     for number in never_killed:
         _compare_counts(fleet, number)
-    servers = fleet.cluster.nodes if fleet.cluster is not None else (fleet.primary, fleet.replica)
+    servers = [*fleet.servers.running, *(fleet.cluster.nodes if fleet.cluster is not None else ())]
     children = [child for one in fleet.sidecars for child in psutil.Process(one.pid).children(recursive=True)]
     for sidecar in fleet.sidecars:
         assert sidecar.terminate() == 0, sidecar.output()[-3000:]
