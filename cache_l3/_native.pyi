@@ -21,6 +21,15 @@ def xxh3_64_by(kernel: int, cuts: list[int], data: Buffer, /) -> int:
     """The same, by one of XXH3_KERNELS, taken in up to each of `cuts` in turn as bytes arrive. For tests."""
 
 @final
+class Alarm:
+    """A timer of CLOCK_BOOTTIME for an event loop, which knows no such clock."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def set(self, at_ns: int) -> None:
+        """Readable from then on, until it is set again."""
+
+@final
 class Stored:
     """Bytes of a record that were received apart from their place; lends them by the buffer protocol."""
 
@@ -39,6 +48,7 @@ class Engine:
         header_bytes_min: int,
         header_bytes_max: int,
         window: int,
+        passed_over_max: int,
         line_bytes_max: int,
         reply_bytes_max: int,
     ) -> None: ...

@@ -19,7 +19,7 @@ from kv_types.limits import L3_CONNECTING_MAX
 Command = Sequence[bytes | str]
 REMEDIES = {
     "denied": (
-        "give its user the right to GET, SET, GETRANGE, EXPIRE, UNLINK, PING and INFO, and to CLUSTER SLOTS and ASKING of a Cluster: "
+        "give its user the right to GET, SET, GETRANGE, EXPIRE, UNLINK, PING and INFO, in a Cluster to CLUSTER SLOTS and ASKING: "
         "ACL SETUSER <user> ~stratakv:* +@read +@write +@connection +info +cluster|slots"
     ),
     "version": "use Redis 6.2 or later, or Valkey",
@@ -106,19 +106,17 @@ async def exchange(connection: AbstractConnection, commands: Sequence[Command]) 
 def connect_error(address: RedisAddress, error: Exception) -> ConnectError:
     """The same trouble, in words for people."""
     hint = tls_hint(address.scheme, error)
-    return ConnectError(
-        reason_of(error), explain(error, server=address.label, remedies=REMEDIES, hint=hint)
-    )
+    return ConnectError(reason_of(error), explain(error, server=address.label, remedies=REMEDIES, hint=hint))
 
 
 def _open(address: RedisAddress, timeout_s: float) -> socket.socket:
     connection = address.threaded_connection(timeout_s=timeout_s)
     is_done = False
     try:
-        connection.connect()
+        connection.connect()  # type: ignore[no-untyped-call]
         connection.send_command("PING")  # type: ignore[no-untyped-call]
         with contextlib.suppress(NoPermissionError):  # an answer is an answer
-            connection.read_response()  # type: ignore[no-untyped-call]
+            connection.read_response()
         is_done = True
     finally:
         if not is_done:
@@ -128,9 +126,9 @@ def _open(address: RedisAddress, timeout_s: float) -> socket.socket:
 
 def _taken(connection: ThreadedConnection) -> socket.socket:
     """Take the socket out of redis-py's hands: there is no other way to get at one that it has authenticated."""
-    taken = connection._sock  # noqa: SLF001
-    connection._sock = None  # noqa: SLF001
-    connection._parser.on_disconnect()  # noqa: SLF001 - it has read all there was
+    taken: object = connection._sock
+    connection._sock = None
+    connection._parser.on_disconnect()  # it has read all there was
     if not isinstance(taken, socket.socket):
         raise ConnectionError("the connection was lost as soon as it was open")
     return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -33,6 +34,7 @@ from kv_types.errors import BufferMismatchError, ClosedError, InvalidArgumentErr
 from kv_types.limits import (
     L3_CONNECTIONS_MAX,
     L3_LINE_BYTES_MAX,
+    L3_PASSED_OVER_MAX,
     L3_REPLY_BYTES_MAX,
     L3_REQUESTS_MAX,
     L3_WINDOW_DEFAULT,
@@ -73,11 +75,12 @@ class NativePath:
         if not 1 <= window <= L3_WINDOW_MAX:
             raise LimitExceededError(f"a window has 1 to {L3_WINDOW_MAX} requests; got {window}")
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._shape = shape
         self._engine = Engine(
             size_at=shape.size_at, checksum_at=shape.checksum_at, header_bytes_min=shape.bytes_min,
-            header_bytes_max=shape.bytes_max, window=window, line_bytes_max=L3_LINE_BYTES_MAX,
-            reply_bytes_max=L3_REPLY_BYTES_MAX,
+            header_bytes_max=shape.bytes_max, window=window, passed_over_max=L3_PASSED_OVER_MAX,
+            line_bytes_max=L3_LINE_BYTES_MAX, reply_bytes_max=L3_REPLY_BYTES_MAX,
         )  # fmt: skip
         self._transfers: dict[int, tuple[Transfer, Callable[[Any], object]]] = {}
         self._connections: dict[int, tuple[int, Callable[[str], None]]] = {}
@@ -162,7 +165,7 @@ class NativePath:
 
     def close(self) -> None:
         """End everything; all futures are done then."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
         self._loop.remove_reader(self._engine.fileno())
@@ -205,6 +208,8 @@ class NativePath:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("this data path is closed")
+        if os.getpid() != self._process:
+            raise ClosedError("this data path belongs to the process that this one was forked from")
 
 
 def _outcome(status: int, was_sent: bool, value: Any, make_value: Callable[[Any], object]) -> object:

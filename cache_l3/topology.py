@@ -13,7 +13,7 @@ from typing import Protocol
 from redis.cluster import ClusterNode, NodesManager
 from redis.exceptions import MovedError
 
-from cache_l3.address import RedisAddress, RedisServers
+from cache_l3.address import PORT_DEFAULT, RedisAddress, RedisServers
 from cache_l3.connections import connect_error
 from cache_l3.key_space import slot_of
 from kv_types.limits import L3_CONNECT_S, L3_REFRESH_S, L3_REFRESH_S_MIN
@@ -194,7 +194,8 @@ class Cluster:
             return
         options = dict(self._named[0].options)
         named = [
-            ClusterNode(address.options["host"], address.options.get("port", 6379)) for address in self._named
+            ClusterNode(address.options["host"], address.options.get("port", PORT_DEFAULT))  # type: ignore[no-untyped-call]
+            for address in self._named
         ]
         for name in ("host", "port", "db"):
             options.pop(name, None)
@@ -222,7 +223,7 @@ def open_topology(servers: RedisServers, *, on_change: Callable[[], None]) -> To
 
 
 def _node_name(address: RedisAddress) -> str:
-    return f"{address.options['host']}:{address.options.get('port', 6379)}"
+    return f"{address.options['host']}:{address.options.get('port', PORT_DEFAULT)}"
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

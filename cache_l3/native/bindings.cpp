@@ -3,8 +3,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -242,8 +245,27 @@ class PyEngine {
   bool closed_ = false;
 };
 
+// A timer of CLOCK_BOOTTIME for an event loop, which knows no such clock.
+class Alarm {
+ public:
+  Alarm() : timer_(::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) {
+    if (timer_.get() < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
+  }
+  int descriptor() const { return timer_.get(); }
+  // Readable from then on, until it is set again.
+  void set(std::uint64_t at_ns) {
+    itimerspec when{};
+    when.it_value.tv_sec = static_cast<time_t>(std::max<std::uint64_t>(at_ns, 1) / 1'000'000'000U);
+    when.it_value.tv_nsec = static_cast<long>(std::max<std::uint64_t>(at_ns, 1) % 1'000'000'000U);
+    ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+  }
+
+ private:
+  Descriptor timer_;
+};
+
 void construct(PyEngine* at, std::size_t size_at, std::size_t checksum_at, std::size_t header_bytes_min, std::size_t header_bytes_max,
-               std::size_t window, std::size_t line_bytes_max, std::size_t reply_bytes_max) {
+               std::size_t window, std::size_t passed_over_max, std::size_t line_bytes_max, std::size_t reply_bytes_max) {
   const std::size_t last = std::max(size_at + sizeof(std::uint32_t), checksum_at + sizeof(std::uint64_t));
   if (last + sizeof(std::uint32_t) > header_bytes_min || header_bytes_min > header_bytes_max) {
     throw nb::value_error("a header's size and checksum lie before its CRC, in the shortest header too");
@@ -254,6 +276,7 @@ void construct(PyEngine* at, std::size_t size_at, std::size_t checksum_at, std::
   settings.limits.line_bytes_max = line_bytes_max;
   settings.limits.reply_bytes_max = reply_bytes_max;
   settings.window = window;
+  settings.passed_over_max = passed_over_max;
   new (at) PyEngine(settings);
 }
 
@@ -292,9 +315,11 @@ NB_MODULE(_native, m) {
   m.def("xxh3_64_by", hash_by, nb::arg("kernel"), nb::arg("cuts"), nb::arg("data"));
   m.def("crc32", crc_of, nb::arg("data"));
   nb::class_<Stored>(m, "Stored", nb::type_slots(stored_slots)).def("__len__", &Stored::bytes);
+  nb::class_<Alarm>(m, "Alarm").def(nb::init<>()).def("fileno", &Alarm::descriptor).def("set", &Alarm::set, nb::arg("at_ns"));
   nb::class_<PyEngine>(m, "Engine")
       .def("__init__", construct, nb::kw_only(), nb::arg("size_at"), nb::arg("checksum_at"), nb::arg("header_bytes_min"),
-           nb::arg("header_bytes_max"), nb::arg("window"), nb::arg("line_bytes_max"), nb::arg("reply_bytes_max"))
+           nb::arg("header_bytes_max"), nb::arg("window"), nb::arg("passed_over_max"),
+           nb::arg("line_bytes_max"), nb::arg("reply_bytes_max"))
       .def("fileno", &PyEngine::descriptor)
       .def("open_shard", &PyEngine::open_shard)
       .def("close_shard", [](PyEngine& self, std::uint32_t shard) { self.core().close_shard(shard); }, nb::arg("shard"))

@@ -22,7 +22,6 @@ namespace stratakv::l3 {
 namespace {
 
 constexpr int kEventsMax = 64;
-constexpr std::size_t kPassedOverMax = 8;  // so often may a kind of request wait for one more urgent
 constexpr std::uint64_t kTimerTag = UINT64_MAX;
 constexpr std::uint64_t kWakeTag = UINT64_MAX - 1;
 
@@ -274,7 +273,7 @@ Request* Engine::next_of(Shard& shard) {
   for (std::size_t verb = 0; verb < kVerbs; ++verb) {
     if (shard.queues[verb].empty()) {
       shard.passed_over[verb] = 0;
-    } else if (chosen == kVerbs || shard.passed_over[verb] >= kPassedOverMax) {
+    } else if (chosen == kVerbs || shard.passed_over[verb] >= settings_.passed_over_max) {
       chosen = verb;
     }
   }

@@ -27,6 +27,7 @@ namespace stratakv::l3 {
 struct EngineSettings {
   ReplyLimits limits;
   std::size_t window = 4;
+  std::size_t passed_over_max = 8;  // so often may a request wait for more urgent ones
 };
 
 // The end of a request, or of a connection: then `number` is ~ of the connection's and there is no request.
