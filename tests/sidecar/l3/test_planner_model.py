@@ -111,7 +111,9 @@ class PlannerMachine(RuleBasedStateMachine):
                 self.flights[flight] = one
             else:
                 stopped = True
-                refused = plan.BeingPut(flight) if self.place == "put" else plan.NoPlace(flight, MissReason.NO_ROOM)
+                refused = (
+                    plan.BeingPut(flight) if self.place == "put" else plan.NoPlace(flight, MissReason.NO_ROOM)
+                )
                 events.append(refused)
                 if self.place == "put":
                     self.being_put[one] = self.now_ns + BOUNDS.put_awaited_ns
@@ -168,7 +170,9 @@ class PlannerMachine(RuleBasedStateMachine):
     # --- what happens ---
 
     @rule(
-        picks=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 7)), min_size=1, max_size=3),
+        picks=st.lists(
+            st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 7)), min_size=1, max_size=3
+        ),
         patience_ms=st.integers(1, 60),
         is_group=st.booleans(),
         is_waited=st.booleans(),
@@ -225,7 +229,9 @@ class PlannerMachine(RuleBasedStateMachine):
         self.do(plan.Probed(probe.probe, tuple(results), self.now_ns))
 
     @precondition(lambda self: set(self.flights) - self.landed)
-    @rule(data=st.data(), is_good=st.sampled_from([True, True, True, False]), failure=st.sampled_from(FAILURES))
+    @rule(
+        data=st.data(), is_good=st.sampled_from([True, True, True, False]), failure=st.sampled_from(FAILURES)
+    )
     def lands(self, data: st.DataObject, is_good: bool, failure: MissReason) -> None:
         flight = data.draw(st.sampled_from(sorted(set(self.flights) - self.landed)))
         self.landed.add(flight)
