@@ -65,6 +65,7 @@ class ModelEngine:
     def __init__(
         self, clockwork: Clockwork, process: Process, *, size_at: int, checksum_at: int,
         header_bytes_min: int, header_bytes_max: int, window: int, line_bytes_max: int, reply_bytes_max: int,
+        passed_over_max: int,
     ) -> None:  # fmt: skip
         del line_bytes_max, reply_bytes_max
         self._clockwork = clockwork
@@ -72,6 +73,8 @@ class ModelEngine:
         self._size_at, self._checksum_at = size_at, checksum_at
         self._header_min, self._header_max = header_bytes_min, header_bytes_max
         self._window = window
+        self._passed_over_max = passed_over_max
+        self._passed_over = 0
         self._loop: Any = asyncio.get_running_loop()
         self._descriptor = self._loop.new_descriptor()
         self._numbers = 0
@@ -165,7 +168,6 @@ class ModelEngine:
             self._end(request, CANCELLED, "the shard was closed")
             return request.number
         queue.append(request)
-        queue.sort(key=_kind)
         self._arm(request)
         self._clockwork.after(
             int(self._clockwork.random.random() * 20 * US), lambda: self._send_next(request.shard), self._process
@@ -211,12 +213,22 @@ class ModelEngine:
             if not open_:
                 return
             connection = min(open_, key=lambda one: len(one.in_flight))
-            request = queue.pop(0)
+            request = self._first(queue)
             request.connection = connection
             connection.in_flight.append(request)
             connection.to_send.append(request)
             if len(connection.to_send) == 1:
                 self._write(connection)
+
+    def _first(self, queue: list[Request]) -> Request:
+        """The most urgent; who was passed over for long enough has its turn."""
+        oldest = min(queue, key=lambda one: one.number)
+        urgent = min(queue, key=lambda one: (one.kind, one.number))
+        is_turn = self._passed_over >= self._passed_over_max
+        chosen = oldest if is_turn else urgent
+        self._passed_over = self._passed_over + 1 if chosen.kind < oldest.kind else 0
+        queue.remove(chosen)
+        return chosen
 
     def _write(self, connection: Connection) -> None:
         """Send what is first, in two pieces where it is long and the socket takes no more at once."""
@@ -368,10 +380,6 @@ class ModelEngine:
     def _tell(self) -> None:
         if not self._is_closed:
             self._loop.became_readable(self._descriptor)
-
-
-def _kind(request: Request) -> int:
-    return request.kind
 
 
 _COUNTED = (

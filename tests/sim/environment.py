@@ -19,8 +19,10 @@ from greenlet import getcurrent
 
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
+from tests.sim.byte_engine import ModelEngine
 from tests.sim.clockwork import Clockwork, Fiber, current_fiber
 from tests.sim.nodes import Node
+from tests.sim.page_sockets import PageSocket, SimulatedConnector
 
 PAGE_BYTES = 16
 HIDING_STEP_WORK = 6
@@ -117,6 +119,18 @@ class FiberCondition(FiberLock):
         """Nobody waits."""
 
 
+class _Socket:
+    """What product modules find as `socket`."""
+
+    socket = PageSocket
+
+
+def _engine(**settings: Any) -> ModelEngine:
+    process = current_fiber().process
+    assert process is not None and _Present.clockwork is not None, "only a sidecar's loop makes one"
+    return ModelEngine(_Present.clockwork, process, **settings)
+
+
 class _Threading:
     """What product modules find as `threading`."""
 
@@ -135,6 +149,8 @@ def install() -> None:
     _shorten()
     import cache_l1.cache
     import cache_l2.store
+    import cache_l3.native_path
+    import cache_l3.router
     import inference_worker.weights
     from invalidation.notes import MemberNote
     from invalidation.records import LogEntry
@@ -144,6 +160,9 @@ def install() -> None:
     _put(
         (cache_l1.cache, "threading", _Threading),
         (inference_worker.weights, "threading", _Threading),
+        (cache_l3.native_path, "Engine", _engine),
+        (cache_l3.native_path, "socket", _Socket),
+        (cache_l3.router, "Connector", SimulatedConnector),
         (cache_l2.store, "create_arena", lambda config, life, probe=None: _Present.arenas(config, life)),
         (cache_l2.store, "map_own", lambda arena, row, life, prefault: ModelReader(arena, row)),
     )

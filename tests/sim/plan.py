@@ -61,6 +61,12 @@ class Plan:
     """Where pages are shared: "log", on the log's servers, "own", on servers of their own; empty: nowhere."""
     page_servers: int = 0
     """Servers of their own; the first is the primary at first."""
+    window: int = 4
+    """Requests on one connection that moves pages."""
+    connections: int = 2
+    queue_pages: int = 8
+    """Pages that wait to be stored in L3."""
+    record_ttl_s: int = 3600
     is_settled: bool = False
     """Whether the log was there long before, so that its incarnation is settled."""
     replicas_named_apart: bool = False

@@ -238,8 +238,8 @@ def _splits(plan: Plan, draw: random.Random) -> None:
 def _bounces(plan: Plan, draw: random.Random) -> None:
     """A primary that loses its newest records to a replica without them, and is the primary again before anybody asks."""
     plan.servers, plan.replicas, plan.engines = 2, 1, 0
-    plan.has_shelf, plan.is_settled, plan.switches_weights = True, True, False
-    plan.shelf_ns, plan.notices_ns = 20 * MS, 5 * MS
+    plan.l3, plan.is_settled, plan.switches_weights = "log", True, False
+    plan.notices_ns = 5 * MS
     plan.duration_ns = int(draw.uniform(2.5, 3.5) * S)
     plan.think_ns, plan.pass_ns = (5 * MS, 60 * MS), (1 * MS, 20 * MS)
     at_ns = draw.randint(400, 700) * MS

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, Refused, RefuseReason
 from tests.sim.clockwork import MS, S, Signal
-from tests.sim.spaces import Path, chain
+from tests.sim.spaces import Path
 from tests.sim.truth import BrokenPromiseError
 from tests.sim.worker import Worker
 
@@ -79,25 +80,24 @@ def _on_node(
 
 def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool:
     """Whether a chain can be promoted; what others have reserved and forgotten may be in the way for a while."""
-    assert worker.attachment is not None, "it is connected"
-    life = worker.attachment.life
-    assert life.keeper is not None, "something was shelved"
-    keys = chain(space, path)
     for attempt in range(ATTEMPTS):
         if attempt:
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
-        life.keeper.ask(space, keys).wait(1 * S)
-        if all(life.arena.find(key) is not None for key in keys):
+        if worker.load(space, path, deadline_ms=1000) == len(path):
             return True
     return False
 
 
 def _is_shelved(world: World, worker: Worker) -> bool:
     """Let what was just stored reach the shelf; whether all of it did."""
-    keeper = worker.attachment.life.keeper if worker.attachment is not None else None
-    while keeper is not None and not keeper.is_idle:
+    pages = worker.attachment.life.pages if worker.attachment is not None else None
+    if pages is None:
+        return False
+    before = Counter(pages.behind.statistics())
+    while not pages.behind.is_idle:
         world.clockwork.sleep(20 * MS)
-    return keeper is not None and not keeper.dropped
+    after = Counter(pages.behind.statistics())
+    return not any(after[name] > before[name] for name in after if name.startswith(("dropped", "refused")))
 
 
 _PASSING = (

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cache_l1.cache import L1Cache
+from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
+from cache_l2.attach_messages import ChainToLoad, Load, LoadedPages
 from inference_worker.request import Request
 from inference_worker.weights import Announced, FollowedVersion
 from kv_types.ids import KEY_BYTES
@@ -148,7 +150,7 @@ class Worker(ClientProcess):
             self._extend(now, request, keys)
         else:
             self._look_up(now, request, cache, keys)
-            if world.plan.has_shelf and len(now.pages) < len(path) and (fetch or world.chance(0.7)):
+            if world.plan.l3 and len(now.pages) < len(path) and (fetch or world.chance(0.7)):
                 self._fetch(now)
                 self._look_up(now, request, cache, keys)
         while len(now.pages) < len(path):
@@ -234,9 +236,19 @@ class Worker(ClientProcess):
         now.pages = found
 
     def _fetch(self, now: Pass) -> None:
-        keeper = self.attachment.life.keeper if self.attachment is not None else None
-        if keeper is not None and self.attachment is not None and not self.attachment.is_hung_up:
-            keeper.ask(now.space, chain(now.space, now.path)).wait(400 * MS)
+        self.load(now.space, now.path, deadline_ms=400)
+
+    def load(self, space: Namespace, path: Path, *, deadline_ms: int) -> int:
+        """Have a chain loaded; returns how many of its pages the sidecar says are there."""
+        attachment, registered = self.attachment, self.registered(space)
+        if attachment is None or registered.pages is registered.absent:
+            return 0
+        row = ChainToLoad(namespace_number=registered.pages.registration.number, parent=None, keys=packed(space, path))
+        try:
+            reply = attachment.call(Load((row,), deadline_ms), deadline_s=deadline_ms / 1000 + 0.1)
+        except (ConnectionBroken, DeadlinePassed):
+            return 0
+        return reply.rows[0].pages if isinstance(reply, LoadedPages) else 0
 
     def _compute(self, now: Pass, position: tuple[bytes, int], request: Request, *, until: int) -> None:
         """A forward pass over the next pages; each rests on all that this request has before it."""
