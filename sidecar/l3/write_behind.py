@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +91,7 @@ class WriteBehind:
         self._backoff_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._counts: Counter[str] = Counter()
+        self._counts = queue.counts
 
     def start(self) -> None:
         """Begin to take in what clients store, and to store it."""
@@ -120,7 +120,6 @@ class WriteBehind:
         offered = stored + known + gone + dropped_… + refused_… + what is queued and in flight.
         """
         return {
-            **self._queue.counts,
             **self._counts,
             "queued_pages": len(self._queue) + len(self._told),
             "queued_bytes": self._queue.bytes,
@@ -152,7 +151,7 @@ class WriteBehind:
         if self._taking_in is not None:
             self._taking_in.cancel()
         self._counts["dropped_closing"] += len(self._told)
-        self._queue.counts["offered"] += len(self._told)
+        self._counts["offered"] += len(self._told)
         self._told.clear()
         self._queue.clear()
 
@@ -167,7 +166,7 @@ class WriteBehind:
             instance = self._told.popleft()
             page = self._store.describe(instance)
             if page is None:
-                self._queue.counts["offered"] += 1
+                self._counts["offered"] += 1
                 self._counts["gone"] += 1
                 continue
             keys.append(page.key)

@@ -246,7 +246,9 @@ async def test_freshness_that_runs_out_answers_at_once() -> None:
         held.release()
 
 
-async def test_a_put_of_the_same_pages_takes_over_and_what_was_to_stand_on_the_loads_places_is_loaded_anew() -> None:
+async def test_a_put_of_the_same_pages_takes_over_and_what_was_to_stand_on_the_loads_places_is_loaded_anew() -> (
+    None
+):
     async with nodes() as (node,):
         node.behind.start()
         keys = fresh(6)
