@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from cachetools import TTLCache
-
 from kv_types.ids import PageKey
 from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
 from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row
-from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights
+from sidecar.l3.plan_tables import AbsentPages, DueTimes, FetchQueue, Flights
 
 _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
-_REMEMBERED = (MissReason.ABSENT, MissReason.INVALIDATED)
-"""What is not asked again for a while."""
 
 
 class Planner:
@@ -42,12 +38,10 @@ class Planner:
         self._probes_begun = 0
         self._to_ask: list[Page] = []
         self._touched: dict[Request, None] = {}
-        self._absent: TTLCache[PageKey, MissReason] = TTLCache(
-            bounds.absent_pages, bounds.absent_ns, timer=lambda: self._now_ns
-        )
+        self._absent = AbsentPages(bounds, lambda: self._now_ns)
         self._actions: list[Action] = []
-        self._is_closing = False
         self._counts: Counter[str] = Counter()
+        self._is_closing = False
 
     # --- what the shell asks ---
 
@@ -114,7 +108,7 @@ class Planner:
 
     def _somebody_stored(self, keys: tuple[PageKey, ...], *, in_arena: bool) -> None:
         for key in reversed(keys):  # the deepest first
-            self._absent.pop(key, None)
+            self._absent.forget(key)
             if in_arena and (page := self._pages.get(key)) is not None:
                 self._became_resident(page, from_l3=False)
 
@@ -220,7 +214,7 @@ class Planner:
             return False
         for index in range(row.asked, min(row.end, row.asked + chunk)):
             key = row.key(index)
-            reason = self._absent.get(key, MissReason.NONE)
+            reason = self._absent.reason(key)
             page = self._pages.get(key)
             if page is None and reason is MissReason.NONE:
                 if len(self._pages) >= self._bounds.pages:
@@ -328,10 +322,10 @@ class Planner:
                 else:
                     removing.append(child)
 
-    def _fail(self, page: Page, reason: MissReason) -> None:
-        """The page won't come: whoever wants it ends before it."""
-        if reason in _REMEMBERED:
-            self._absent[page.key] = reason
+    def _fail(self, page: Page, reason: MissReason, *, is_told: bool = False) -> None:
+        """The page won't come: whoever wants it ends before it. `is_told`: L3, or the log, says so."""
+        if is_told:
+            self._absent.remember(page.key, reason)
         for row, index in list(page.rows.items()):
             self._cut(row, index, reason)
         if self._pages.get(page.key) is page:  # nothing was on its way, or it has ended
@@ -366,7 +360,7 @@ class Planner:
             else:
                 self._counts[f"probed_{reason.name.lower()}"] += 1
                 advanced |= dict.fromkeys(page.rows)
-                self._fail(page, reason)
+                self._fail(page, reason, is_told=True)
         for row in advanced:
             if not row.request.is_done:
                 self._advance(row)
@@ -389,7 +383,7 @@ class Planner:
                 self._back_on_the_list(page, first=True)
             else:
                 self._counts[f"lost_{event.reason.name.lower()}"] += 1
-                self._fail(page, event.reason)
+                self._fail(page, event.reason, is_told=True)
 
     def _flight_told(self, event: plan.FlightTold) -> None:
         """A flight has ended without anything to give back."""
@@ -405,7 +399,7 @@ class Planner:
                 self._became_resident(page, from_l3=False)
             case plan.NotPublished(_, reason):
                 self._counts["refused_at_publish"] += 1
-                self._fail(page, reason)
+                self._fail(page, reason, is_told=reason is MissReason.INVALIDATED)
             case plan.NoPlace(_, missed):
                 self._fail(page, missed)
             case plan.BeingPut():
