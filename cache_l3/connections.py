@@ -45,16 +45,18 @@ class Connector:
 
     async def open(self, address: RedisAddress, *, timeout_s: float) -> socket.socket:
         """A socket on which nothing is under way, of a server that has answered a PING. Raises ConnectError."""
-        opening = self._threads.submit(_open, address, timeout_s)
+        opening, is_taken = self._threads.submit(_open, address, timeout_s), False
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(asyncio.wrap_future(opening))
+                made = await asyncio.shield(asyncio.wrap_future(opening))
+            is_taken = True
         except Exception as error:  # whatever a broken or hostile server makes redis-py or its parser raise
             raise connect_error(address, error) from error
         finally:
-            if not opening.done():
+            if not is_taken:
                 opening.add_done_callback(_throw_away)
                 opening.cancel()
+        return made
 
     def close(self) -> None:
         """Begin no more; threads that wait for a server end when they have waited enough."""
@@ -81,14 +83,15 @@ class Control:
             raise connect_error(self._address, error) from error
         finally:
             if not is_done:
-                await self.close()
+                self._connection = None
+                await connection.disconnect(nowait=True)
         return replies
 
     async def close(self) -> None:
         """Close the connection; the next question opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
 
 
 async def exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[object]:

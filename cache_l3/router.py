@@ -118,6 +118,7 @@ class Router:
         shards = list(self._shards.values())
         self._shards.clear()
         await asyncio.gather(*(shard.close() for shard in shards), *self._leaving)
+        await asyncio.sleep(0)  # connections of asyncio's are closed in the loop's next turn
 
     def describe(self) -> tuple[ServerPicture, ...]:
         """Shards as people see them."""

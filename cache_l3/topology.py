@@ -132,7 +132,8 @@ class Cluster:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.submit(self._disconnect)
+        self._thread.shutdown(wait=False)
         self.known.set()
 
     def server_of(self, key: bytes) -> RedisAddress | None:
@@ -204,6 +205,12 @@ class Cluster:
             ssl=self._named[0].is_encrypted, socket_timeout=L3_CONNECT_S, socket_connect_timeout=L3_CONNECT_S,
             **options,
         )  # fmt: skip
+
+    def _disconnect(self) -> None:
+        """In the thread, behind a reading that is under way."""
+        for node in self._manager.nodes_cache.values() if self._manager is not None else ():
+            if node.redis_connection is not None:
+                node.redis_connection.close()
 
 
 def redirect_target(redirect: str, source: RedisAddress) -> tuple[int, RedisAddress] | None:
