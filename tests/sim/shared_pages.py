@@ -69,6 +69,11 @@ class SharedPages:
         self.behind.start()
         self.is_started = True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be stored."""
+        return self.is_started and self.behind.is_idle
+
     async def end(self) -> None:
         """As the sidecar takes its leave: answer all, store what can be stored, end."""
         self.loader.drain()

@@ -7,7 +7,7 @@ from typing import Any
 
 from invalidation.records import LogEntry
 from kv_types.events import Selected
-from kv_types.ids import LifeId
+from kv_types.ids import LifeId, PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.validity import EngineMode
@@ -19,6 +19,7 @@ from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
 from tests.sim.load_truth import LoadTruth
+from tests.sim.leftovers import check_nothing_left
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.operator import Operator
@@ -54,7 +55,9 @@ class TrackedArena(ModelArena):
         key = b"" if entry is None else entry.key
         outcome = super().publish_loaded(**terms)
         if outcome[0] == PutStatus.STORED:
+            assert entry is not None, "it was reserved"
             self.loaded_ns[key] = self.world.clockwork.now_ns
+            self.world.loaded(self, entry)
         return outcome
 
     def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
@@ -192,6 +195,15 @@ class World:
         if page is not None:
             incarnation, revision = self._position(arena)
             self.truth.check_published(page, incarnation, revision, arena.who)
+            self.truth.born(entry.birth, page)
+
+    def loaded(self, arena: TrackedArena, entry: Entry) -> None:
+        """A page was loaded: its bytes are those of the page of its key, and it is the page that it says it is."""
+        words = (entry.place[0], entry.place[1])
+        keys = tuple(PageKey(one.key) for one in ancestors(entry))[::-1]
+        space = self.truth.space_of(words[0])
+        page = self.truth.check_whole(words, keys, space, f"the arena of {arena.who}")
+        self.note(arena.who, f"loaded {page} of {len(keys)}")
 
     def hidden(self, arena: TrackedArena, entry: Entry) -> None:
         """A page was hidden by an invalidation, where nothing else befalls the fleet."""
@@ -333,6 +345,7 @@ class World:
             clockwork.run(clockwork.now_ns + 50 * MS)
         if not self._is_healed():
             raise BrokenPromiseError("BrokeRecreate", f"the fleet did not heal: {self._ailing()}")
+        self._drain_writes()
         finished: list[bool] = []
         clockwork.spawn(None, lambda: self._recreate(finished))
         limit_ns = clockwork.now_ns + 60 * S
@@ -340,6 +353,17 @@ class World:
             clockwork.run(clockwork.now_ns + 20 * MS)
         if not finished:
             raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
+        clockwork.run(clockwork.now_ns + 1 * S)
+        check_nothing_left(self)
+
+    def _drain_writes(self) -> None:
+        """What waits to be written to L3 is written, or given up."""
+        limit_ns = self.clockwork.now_ns + 30 * S
+        while self.clockwork.now_ns < limit_ns:
+            if all(one.life is None or one.life.pages is None or one.life.pages.is_idle for one in self.sidecars):
+                return
+            self.clockwork.run(self.clockwork.now_ns + 50 * MS)
+        raise BrokenPromiseError("BrokeRecreate", "pages wait to be stored in L3 although everything is well")
 
     def _is_healed(self) -> bool:
         return not self._ailing()
