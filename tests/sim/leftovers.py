@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.sim.clockwork import MS, S
 from tests.sim.truth import BrokenPromiseError
 
 if TYPE_CHECKING:
     from tests.sim.sidecar import Life
     from tests.sim.world import World
 
+WAIT_NS = 3 * S
+"""Longer than a request that began when it was not quiet yet may take, and its interruptions."""
 _ENDED = (
     "loads_requests", "loads_pages", "loads_flights", "loads_flight_bytes", "loads_probes_in_flight", "stores_queued_pages",
     "stores_queued_bytes", "stores_in_flight", "stores_in_flight_bytes", "records_in_flight", "records_path_queued",
@@ -18,29 +21,25 @@ _ENDED = (
 
 
 def check_nothing_left(world: World) -> None:
-    """Raises BrokenPromiseError where something of loads or stores remains."""
+    """Raises BrokenPromiseError where something of loads or stores remains though everybody has had the time to end."""
+    lives = [one.life for one in world.sidecars if one.life is not None and one.life.pages is not None]
+    limit_ns = world.clockwork.now_ns + WAIT_NS
+    while any(_left(life) for life in lives) and world.clockwork.now_ns < limit_ns:
+        world.clockwork.run(world.clockwork.now_ns + 100 * MS)
     world.loads.check_none_lost()
-    for sidecar in world.sidecars:
-        if sidecar.life is not None and sidecar.life.pages is not None:
-            _check_gauges(sidecar.life)
-            _check_arena(sidecar.life)
-            check_records(world, sidecar.life)
+    for life in lives:
+        left = _left(life)
+        if left:
+            raise BrokenPromiseError("BrokeLeft", f"{life.sidecar.node} has still {left}, though nobody asks for anything")
+        check_records(world, life)
 
 
-def _check_gauges(life: Life) -> None:
+def _left(life: Life) -> dict[str, int]:
+    """Gauges of loads and stores, and places and leases of the sidecar's own, that are not 0."""
     assert life.pages is not None, "it has an L3"
-    figures = life.pages.statistics()
+    figures, row = life.pages.statistics(), life.arena.row_statistics(life.store.own_row)
     left = {name: figures[name] for name in _ENDED if figures[name]}
-    if left:
-        raise BrokenPromiseError("BrokeLeft", f"{life.sidecar.node} has still {left}, though nobody asks for anything")
-
-
-def _check_arena(life: Life) -> None:
-    """Places and leases of the sidecar's own are given back."""
-    row = life.arena.row_statistics(life.store.own_row)
-    left = {name: row[name] for name in ("leases", "reservations") if row[name]}
-    if left:
-        raise BrokenPromiseError("BrokeLeft", f"{life.sidecar.node} keeps {left} of its own")
+    return left | {name: row[name] for name in ("leases", "reservations") if row[name]}
 
 
 def check_records(world: World, life: Life) -> None:

@@ -353,7 +353,6 @@ class World:
             clockwork.run(clockwork.now_ns + 20 * MS)
         if not finished:
             raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
-        clockwork.run(clockwork.now_ns + 1 * S)
         check_nothing_left(self)
 
     def _drain_writes(self) -> None:
