@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,9 @@ from tests.fleet.metronome import Metronome, Pause
 from tests.fleet.purges import Purge, Purged
 from tests.fleet.worker import WorkerPlan
 from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
+from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_servers import RedisServers, redis_servers
 from tests.support.sidecar_process import SidecarProcess
 
@@ -151,6 +154,12 @@ class Fleet:
         self.servers = servers
         self.flags: tuple[str, ...] = SIDECAR_FLAGS
         """Those of every sidecar that is started from now on, but for those of its log."""
+        self.cluster: RedisCluster | None = None
+        """What holds the pages, where that is a cluster of its own."""
+        self.line: FaultRelay | None = None
+        """What lies between the sidecars and their pages, where that is a line that can be bad."""
+        self.draw = random.Random(0)
+        """Which of several alike a fault takes."""
         self.primary = servers.start()
         self.replica = servers.start_replica(self.primary)
         self.load = load
@@ -382,6 +391,7 @@ def fleet_of(
     program: tuple[str, ...] = ("-m", "stratakv"),
     arena_bytes: int = ARENA_BYTES,
     l3: Callable[[Fleet], str] | None = None,
+    flags: tuple[str, ...] = (),
 ) -> Iterator[Fleet]:
     """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both; `l3` gives the URL of its L3."""
     with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
@@ -389,6 +399,7 @@ def fleet_of(
             Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program,
             arena_bytes=arena_bytes,
         )  # fmt: skip
+        fleet.flags = (*fleet.flags, *flags)
         if l3 is not None:
             fleet.flags = (*fleet.flags, "--l3-url", l3(fleet))
         try:

@@ -219,7 +219,7 @@ class RedisCluster:
         """INFO of every primary."""
         return [dict(node.info(section)) for node in self.primaries]
 
-    def keys(self, pattern: str = "*") -> list[bytes]:
+    def all_keys(self, pattern: str = "*") -> list[bytes]:
         """Keys of every primary, sorted."""
         return sorted(
             key for node in self.primaries for key in node.client.scan_iter(match=pattern, count=1000)

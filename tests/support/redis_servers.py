@@ -281,6 +281,10 @@ class RedisServers:
         replica.follow(primary)
         return replica
 
+    @property
+    def running(self) -> list[RedisServer]:
+        return [server for server in self._made if server.is_running]
+
     def close(self) -> None:
         for server in self._made:
             with contextlib.suppress(RedisConnectionError):

@@ -49,9 +49,9 @@ def test_a_slot_on_its_way_answers_ask_then_moved(cluster: RedisCluster) -> None
     with pytest.raises(MovedError):
         source.client.get(key)
     assert target.client.get(key) == b"here"
-    assert cluster.keys("filler*") == [key.encode()]
+    assert cluster.all_keys("filler*") == [key.encode()]
     cluster.flush()
-    assert cluster.keys() == []
+    assert cluster.all_keys() == []
 
 
 def test_a_failover_on_request_one_after_a_death_and_one_after_a_stop(cluster: RedisCluster) -> None:
