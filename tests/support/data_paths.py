@@ -70,6 +70,7 @@ class Site:
     path: DataPath
     shard: int = 0
     lost: list[str] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
 
     def add(self, connection: socket.socket) -> None:
         self.path.add_connection(self.shard, connection, on_lost=self.lost.append)
@@ -77,8 +78,9 @@ class Site:
     def peer(self) -> Peer:
         """Add a connection whose other end is the test's."""
         ours, theirs = socket.socketpair()
+        self.peers.append(Peer(theirs))
         self.add(ours)
-        return Peer(theirs)
+        return self.peers[-1]
 
     async def until_lost(self, count: int = 1) -> None:
         await until(lambda: len(self.lost) >= count, f"{count} connections to end")
@@ -125,6 +127,8 @@ def site(kind: str) -> Iterator[Site]:
         yield made
     finally:
         made.path.close()
+        for peer in made.peers:
+            peer.close()
 
 
 async def until(predicate: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S) -> None:
