@@ -72,7 +72,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(
         row=st.integers(0, 1),
         of=st.sampled_from(range(len(CHAINS))),
-        start=st.integers(0, 5),
+        back=st.sampled_from([0, 0, 0, 0, 1, 2, -1]),
         pages=st.integers(1, 4),
         namespace=st.sampled_from([0, 0, 0, 1]),
         expiry_s=st.sampled_from([0, 0, 0, 1]),
@@ -80,9 +80,17 @@ class ArenaMachine(RuleBasedStateMachine):
         gives_way=st.booleans(),
     )
     def reserve(
-        self, row: int, of: int, start: int, pages: int, namespace: int, expiry_s: int, is_late: bool, gives_way: bool
+        self, row: int, of: int, back: int, pages: int, namespace: int, expiry_s: int, is_late: bool, gives_way: bool
     ) -> None:  # fmt: skip
+        self._reserve(row, of, back, pages, namespace, expiry_s, is_late=is_late, gives_way=gives_way)
+
+    def _reserve(
+        self, row: int, of: int, back: int, pages: int, namespace: int = 0, expiry_s: int = 0, *,
+        is_late: bool = False, gives_way: bool,
+    ) -> list[Held]:  # fmt: skip
+        """From about where the resident pages end."""
         keys = CHAINS[of]
+        start = min(max(0, self.reader.match(b"".join(keys))[0] - back), len(keys) - 1)
         arguments: dict[str, Any] = {
             "row": self.rows[row], "namespace_slot": namespace, "parent": keys[start - 1] if start else None,
             "keys": b"".join(keys[start : start + pages]), "payload_bytes": PAGE, "expiry_s": expiry_s,
@@ -91,9 +99,13 @@ class ArenaMachine(RuleBasedStateMachine):
         }  # fmt: skip
         expected, got = self.model.reserve(**arguments), self.native.arena.reserve(**arguments)
         assert [one[:2] for one in expected] == [tuple(one[:2]) for one in got]
-        for mine, theirs in zip(expected, got, strict=True):
-            if mine[0] == PutStatus.STORED:
-                self.held.append(Held(self.rows[row], mine[2], theirs[2], gives_way))
+        held = [
+            Held(self.rows[row], mine[2], theirs[2], gives_way)
+            for mine, theirs in zip(expected, got, strict=True)
+            if mine[0] == PutStatus.STORED
+        ]
+        self.held += held
+        return held
 
     @precondition(lambda self: self.held)
     @rule(
@@ -105,7 +117,19 @@ class ArenaMachine(RuleBasedStateMachine):
     def commit(self, data: Any, revision: int, provenance: int, times: tuple[int, int]) -> None:
         picked = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3, unique=True))
         row = picked[0].row
-        picked = [one for one in picked if one.row == row]
+        self._commit(data, [one for one in picked if one.row == row], revision, provenance, times)
+
+    @rule(
+        data=st.data(), row=st.integers(0, 1), of=st.sampled_from(range(len(CHAINS))), pages=st.integers(1, 4)
+    )
+    def put(self, data: Any, row: int, of: int, pages: int) -> None:
+        held = self._reserve(row, of, 0, pages, gives_way=False)
+        self._commit(data, held, 1, 1, (10, 12))
+
+    def _commit(
+        self, data: Any, picked: list[Held], revision: int, provenance: int, times: tuple[int, int]
+    ) -> None:
+        row = picked[0].row if picked else self.rows[0]
         rests_on = data.draw(st.sampled_from(sorted(self.instances)))
         terms: dict[str, Any] = {
             "row": row, "incarnation": bytes(16), "revision": revision, "producer": provenance,
@@ -139,7 +163,18 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data(), revision=st.integers(1, 3), birth=st.sampled_from([None, 7, 8]))
     def publish_loaded(self, data: Any, revision: int, birth: int | None) -> None:
         """A page of a birth that is known here already, or one from elsewhere, on any other."""
-        one = data.draw(st.sampled_from([one for one in self.held if one.gives_way]))
+        self._publish_loaded(
+            data, data.draw(st.sampled_from([one for one in self.held if one.gives_way])), revision, birth
+        )
+
+    @rule(
+        data=st.data(), row=st.integers(0, 1), of=st.sampled_from(range(len(CHAINS))), pages=st.integers(1, 4)
+    )
+    def load(self, data: Any, row: int, of: int, pages: int) -> None:
+        for one in self._reserve(row, of, 0, pages, gives_way=True):
+            self._publish_loaded(data, one, 1, None)
+
+    def _publish_loaded(self, data: Any, one: Held, revision: int, birth: int | None) -> None:
         if birth is None:
             birth = data.draw(st.sampled_from(sorted(self.births.keys() - {0, U64_MAX}) or [7]))
         assert birth is not None
