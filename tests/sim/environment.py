@@ -32,7 +32,7 @@ TURN_ENTRIES = 4
 """Entries of the log that are read or taken in at a time."""
 
 _real_monotonic, _real_time_ns, _real_clock_gettime_ns = time.monotonic, time.time_ns, time.clock_gettime_ns
-_real_urandom = os.urandom
+_real_monotonic_ns, _real_urandom = time.monotonic_ns, os.urandom
 
 
 class _Present:
@@ -63,6 +63,11 @@ def _node() -> Node | None:
 def _monotonic() -> float:
     node = _node()
     return _real_monotonic() if node is None else node.monotonic_ns() / 1e9
+
+
+def _monotonic_ns() -> int:
+    node = _node()
+    return _real_monotonic_ns() if node is None else node.monotonic_ns()
 
 
 def _time_ns() -> int:
@@ -141,7 +146,7 @@ class _Threading:
 def install() -> None:
     """Put it all in place."""
     time.monotonic, time.time_ns, time.clock_gettime_ns = _monotonic, _time_ns, _clock_gettime_ns
-    os.urandom = _urandom
+    time.monotonic_ns, os.urandom = _monotonic_ns, _urandom
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     sys.unraisablehook = lambda _: (
         None

@@ -104,7 +104,7 @@ class Worker(ClientProcess):
     def serve(self, space: Namespace, path: Path, *, fetch: bool = False) -> tuple[Pass, list[PutOutcome]]:
         """Look up a chain, compute what is missing, keep and store it; returns what came of it.
 
-        `fetch`: ask the shelf for what is missing, which else is left to chance.
+        `fetch`: have loaded what is missing in any case, which else is left to chance.
         """
         attachment = self.attachment
         space, request, announced = self._begin(space)
@@ -149,10 +149,7 @@ class Worker(ClientProcess):
             self._compute(now, position, request, until=1)
             self._extend(now, request, keys)
         else:
-            self._look_up(now, request, cache, keys)
-            if world.plan.l3 and len(now.pages) < len(path) and (fetch or world.chance(0.7)):
-                self._fetch(now)
-                self._look_up(now, request, cache, keys)
+            self._look_up(now, request, cache, keys, deadline_s=None if fetch else self._patience_s())
         while len(now.pages) < len(path):
             self._compute(
                 now, position, request, until=len(path) if world.chance(0.6) else len(now.pages) + 1
@@ -183,8 +180,15 @@ class Worker(ClientProcess):
             outcomes = request.put(keys, words, start=0, tags=tags)
         return outcomes
 
-    def _look_up(self, now: Pass, request: Request, cache: L1Cache, keys: bytes) -> None:
-        """Look up in L1, then in L2 for the rest; what comes is held against the truth at once."""
+    def _patience_s(self) -> float | None:
+        """How long it waits for what L2 lacks: not at all, too short, as long as it is used to."""
+        draw = self.world.clockwork.random.random()
+        return 0.0 if draw < 0.2 else 0.2 * draw if draw < 0.5 else None
+
+    def _look_up(
+        self, now: Pass, request: Request, cache: L1Cache, keys: bytes, *, deadline_s: float | None = 0.0
+    ) -> None:
+        """Look up in L1, then in L2 for the rest, and have loaded what that lacks; what comes is held against the truth."""
         world = self.world
         fences, invoked_ns = len(world.truth.fenced), self.sidecar.node.now_ns()
         numbers = cache.match(keys)
@@ -194,10 +198,10 @@ class Worker(ClientProcess):
         request.reused(keys[: len(numbers) * KEY_BYTES], cache.instances(numbers))
         cache.release(numbers)
         if world.chance(0.5):
-            remote = self._get(request, keys, len(local))
+            remote = self._get(request, keys, len(local), deadline_s)
             self._served(now, [*local, *remote], fences, invoked_ns, from_l1=len(local))
             return
-        with request.lease(keys, start=len(local)) as lease:
+        with request.lease(keys, start=len(local), deadline_s=deadline_s) as lease:
             self._served(now, [*local, *map(bytes, lease)], fences, invoked_ns, from_l1=len(local))
             if world.chance(0.5):
                 world.clockwork.sleep(world.pass_ns())
@@ -207,13 +211,13 @@ class Worker(ClientProcess):
         """Look up what L2 has behind the pages that this request has already."""
         fences, invoked_ns = len(self.world.truth.fenced), self.sidecar.node.now_ns()
         own = [_bytes(page) for page in now.pages]
-        pages = [*own, *self._get(request, keys, len(own))]
+        pages = [*own, *self._get(request, keys, len(own), self._patience_s())]
         self._served(now, pages, fences, invoked_ns, from_l1=len(own), own=len(own))
 
     @staticmethod
-    def _get(request: Request, keys: bytes, start: int) -> list[bytes]:
+    def _get(request: Request, keys: bytes, start: int, deadline_s: float | None) -> list[bytes]:
         pages = [bytearray(PAGE_BYTES) for _ in range(len(keys) // KEY_BYTES - start)]
-        outcome = request.get(keys, pages, start=start)
+        outcome = request.get(keys, pages, start=start, deadline_s=deadline_s)
         return [bytes(page) for page in pages[: outcome.pages if isinstance(outcome, Hit) else 0]]
 
     def _served(
@@ -234,9 +238,6 @@ class Worker(ClientProcess):
         ]
         self.world.served(self, found[own:], fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
         now.pages = found
-
-    def _fetch(self, now: Pass) -> None:
-        self.load(now.space, now.path, deadline_ms=400)
 
     def load(self, space: Namespace, path: Path, *, deadline_ms: int) -> int:
         """Have a chain loaded; returns how many of its pages the sidecar says are there."""
