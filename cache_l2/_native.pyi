@@ -76,7 +76,7 @@ class Arena:
         it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what open_row was told,
         the rest is what the client wrote."""
     def row_counts(self, row: int, counter: int) -> dict[str, int]:
-        """begun, requested, l1, l2, l3, miss_0…miss_15, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
+        """begun, requested, l1, l2, l3, miss_0…miss_31, bytes_read, bytes_written, collisions, look_ups: one consistent copy."""
     def reset_counts(self, row: int, counter: int) -> None: ...
     # pages
     def reserve(
@@ -90,12 +90,17 @@ class Arena:
         expiry_s: int,
         deadline_ns: int,
         now_ns: int,
+        gives_way: bool = False,
     ) -> list[tuple[int, int, int, int]]:
         """One (status, reason, reservation, data_offset) a key; keys[0]'s parent is `parent` (None: a root page).
 
         status STORED here means reserved: fill payload_bytes at data_offset, then commit. Evicts tails of other
         chains to make room, never an ancestor. After the first refused page all later ones are refused. A chain lies
         in one namespace: a parent or a known page of another counts as absent.
+
+        `gives_way`: what a load will fill. Whoever reserves the same page without it gets the key, and the place that it
+        had stays the load's until it is committed (EXPIRED) or aborted; its deadline never frees it. Two of the kind are
+        BUSY to each other. Neither stands on what the other has reserved.
         """
     def commit(
         self,
@@ -115,8 +120,30 @@ class Arena:
         `rests_on` is the instance of the deepest page that the request reused: low 32 bits of the visible page's
         generation in the high half, entry + 1 in the low (so a page stored by the caller has its reservation id plus
         2**32); 0: nothing was reused, 2**64 - 1: unknown. A page that has it not among its ancestors, or not within the
-        bounded number that is looked at, is flagged: its lineage is unknown.
+        bounded number that is looked at, is flagged: its lineage is unknown. Each page is given a birth, and keeps the
+        birth of what it rests on.
         """
+    def publish_loaded(
+        self,
+        *,
+        row: int,
+        reservation: int,
+        incarnation: bytes,
+        revision: int,
+        producer: int,
+        computed_from_ms: int,
+        computed_until_ms: int,
+        birth: int,
+        rests_on: int,
+        now_ns: int,
+    ) -> tuple[int, int]:
+        """Publish one page that was computed elsewhere, with its birth; as `commit` does otherwise.
+
+        `rests_on` is a birth: that of the deepest page that its request reused, 0: nothing, 2**64 - 1: unknown. One that
+        none of the page's ancestors has, as far as they are looked at, flags the page as commit does.
+        """
+    def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
+        """What `publish_loaded` would find out about the lineage; False for an id that the row doesn't hold."""
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
         row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
@@ -176,6 +203,9 @@ class Arena:
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""
+    def describe(self, instance: int) -> dict[str, int | bytes] | None:
+        """What `find` tells but for access times and leases, with `birth` and `rests_on` (a birth, 0 or 2**64 - 1), of the
+        visible page that is this instance; None: it is gone. Looks at no lease."""
     def statistics(self) -> dict[str, int]:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
         reserved_bytes, leased_bytes, segments_total, segments_free, evictions_capacity, evictions_ttl,
@@ -234,8 +264,34 @@ class Reader:
     def end_request(self, slot: int) -> None: ...
     def match(self, keys: Buffer, *, start: int = 0) -> tuple[int, int]:
         """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted."""
-    def lease(self, counter: int, keys: Buffer, *, start: int = 0) -> Lease:
-        """Find and pin. Counts a look-up: requested = all keys, L1 = start (they were served before), L2, miss(reason)."""
+    def lease(self, counter: int, keys: Buffer, *, start: int = 0, may_load: bool = False) -> Lease:
+        """Find and pin. Counts a look-up: requested = all keys, L1 = start (they were served before), L2, miss(reason).
+
+        `may_load`: what ends short by ABSENT is begun but not counted yet. Exactly one `complete…` must follow; should
+        the client die before, it is counted as missed(aborted).
+        """
+    def pin(self, instance: int) -> Lease | None:
+        """Pin the one page that is this instance, for as long as the lease is kept, and count nothing; None: it is gone, or
+        as much is leased as may be. Asks neither freshness nor expiry."""
+    def complete_lease(
+        self, counter: int, keys: Buffer, *, start: int = 0, l3_from: int | None = None, reason: int = 0
+    ) -> Lease:
+        """Look up again what was begun with `may_load`, and count it: pages found from keys[l3_from] on are L3's, those
+        before L2's; None: none is. What is still absent is missed for `reason`, unless that is 0. Raises ValueError when
+        no look-up of so many pages is under way."""
+    def complete(
+        self,
+        counter: int,
+        *,
+        requested: int,
+        l1: int,
+        l2: int = 0,
+        l3: int = 0,
+        reason: int = 0,
+        bytes_read: int = 0,
+    ) -> None:
+        """Count a look-up that was begun with `may_load` and ends with what is named here. Raises ValueError for more than
+        was requested, for pages missed without a reason, and when no look-up of so many pages is under way."""
     def get(
         self,
         counter: int,
@@ -247,12 +303,31 @@ class Reader:
         lease_ns: int = 5_000_000_000,
         kernel: int = -1,
         instances: Memory | None = None,
+        may_load: bool = False,
     ) -> tuple[int, int, int]:
         """Look up, copy out, check again: (pages, reason, instance of the last page served, 0 for none). Destinations: one
-        writable contiguous buffer a key of keys[start:], or one for all of them. Without the GIL. Counts as `lease` does.
+        writable contiguous buffer a key of keys[start:], or one for all of them. Without the GIL. Counts as `lease` does,
+        with `may_load` too.
 
         `instances`: 8 writable bytes a key of the whole chain, to be told the instance of each page served and of
         keys[start - 1], on which the first of them stands; those of other keys are left as they are."""
+    def complete_get(
+        self,
+        counter: int,
+        keys: Buffer,
+        destinations: Sequence[Memory] | Memory,
+        *,
+        page_bytes: int,
+        start: int = 0,
+        lease_ns: int = 5_000_000_000,
+        kernel: int = -1,
+        instances: Memory | None = None,
+        l1: int | None = None,
+        l3_from: int | None = None,
+        reason: int = 0,
+    ) -> tuple[int, int, int]:
+        """`get` for what was begun with `may_load`, counted as `complete_lease` does. keys[l1:start] were copied by that
+        first call: they are L2's, and their bytes are counted; None: `start`, none were."""
     def counts(self, counter: int) -> dict[str, int]:
         """What this row has counted under `counter` up to now: the names of Arena.row_counts, one consistent copy."""
     def count_outcome(self, counter: int, *, requested: int, l1: int, reason: int) -> None:

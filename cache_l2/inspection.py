@@ -41,37 +41,39 @@ def page_facts(
     now_ns: int,
 ) -> PageFacts:
     """Read an entry of the arena."""
-    provenance = provenances.provenance(_number(entry, "producer"))
+    provenance = provenances.provenance(entry_number(entry, "producer"))
     parent = entry.get("parent")
-    revision = _number(entry, "revision")
-    expiry_s, last_access_ns = _number(entry, "expiry_s"), _number(entry, "last_access_ns")
+    revision = entry_number(entry, "revision")
+    expiry_s, last_access_ns = entry_number(entry, "expiry_s"), entry_number(entry, "last_access_ns")
     return PageFacts(
-        key=page_key(_bytes(entry, "key")),
+        key=page_key(entry_bytes(entry, "key")),
         parent=page_key(parent) if isinstance(parent, bytes) else None,
-        namespace=namespaces.of_number(_number(entry, "namespace_slot")),
-        stamp=Stamp(log_incarnation(_bytes(entry, "incarnation")), revision),
+        namespace=namespaces.of_number(entry_number(entry, "namespace_slot")),
+        stamp=Stamp(log_incarnation(entry_bytes(entry, "incarnation")), revision),
         origin=Origin(
             producer=None if provenance is None else provenance.producer,
             tags=None if provenance is None else provenance.tags,
-            from_ms=_number(entry, "computed_from_ms"),
-            until_ms=_number(entry, "computed_until_ms"),
+            from_ms=entry_number(entry, "computed_from_ms"),
+            until_ms=entry_number(entry, "computed_until_ms"),
             revision=revision,
-            lineage_known=not _number(entry, "lineage_unknown"),
+            lineage_known=not entry_number(entry, "lineage_unknown"),
         ),
-        payload_bytes=_number(entry, "payload_bytes"),
-        leases=_number(entry, "leases"),
+        payload_bytes=entry_number(entry, "payload_bytes"),
+        leases=entry_number(entry, "leases"),
         expires_in_ms=max(0, expiry_s * _NS - now_ns) // _NS_PER_MS if expiry_s else None,
         last_access_ms_ago=max(0, now_ns - last_access_ns) // _NS_PER_MS if last_access_ns else None,
     )
 
 
-def _number(entry: Mapping[str, int | bytes], name: str) -> int:
+def entry_number(entry: Mapping[str, int | bytes], name: str) -> int:
+    """Read a number of an entry."""
     value = entry[name]
     assert isinstance(value, int)
     return value
 
 
-def _bytes(entry: Mapping[str, int | bytes], name: str) -> bytes:
+def entry_bytes(entry: Mapping[str, int | bytes], name: str) -> bytes:
+    """Read bytes of an entry."""
     value = entry[name]
     assert isinstance(value, bytes)
     return value

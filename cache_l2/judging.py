@@ -1,4 +1,4 @@
-"""Which filled reservations may still be published: each is judged by the log over its whole chain."""
+"""Which pages may be published, put or loaded: each is judged by the log over its whole chain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kv_types.ids import KEY_BYTES, PageKey, Stamp
 from kv_types.limits import ANCESTORS_WALKED_MAX, CHAIN_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import RefuseReason
+from kv_types.page_keys import unpack_keys
 from kv_types.selectors import Origin
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 
@@ -34,6 +35,10 @@ class CommitJudge(Protocol):
         """
         ...
 
+    def judge_loaded(self, namespace: Namespace, stamp: Stamp, origin: Origin, chain: Chain) -> RefuseReason:
+        """Judge a page that was stored before, here or elsewhere: what only a first commit must satisfy was satisfied then."""
+        ...
+
 
 class JudgedArena(Protocol):
     """What judging needs of the arena."""
@@ -49,18 +54,104 @@ class JudgedArena(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitTerms:
-    """What all pages of one commit share. `rests_on` is the instance of the deepest page that their request reused."""
+    """What all pages of one commit share. `rests_on` is the instance of the deepest page that their request reused.
+
+    Of a loaded page it is a birth, and `producer` and `tags` are None where they can't be told any more.
+    """
 
     stamp: Stamp
-    producer: bytes = b""
-    tags: tuple[bytes, ...] = ()
+    producer: bytes | None = b""
+    tags: tuple[bytes, ...] | None = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
     rests_on: int = UNKNOWN_INSTANCE
 
+    def origin(self, *, lineage_known: bool) -> Origin:
+        """How such a page came to be, as selectors see it."""
+        return Origin(
+            producer=self.producer, tags=self.tags, from_ms=self.computed_from_ms, until_ms=self.computed_until_ms,
+            revision=self.stamp.revision, lineage_known=lineage_known,
+        )  # fmt: skip
+
+
+Judge = Callable[[Namespace, Stamp, Origin, Chain], RefuseReason]
+PackedChain = Callable[[bytes, int], bytes | None]
+"""Packed keys from the root to a page under a key, at most so many; None: more."""
+
+
+class Vetted:
+    """Keys of pages that passed by the same terms at the same position: of their children only the own key decides."""
+
+    def __init__(self) -> None:
+        self._basis: tuple[Stamp | None, CommitTerms] | None = None
+        self._keys: set[bytes] = set()
+
+    def begin(self, position: Stamp | None, terms: CommitTerms) -> None:
+        """Go on by these; what passed by others is forgotten."""
+        if (position, terms) != self._basis or len(self._keys) >= ANCESTORS_WALKED_MAX:
+            self._basis = position, terms
+            self._keys.clear()
+
+    def add(self, key: bytes) -> None:
+        """This page has passed."""
+        self._keys.add(key)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+
+class PageJudging:
+    """Judges pages by some terms, parents first. What one of it may walk is bounded, however the pages are made up."""
+
+    def __init__(
+        self, judge: Judge, chain: PackedChain, namespaces: NamespaceRegistry, *, vetted: Vetted
+    ) -> None:
+        self._judge = judge
+        self._packed_chain = chain
+        self._namespaces = namespaces
+        self._vetted = vetted
+        self._keys_left = CHAIN_PAGES_MAX
+
+    def judge(
+        self,
+        page: PendingPage,
+        terms: CommitTerms,
+        *,
+        position: Stamp | None,
+        is_lineage_known: Callable[[], bool],
+    ) -> RefuseReason:
+        """Reason why this page must not be published; NONE where nothing speaks against it."""
+        self._vetted.begin(position, terms)
+        nothing_reused = terms.rests_on == NO_INSTANCE
+        reason = self._ask(page, terms, lineage_known=nothing_reused)
+        if reason is RefuseReason.INVALIDATED and not nothing_reused and is_lineage_known():
+            # Only now does it matter what it rests on: to find that out costs a walk.
+            reason = self._ask(page, terms, lineage_known=True)
+        if reason is RefuseReason.NONE:
+            self._vetted.add(page.key)
+        return reason
+
+    def _ask(self, page: PendingPage, terms: CommitTerms, *, lineage_known: bool) -> RefuseReason:
+        registered = self._namespaces.find(page.namespace)
+        if registered is None:  # nothing of it is in the arena any more
+            return RefuseReason.EXPIRED
+        origin = terms.origin(lineage_known=lineage_known)
+        return self._judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))
+
+    def _chain(self, page: PendingPage) -> Sequence[PageKey] | None:
+        """Keys that decide about a page: its own alone when its parent passed by the same terms."""
+        if page.parent is None or page.parent in self._vetted:
+            return (PageKey(page.key),)
+        pages_max = min(ANCESTORS_WALKED_MAX, self._keys_left)
+        packed = self._packed_chain(page.parent, pages_max) if pages_max > 0 else None
+        if packed is None:
+            return None
+        self._keys_left -= len(packed) // KEY_BYTES
+        return (*unpack_keys(packed), PageKey(page.key))
+
 
 class BatchJudging:
-    """Judges the pages of one commit, parents first. What one batch may walk is bounded, however it is made up."""
+    """Judges the pages of one commit."""
 
     def __init__(
         self,
@@ -72,15 +163,13 @@ class BatchJudging:
         row: int,
         reservations: Sequence[int],
     ) -> None:
-        self._judge = judge
+        self._position = judge.position
         self._arena = arena
-        self._namespaces = namespaces
         self._terms = terms
         self._row = row
         self._reservations = reservations
-        self._vetted: set[bytes] = set()
         self._lineage: dict[int, bool] | None = None
-        self._keys_left = CHAIN_PAGES_MAX
+        self._judging = PageJudging(judge.judge, chain_of(arena), namespaces, vetted=Vetted())
 
     def judge_all(self, book: ReservationBook, *, is_closed: bool) -> tuple[list[RefuseReason], list[int]]:
         """Take the reservations from the book: a reason each, and those that end because of theirs."""
@@ -97,49 +186,22 @@ class BatchJudging:
 
     def judge(self, reservation: int, page: PendingPage) -> RefuseReason:
         """Reason why this page must not be published; NONE where nothing speaks against it."""
-        nothing_reused = self._terms.rests_on == NO_INSTANCE
-        reason = self._ask(page, lineage_known=nothing_reused)
-        if reason is RefuseReason.INVALIDATED and not nothing_reused and self._is_lineage_known(reservation):
-            # Only now does it matter what it rests on: to find that out costs a walk.
-            reason = self._ask(page, lineage_known=True)
-        if reason is RefuseReason.NONE:
-            self._vetted.add(page.key)
-        return reason
-
-    def _ask(self, page: PendingPage, *, lineage_known: bool) -> RefuseReason:
-        terms = self._terms
-        registered = self._namespaces.find(page.namespace)
-        if registered is None:  # nothing of it is in the arena any more
-            return RefuseReason.EXPIRED
-        origin = Origin(
-            producer=terms.producer,
-            tags=terms.tags,
-            from_ms=terms.computed_from_ms,
-            until_ms=terms.computed_until_ms,
-            revision=terms.stamp.revision,
-            lineage_known=lineage_known,
-        )
-        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))
-
-    def _chain(self, page: PendingPage) -> Sequence[PageKey] | None:
-        """Keys that decide about a page: its own alone when its parent passed in this batch, by the same terms."""
-        if page.parent is None or page.parent in self._vetted:
-            return (PageKey(page.key),)
-        pages_max = min(ANCESTORS_WALKED_MAX, self._keys_left)
-        packed = self._arena.chain(page.parent, pages_max=pages_max) if pages_max > 0 else None
-        if packed is None:
-            return None
-        self._keys_left -= len(packed) // KEY_BYTES
-        above = [PageKey(packed[at : at + KEY_BYTES]) for at in range(0, len(packed), KEY_BYTES)]
-        return (*above, PageKey(page.key))
+        return self._judging.judge(
+            page, self._terms, position=self._position, is_lineage_known=lambda: self._is_lineage_known(reservation)
+        )  # fmt: skip
 
     def _is_lineage_known(self, reservation: int) -> bool:
         """Whether the instance that the request reused is a resident ancestor of the page. Found out for all at once."""
-        if self._terms.rests_on in (NO_INSTANCE, UNKNOWN_INSTANCE):
-            return self._terms.rests_on == NO_INSTANCE
+        if self._terms.rests_on == UNKNOWN_INSTANCE:
+            return False
         if self._lineage is None:
             known = self._arena.lineage_known(
                 row=self._row, reservations=self._reservations, rests_on=self._terms.rests_on
             )
             self._lineage = dict(zip(self._reservations, known, strict=True))
         return self._lineage[reservation]
+
+
+def chain_of(arena: JudgedArena) -> PackedChain:
+    """Chains as the arena has them."""
+    return lambda key, pages_max: arena.chain(key, pages_max=pages_max)

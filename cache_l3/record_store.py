@@ -1,68 +1,122 @@
-"""The contract of L3: page records by key, all or nothing, within a deadline. Implementations come with the tier.
+"""The contract of L3: page records by namespace and key, all or nothing, within a deadline.
 
-A record is a header (`kv_types.record`) and its payload, written and read as one value, so that no part can be evicted
-without the rest. A store never retries beyond the deadline it is given and never serves what it could not verify.
+A record is a header (`kv_types.record`) and its stored payload, written and read as one value, so that no part can be
+evicted without the rest. A store never retries beyond the deadline it is given and never serves what it could not
+verify. What it could not get is a miss with its reason, never an exception. Deadlines are CLOCK_BOOTTIME in ns.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import MissReason, PutOutcome
-from kv_types.record import RecordHeader
+from kv_types.record import PageDescription, RecordHeader
+
+
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    """What a record is found by."""
+
+    namespace: NamespaceId
+    key: PageKey
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecord:
-    """One page as it came from L3: verified against its checksum, key and namespace, not yet against the log."""
+    """One page as it came from L3: its checksum, key, namespace and size are right, and its payload lies decoded in the place.
 
-    key: PageKey
+    The log has not judged it: its stamp, birth and origin decide at publish (rule R2).
+    """
+
     header: RecordHeader
-    """Its stamp, lineage and tags decide validity at publish (rule R2)."""
-    payload: memoryview
-    """page_bytes of payload, decoded, in the place that the caller had reserved for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPicture:
+    """One server of L3 as people see it in the status."""
+
+    server: str
+    breaker: str
+    """closed, open, half_open."""
+    connections: int
+    last_error: str
+    """The newest trouble, in a line; empty while there was none."""
+    writes: str
+    """yes, or why no page is written: full, unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class L3Picture:
+    """L3 as people see it in the status."""
+
+    kind: str
+    """single, cluster, memory."""
+    servers: tuple[ServerPicture, ...]
+    trouble: str = ""
+    """What keeps all of it from working, with what to do about it; empty where nothing does."""
 
 
 class RecordStore(Protocol):
-    """Pages of many nodes under namespace and key."""
+    """Pages of many nodes under namespace and key.
 
-    async def load(
-        self,
-        namespace: NamespaceId,
-        keys: Sequence[PageKey],
-        places: Sequence[memoryview],
-        *,
-        deadline_ns: int,
-    ) -> list[LoadedRecord | MissReason]:
-        """Read records into `places` (writable, page_bytes each, one a key); one result a key, in order.
+    Reasons of misses: ABSENT, DEADLINE, CORRUPT (it was removed and counted), L3_UNAVAILABLE (down, too slow, or shed by
+    its breaker), OVERLOADED (more is under way than may be), ABORTED (cancelled), CLOSED.
+    Reasons of refusals: FULL, DEADLINE, UNREACHABLE (as L3_UNAVAILABLE), TOO_LARGE, OVERLOADED, CLOSED.
+    """
 
-        `keys` are consecutive pages of one chain; what is behind a miss is the caller's not to serve (I4).
-        `deadline_ns` is CLOCK_BOOTTIME. A late, short, foreign or damaged record is a miss with its reason, never
-        bytes.
+    async def start(self) -> None:
+        """Begin to connect; returns at once, whether or not a server answers."""
+        ...
+
+    async def close(self) -> None:
+        """End what is under way, and wait until no place and no payload is touched any more. Idempotent."""
+        ...
+
+    async def probe(
+        self, names: Sequence[RecordName], *, deadline_ns: int
+    ) -> list[RecordHeader | MissReason]:
+        """Headers of records, one a name, in order; the payloads have not been looked at."""
+        ...
+
+    def load(
+        self, name: RecordName, place: memoryview, *, deadline_ns: int
+    ) -> asyncio.Future[LoadedRecord | MissReason]:
+        """Read a record's payload into `place` (writable, exactly the namespace's page_bytes).
+
+        Never raises for what a server did. `place` is untouched once the future is done, and only then. After a miss its
+        bytes are unspecified. The future is not to be cancelled itself: `cancel` is for that.
         """
         ...
 
-    async def store(
-        self,
-        records: Sequence[tuple[RecordHeader, memoryview]],
-        *,
-        ttl_s: int,
-        deadline_ns: int,
-    ) -> list[PutOutcome]:
-        """Write records of (header, stored payload), each under its namespace and key and as a whole.
+    def cancel(self, load: asyncio.Future[LoadedRecord | MissReason]) -> None:
+        """Let go of a load: it ends soon, with ABORTED or what it had come to."""
+        ...
 
-        One outcome a record, in order. A valid record of the same key is Known; an invalid one is overwritten
-        (rule R4).
+    def store(
+        self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
+    ) -> asyncio.Future[PutOutcome]:
+        """Write a record, over whatever is there. Stored, or Refused with its reason.
+
+        `payload` (page.payload_bytes) must stay as it is until the future is done.
         """
         ...
 
-    async def remove(self, namespace: NamespaceId, keys: Sequence[PageKey], *, deadline_ns: int) -> int:
-        """Delete records; returns how many were there. Used on records that fail their checks."""
+    async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
+        """Give records their time to live anew; returns how many are there."""
+        ...
+
+    async def remove(self, names: Sequence[RecordName], *, deadline_ns: int) -> int:
+        """Delete records; returns how many were there."""
         ...
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges by name."""
+        ...
+
+    def describe(self) -> L3Picture:
+        """Servers, breakers and last errors, for the status."""
         ...

@@ -24,9 +24,9 @@ POSITION_OFFSET_MAX = 2**31 - 1
 # Records
 TAGS_PER_RECORD_MAX = 8
 TAG_BYTES_MAX = 64
-LINEAGE_PRODUCERS_MAX = 8
 PRODUCER_BYTES_MAX = 64
-RECORD_VARIABLE_BYTES_MAX = 4096
+RECORD_BYTES_MAX = 64 * 1024 * 1024 + 4096
+"""A whole record: its header and the largest page. Servers take values of up to 512 MiB unless told otherwise."""
 
 # One client
 CLIENT_NAME_BYTES_MAX = PRODUCER_BYTES_MAX
@@ -127,8 +127,8 @@ LISTING_S_MAX = 0.25
 """How long a registration waits for the fleet's directory at most."""
 LISTINGS_IN_FLIGHT_PER_CLIENT_MAX = 16
 """Registrations of one client that wait for the fleet's directory at a time."""
-LOG_CANDIDATES_MAX = 16
-"""Servers that may be named for one log."""
+SERVERS_NAMED_MAX = 16
+"""Servers that one list of URLs may name."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
 LOG_NAMESPACES_BATCH_MAX = 128
@@ -163,6 +163,44 @@ CLIENTS_WATCH_S_MAX = 0.05
 LOG_BACKOFF_S_MIN = 0.05
 LOG_BACKOFF_S_MAX = 1.0
 """How long a follower waits after failures in a row, at most."""
+
+# The data path of L3
+L3_WINDOW_DEFAULT = 4
+"""Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
+L3_WINDOW_MAX = 64
+L3_PASSED_OVER_MAX = 8
+"""How often more urgent requests of a shard go before one that waits."""
+L3_CONNECTIONS_MAX = 1024
+"""Connections of one data path."""
+L3_REQUESTS_MAX = 8192
+"""Requests of one data path, queued and under way; more are refused at once."""
+L3_KEY_BYTES_MAX = 512
+L3_ASK_COMMANDS_MAX = 1024
+"""Commands of one question."""
+L3_ASK_BYTES_MAX = 512 * 1024
+"""What one question takes on its way to the server."""
+L3_REPLY_BYTES_MAX = 16 * 1024
+"""One reply to a question: the header of a record and what goes with it."""
+L3_LINE_BYTES_MAX = 1024
+"""A line of a reply: a length, a number, an error's text."""
+
+# The store of L3
+L3_BREAKER_FAILURES = 3
+L3_BREAKER_SILENT_S = 0.1
+"""Requests in a row without an answer, over so long a silence, and a server is asked nothing but probes."""
+L3_BREAKER_COOL_S_MIN = 0.1
+L3_BREAKER_COOL_S_MAX = 2.0
+"""Between two probes, at first and at most."""
+L3_RETRIES_BURST_MAX = 256
+L3_RETRIES_PER_S_MAX = 64
+"""Requests that are sent to one server again after a failure: so many at once, then at this rate."""
+L3_RESERVE_FRACTION = 0.1
+L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
+"""What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
+L3_ZSTD_LEVEL_DEFAULT = 1
+L3_ZSTD_LEVEL_MIN = 1
+L3_ZSTD_LEVEL_MAX = 19
+"""Levels of compression; further ones take hundreds of MiB for a context."""
 
 # Administration
 ADMIN_CALLS_MAX = 32
@@ -246,6 +284,9 @@ GRPC_IDLE_S_MAX = 30.0
 METRICS_REQUEST_S_MAX = 5.0
 RECONNECT_BACKOFF_S_MAX = 2.0
 
+assert PAGE_BYTES_MAX < RECORD_BYTES_MAX < 512 * 1024 * 1024, (
+    "every page has a record, and a server takes each"
+)
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"

@@ -52,6 +52,10 @@ class MissReason(IntEnum):
     """The sidecar does not know the namespace (for example after its restart)."""
     OVERLOADED = 15
     """The sidecar sheds load."""
+    L3_UNAVAILABLE = 16
+    """The shared store is down, too slow, or shed by its breaker."""
+    NO_ROOM = 17
+    """L2 has no place that could be given to what L3 has."""
 
 
 class PutStatus(IntEnum):

@@ -1,14 +1,16 @@
-"""RecordHeader: how a page travels and rests outside the arena, as strict little-endian bytes.
+"""PageDescription and RecordHeader: how a page travels and rests outside the arena, as strict little-endian bytes.
 
-A record is: fixed part | variable part (lineage producers, then tags, each u8 length ‖ bytes) | CRC-32 of all
-before it | payload (`stored_bytes`). Decoding verifies all but the payload's own checksum and takes only what
-encoding gives, so that a flipped, cut or lengthened header is a CorruptRecordError and nothing else.
+A record is: fixed part | variable part (tags, each u8 length ‖ bytes) | CRC-32 of all before it | stored payload
+(`stored_bytes`). Decoding verifies all but the payload's own checksum and takes only what encoding gives, so that a
+flipped, cut or lengthened header is a CorruptRecordError and nothing else.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -23,45 +25,50 @@ from kv_types.ids import (
     page_key,
 )
 from kv_types.limits import (
-    LINEAGE_PRODUCERS_MAX,
     PAGE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
-    RECORD_VARIABLE_BYTES_MAX,
+    RECORD_BYTES_MAX,
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
 
 MAGIC = b"SKVR"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Nothing was ever stored under 1."""
 
 _FIXED = struct.Struct(
     "<4sHHI"  # magic, schema version, flags, header bytes (fixed + variable + CRC)
     "32s32s32s"  # namespace, key, parent
     "16sQ"  # stamp: incarnation, revision
+    "QQ"  # birth, rests on
     "HHQQQ"  # codec, checksum kind, checksum, payload bytes, stored bytes
     "QQ"  # computed from, until: wall clock of the producer, Unix ms
-    f"BBBB{PRODUCER_BYTES_MAX}s"  # lineage producers, tags, producer bytes, zero; producer padded with zeros
+    f"BBH{PRODUCER_BYTES_MAX}s"  # tags, producer bytes, zero; producer padded with zeros
 )
 _CRC = struct.Struct("<I")
 FIXED_BYTES = _FIXED.size
 HEADER_BYTES_MIN = FIXED_BYTES + _CRC.size
-HEADER_BYTES_MAX = HEADER_BYTES_MIN + RECORD_VARIABLE_BYTES_MAX
+HEADER_BYTES_MAX = HEADER_BYTES_MIN + TAGS_PER_RECORD_MAX * (1 + TAG_BYTES_MAX)
+CHECKSUM_AT = struct.calcsize("<4sHHI32s32s32s16sQQQHH")
+"""Where in a header the payload's checksum lies, 8 bytes: whoever moves the bytes may put it in, and the CRC anew behind it."""
+RESTS_ON_NOTHING = 0
+RESTS_ON_UNKNOWN = (1 << 64) - 1
 _NO_PARENT = bytes(KEY_BYTES)
 _U64_END = 1 << 64
 
-assert LINEAGE_PRODUCERS_MAX < 256
 assert TAGS_PER_RECORD_MAX < 256
 assert max(PRODUCER_BYTES_MAX, TAG_BYTES_MAX) < 256
-assert (
-    LINEAGE_PRODUCERS_MAX * (1 + PRODUCER_BYTES_MAX) + TAGS_PER_RECORD_MAX * (1 + TAG_BYTES_MAX)
-    <= RECORD_VARIABLE_BYTES_MAX
-), "the largest lineage and all tags must fit the variable part"
+assert PAGE_BYTES_MAX + HEADER_BYTES_MAX <= RECORD_BYTES_MAX, (
+    "the largest page and its header must fit a record"
+)
 
 
 class Codec(IntEnum):
     """How the payload is stored. Numbers are never reused."""
 
     RAW = 0
+    ZSTD_PLANES = 1
+    """u8 width of elements ‖ one Zstandard frame of their bytes by significance: all first bytes, all second ones, …"""
 
 
 class ChecksumKind(IntEnum):
@@ -77,21 +84,21 @@ class RecordFlag(IntFlag):
     NONE = 0
     ROOT = 1
     """The page is the first of its chain; it has no parent."""
-    LINEAGE_OVERFLOW = 2
-    """More producers took part than the record can name: every producer selector matches."""
-    TAGS_OVERFLOW = 4
-    """More tags apply than the record can name: every tag selector matches."""
+    ORIGIN_UNKNOWN = 2
+    """Its producer and tags can't be told any more: every selector that asks for them matches."""
 
 
-_FLAGS_KNOWN = RecordFlag.ROOT | RecordFlag.LINEAGE_OVERFLOW | RecordFlag.TAGS_OVERFLOW
+_FLAGS_KNOWN = RecordFlag.ROOT | RecordFlag.ORIGIN_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordHeader:
-    """What a record says about its page; `parent` is None for the first page of a chain.
+class PageDescription:
+    """Which page it is and how it came to be; `parent` is None for the first page of a chain.
 
-    `producer` computed the page between two readings of its wall clock (Unix ms). `lineage` are producers of
-    ancestors, `tags` those of the page and its ancestors. Raises InvalidArgumentError, LimitExceededError.
+    `birth` is drawn when a page is committed for the first time anywhere (`new_birth`) and travels with it: one
+    computation, one birth. `rests_on` is the birth of the deepest page that its request reused, or RESTS_ON_NOTHING, or
+    RESTS_ON_UNKNOWN. `producer` computed it between two readings of its wall clock (Unix ms); `tags` are its request's.
+    Raises InvalidArgumentError, LimitExceededError.
     """
 
     namespace: NamespaceId
@@ -99,17 +106,13 @@ class RecordHeader:
     parent: PageKey | None
     stamp: Stamp
     payload_bytes: int
-    stored_bytes: int
-    checksum_kind: ChecksumKind
-    checksum: int
-    codec: Codec = Codec.RAW
+    birth: int
+    rests_on: int = RESTS_ON_NOTHING
     producer: bytes = b""
+    tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
-    lineage: tuple[bytes, ...] = ()
-    tags: tuple[bytes, ...] = ()
-    lineage_overflow: bool = False
-    tags_overflow: bool = False
+    origin_unknown: bool = False
 
     def __post_init__(self) -> None:
         namespace_id(self.namespace)
@@ -118,23 +121,12 @@ class RecordHeader:
             raise InvalidArgumentError("a parent key of zeros; give None for the first page of a chain")
         log_incarnation(self.stamp.incarnation)
         _check_u64(self.stamp.revision, "stamp revision")
-        if not isinstance(self.codec, Codec) or not isinstance(self.checksum_kind, ChecksumKind):
-            raise InvalidArgumentError("codec and checksum kind are numbers of Codec and ChecksumKind")
-        self._check_sizes()
-        _check_u64(self.checksum, "checksum")
-        if self.checksum_kind is ChecksumKind.CRC32 and self.checksum >> 32:
-            raise InvalidArgumentError(f"a CRC-32 has 32 bits; got {self.checksum}")
+        _check_size(self.payload_bytes, "payload")
+        _check_u64(self.birth, "birth")
+        if self.birth in (RESTS_ON_NOTHING, RESTS_ON_UNKNOWN):
+            raise InvalidArgumentError(f"a birth is none of the numbers with a meaning; got {self.birth}")
+        _check_u64(self.rests_on, "rests_on")
         self._check_origin()
-
-    def _check_sizes(self) -> None:
-        for size, what in ((self.payload_bytes, "payload"), (self.stored_bytes, "stored payload")):
-            _check_u64(size, f"{what} bytes")
-            if not 1 <= size <= PAGE_BYTES_MAX:
-                raise LimitExceededError(f"a {what} has 1 to {PAGE_BYTES_MAX} bytes; got {size}")
-        if self.codec is Codec.RAW and self.stored_bytes != self.payload_bytes:
-            raise InvalidArgumentError(
-                f"raw payloads are stored as they are: {self.stored_bytes} of {self.payload_bytes} bytes"
-            )
 
     def _check_origin(self) -> None:
         _check_u64(self.computed_from_ms, "computed_from_ms")
@@ -147,31 +139,61 @@ class RecordHeader:
             raise LimitExceededError(f"a producer has at most {PRODUCER_BYTES_MAX} bytes")
         if self.producer.endswith(b"\0"):
             raise InvalidArgumentError("a producer's name does not end with a zero byte")
-        _check_names(
-            self.lineage, "lineage producer", count_max=LINEAGE_PRODUCERS_MAX, bytes_max=PRODUCER_BYTES_MAX
-        )
-        _check_names(self.tags, "tag", count_max=TAGS_PER_RECORD_MAX, bytes_max=TAG_BYTES_MAX)
+        if len(self.tags) > TAGS_PER_RECORD_MAX:
+            raise LimitExceededError(f"{len(self.tags)} tags; at most {TAGS_PER_RECORD_MAX} are allowed")
+        for tag in self.tags:
+            if not isinstance(tag, bytes) or not 1 <= len(tag) <= TAG_BYTES_MAX:
+                raise LimitExceededError(f"a tag has 1 to {TAG_BYTES_MAX} bytes; got {tag!r}")
 
     @property
     def flags(self) -> RecordFlag:
         """Flags as they are stored."""
         flags = RecordFlag.NONE if self.parent is not None else RecordFlag.ROOT
-        if self.lineage_overflow:
-            flags |= RecordFlag.LINEAGE_OVERFLOW
-        if self.tags_overflow:
-            flags |= RecordFlag.TAGS_OVERFLOW
-        return flags
+        return flags | RecordFlag.ORIGIN_UNKNOWN if self.origin_unknown else flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordHeader:
+    """A page's description and how its payload is stored. `checksum` is that of the stored bytes.
+
+    Raises InvalidArgumentError, LimitExceededError.
+    """
+
+    page: PageDescription
+    stored_bytes: int
+    checksum_kind: ChecksumKind
+    checksum: int
+    codec: Codec = Codec.RAW
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec) or not isinstance(self.checksum_kind, ChecksumKind):
+            raise InvalidArgumentError("codec and checksum kind are numbers of Codec and ChecksumKind")
+        _check_size(self.stored_bytes, "stored payload")
+        stored, whole = self.stored_bytes, self.page.payload_bytes
+        if stored != whole if self.codec is Codec.RAW else stored >= whole:
+            raise InvalidArgumentError(
+                f"a payload of {whole} bytes is stored as it is, or in fewer: {stored} by {self.codec.name}"
+            )
+        _check_u64(self.checksum, "checksum")
+        if self.checksum_kind is ChecksumKind.CRC32 and self.checksum >> 32:
+            raise InvalidArgumentError(f"a CRC-32 has 32 bits; got {self.checksum}")
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the whole record."""
+        return HEADER_BYTES_MIN + sum(1 + len(tag) for tag in self.page.tags) + self.stored_bytes
 
     def encode(self) -> bytes:
-        """Header bytes, CRC included; the payload follows them in a record."""
-        variable = b"".join(bytes([len(name)]) + name for name in (*self.lineage, *self.tags))
+        """Header bytes, CRC included; the stored payload follows them in a record."""
+        page = self.page
+        variable = b"".join(bytes([len(tag)]) + tag for tag in page.tags)
         fixed = _FIXED.pack(
-            MAGIC, SCHEMA_VERSION, int(self.flags), HEADER_BYTES_MIN + len(variable),
-            self.namespace, self.key, _NO_PARENT if self.parent is None else self.parent,
-            self.stamp.incarnation, self.stamp.revision,
-            self.codec, self.checksum_kind, self.checksum, self.payload_bytes, self.stored_bytes,
-            self.computed_from_ms, self.computed_until_ms,
-            len(self.lineage), len(self.tags), len(self.producer), 0, self.producer,
+            MAGIC, SCHEMA_VERSION, int(page.flags), HEADER_BYTES_MIN + len(variable),
+            page.namespace, page.key, _NO_PARENT if page.parent is None else page.parent,
+            page.stamp.incarnation, page.stamp.revision, page.birth, page.rests_on,
+            self.codec, self.checksum_kind, self.checksum, page.payload_bytes, self.stored_bytes,
+            page.computed_from_ms, page.computed_until_ms,
+            len(page.tags), len(page.producer), 0, page.producer,
         )  # fmt: skip
         return fixed + variable + _CRC.pack(zlib.crc32(fixed + variable))
 
@@ -192,6 +214,13 @@ class RecordHeader:
         if header.encode() != data:
             raise CorruptRecordError("the header is not the encoding of what it says")
         return header
+
+
+def new_birth(random: Callable[[int], bytes] = os.urandom) -> int:
+    """Draw the birth of a page that is committed for the first time."""
+    while (drawn := int.from_bytes(random(8), "little")) in (RESTS_ON_NOTHING, RESTS_ON_UNKNOWN):
+        pass
+    return drawn
 
 
 def header_size(data: bytes | memoryview) -> int:
@@ -223,30 +252,33 @@ def split_record(record: bytes | memoryview) -> tuple[RecordHeader, memoryview]:
 
 def _parse(data: bytes) -> RecordHeader:
     (
-        _, _, flag_bits, _, namespace, key, parent, incarnation, revision, codec, checksum_kind, checksum,
-        payload_bytes, stored_bytes, from_ms, until_ms, lineage_count, tag_count, producer_bytes, _, producer,
+        _, _, flag_bits, _, namespace, key, parent, incarnation, revision, birth, rests_on,
+        codec, checksum_kind, checksum, payload_bytes, stored_bytes, from_ms, until_ms,
+        tag_count, producer_bytes, _, producer,
     ) = _FIXED.unpack_from(data)  # fmt: skip
     if flag_bits & ~int(_FLAGS_KNOWN):
         raise CorruptRecordError(f"unknown flags {flag_bits:#x}")
     flags = RecordFlag(flag_bits)
-    names = _names(data[FIXED_BYTES : -_CRC.size], lineage_count + tag_count)
-    return RecordHeader(
+    page = PageDescription(
         namespace=namespace,
         key=key,
         parent=None if RecordFlag.ROOT in flags else parent,
         stamp=Stamp(log_incarnation(incarnation), revision),
         payload_bytes=payload_bytes,
+        birth=birth,
+        rests_on=rests_on,
+        producer=producer[:producer_bytes],
+        tags=_names(data[FIXED_BYTES : -_CRC.size], tag_count),
+        computed_from_ms=from_ms,
+        computed_until_ms=until_ms,
+        origin_unknown=RecordFlag.ORIGIN_UNKNOWN in flags,
+    )
+    return RecordHeader(
+        page=page,
         stored_bytes=stored_bytes,
         checksum_kind=ChecksumKind(checksum_kind),
         checksum=checksum,
         codec=Codec(codec),
-        producer=producer[:producer_bytes],
-        computed_from_ms=from_ms,
-        computed_until_ms=until_ms,
-        lineage=names[:lineage_count],
-        tags=names[lineage_count:],
-        lineage_overflow=RecordFlag.LINEAGE_OVERFLOW in flags,
-        tags_overflow=RecordFlag.TAGS_OVERFLOW in flags,
     )
 
 
@@ -266,11 +298,7 @@ def _check_u64(number: int, what: str) -> None:
         raise InvalidArgumentError(f"{what} must be an integer of 64 bits without a sign; got {number!r}")
 
 
-def _check_names(names: tuple[bytes, ...], what: str, *, count_max: int, bytes_max: int) -> None:
-    if len(names) > count_max:
-        raise LimitExceededError(
-            f"{len(names)} {what}s; at most {count_max} are allowed: set the overflow flag"
-        )
-    for name in names:
-        if not isinstance(name, bytes) or not 1 <= len(name) <= bytes_max:
-            raise LimitExceededError(f"a {what} has 1 to {bytes_max} bytes; got {name!r}")
+def _check_size(size: int, what: str) -> None:
+    _check_u64(size, f"{what} bytes")
+    if not 1 <= size <= PAGE_BYTES_MAX:
+        raise LimitExceededError(f"a {what} has 1 to {PAGE_BYTES_MAX} bytes; got {size}")

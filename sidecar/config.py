@@ -73,7 +73,7 @@ def _urls(value: Any) -> Any:
         raise ValueError(
             "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between"
         )
-    from invalidation.redis.address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
+    from cache_l3.address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
 
     try:
         parse_addresses(value)

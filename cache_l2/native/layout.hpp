@@ -15,14 +15,14 @@
 namespace stratakv {
 
 constexpr std::uint64_t kMagic = 0x31564B4154415254ULL;  // "TRATAKV1", read as little-endian
-constexpr std::uint32_t kLayoutVersion = 1;
+constexpr std::uint32_t kLayoutVersion = 2;
 constexpr std::uint32_t kCacheLine = 64;
 constexpr std::uint32_t kSlotAlign = 4096;
 constexpr std::uint32_t kKeyWords = 4;
 constexpr std::uint32_t kRingPayloadBytes = 432;
 constexpr std::uint32_t kRequestViews = 256;
 constexpr std::uint32_t kNamespacesPerRow = 32;
-constexpr std::uint32_t kMissReasons = 16;
+constexpr std::uint32_t kMissReasons = 32;  // that a row has room for; those of kv_types.outcomes are fewer
 constexpr std::uint32_t kBucketWays = 8;
 constexpr std::uint64_t kLineageUnknown = 1ULL << 32;      // bit of an entry's producer word
 constexpr std::uint64_t kProvenanceOverflow = 0xFFFFFFFF;  // a producer number that may stand for anybody (rule R3)

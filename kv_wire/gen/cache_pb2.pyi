@@ -32,6 +32,8 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_EXPIRED: _ClassVar[MissReason]
     MISS_REASON_UNKNOWN_NAMESPACE: _ClassVar[MissReason]
     MISS_REASON_OVERLOADED: _ClassVar[MissReason]
+    MISS_REASON_L3_UNAVAILABLE: _ClassVar[MissReason]
+    MISS_REASON_NO_ROOM: _ClassVar[MissReason]
 
 class PutStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -78,6 +80,8 @@ MISS_REASON_RACED: MissReason
 MISS_REASON_EXPIRED: MissReason
 MISS_REASON_UNKNOWN_NAMESPACE: MissReason
 MISS_REASON_OVERLOADED: MissReason
+MISS_REASON_L3_UNAVAILABLE: MissReason
+MISS_REASON_NO_ROOM: MissReason
 PUT_STATUS_STORED: PutStatus
 PUT_STATUS_KNOWN: PutStatus
 PUT_STATUS_REFUSED: PutStatus

@@ -13,69 +13,92 @@ from hypothesis import strategies as st
 from kv_types.errors import CorruptRecordError, InvalidArgumentError
 from kv_types.ids import NamespaceId, PageKey, Stamp, log_incarnation
 from kv_types.limits import (
-    LINEAGE_PRODUCERS_MAX,
     PAGE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
 from kv_types.record import (
+    CHECKSUM_AT,
     FIXED_BYTES,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
+    RESTS_ON_UNKNOWN,
     ChecksumKind,
+    Codec,
+    PageDescription,
     RecordFlag,
     RecordHeader,
     header_size,
+    new_birth,
     split_record,
 )
+
+_OF_HEADER = ("stored_bytes", "checksum_kind", "checksum", "codec")
 
 
 def header(**changes: Any) -> RecordHeader:
     fields: dict[str, Any] = {
         "namespace": NamespaceId(b"\x01" * 32), "key": PageKey(b"\x02" * 32), "parent": PageKey(b"\x03" * 32),
-        "stamp": Stamp(log_incarnation(b"\x04" * 16), 9), "payload_bytes": 16, "stored_bytes": 16,
-        "checksum_kind": ChecksumKind.CRC32, "checksum": 0x01020304, "producer": b"node-a/3",
-        "computed_from_ms": 10, "computed_until_ms": 20, "lineage": (b"node-b", b"c"), "tags": (b"t",),
+        "stamp": Stamp(log_incarnation(b"\x04" * 16), 9), "payload_bytes": 16, "birth": 5, "rests_on": 6,
+        "stored_bytes": 16, "checksum_kind": ChecksumKind.CRC32, "checksum": 0x01020304, "producer": b"node-a/3",
+        "computed_from_ms": 10, "computed_until_ms": 20, "tags": (b"t", b"other"),
     }  # fmt: skip
-    return RecordHeader(**(fields | changes))
+    fields |= changes
+    stored = {name: fields.pop(name) for name in _OF_HEADER if name in fields}
+    return RecordHeader(page=PageDescription(**fields), **stored)
 
 
-_NAMES = st.binary(min_size=1, max_size=64)
+_TAGS = st.binary(min_size=1, max_size=TAG_BYTES_MAX)
+_U64 = st.integers(0, 2**64 - 1)
 
 
 @given(
     parent=st.none() | st.binary(min_size=32, max_size=32).filter(any),
-    revision=st.integers(0, 2**64 - 1),
-    size=st.integers(1, PAGE_BYTES_MAX),
-    checksum=st.integers(0, 2**64 - 1),
+    revision=_U64,
+    size=st.integers(2, PAGE_BYTES_MAX),
+    codec=st.sampled_from(Codec),
+    checksum=_U64,
+    births=st.tuples(st.integers(1, 2**64 - 2), _U64),
     producer=st.binary(max_size=64).map(lambda name: name.rstrip(b"\0")),
-    times=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)).map(sorted),
-    lineage=st.lists(_NAMES, max_size=LINEAGE_PRODUCERS_MAX).map(tuple),
-    tags=st.lists(_NAMES, max_size=TAGS_PER_RECORD_MAX).map(tuple),
-    overflow=st.tuples(st.booleans(), st.booleans()),
+    times=st.tuples(_U64, _U64).map(sorted),
+    tags=st.lists(_TAGS, max_size=TAGS_PER_RECORD_MAX).map(tuple),
+    origin_unknown=st.booleans(),
 )
 def test_every_header_survives_its_encoding(
-    parent: Any, revision: int, size: int, checksum: int, producer: bytes, times: list[int],
-    lineage: tuple[bytes, ...], tags: tuple[bytes, ...], overflow: tuple[bool, bool],
+    parent: Any, revision: int, size: int, codec: Codec, checksum: int, births: tuple[int, int], producer: bytes,
+    times: list[int], tags: tuple[bytes, ...], origin_unknown: bool,
 ) -> None:  # fmt: skip
     original = header(
-        parent=parent, stamp=Stamp(log_incarnation(b"\x04" * 16), revision), payload_bytes=size, stored_bytes=size,
+        parent=parent, stamp=Stamp(log_incarnation(b"\x04" * 16), revision), payload_bytes=size,
+        stored_bytes=size - (codec is not Codec.RAW), codec=codec, birth=births[0], rests_on=births[1],
         checksum_kind=ChecksumKind.XXH3_64, checksum=checksum, producer=producer, computed_from_ms=times[0],
-        computed_until_ms=times[1], lineage=lineage, tags=tags, lineage_overflow=overflow[0], tags_overflow=overflow[1],
+        computed_until_ms=times[1], tags=tags, origin_unknown=origin_unknown,
     )  # fmt: skip
     data = original.encode()
     assert RecordHeader.decode(data) == original
     assert HEADER_BYTES_MIN <= len(data) <= HEADER_BYTES_MAX
-    assert header_size(data) == len(data)
+    assert header_size(data) == len(data) == original.record_bytes - original.stored_bytes
 
 
 def test_the_first_page_of_a_chain_has_no_parent() -> None:
     root = header(parent=None)
-    assert root.flags is RecordFlag.ROOT
-    assert RecordHeader.decode(root.encode()).parent is None
+    assert root.page.flags is RecordFlag.ROOT
+    assert RecordHeader.decode(root.encode()).page.parent is None
     with pytest.raises(InvalidArgumentError, match="zeros"):
         header(parent=PageKey(bytes(32)))
+
+
+def test_a_birth_is_random_and_none_of_the_numbers_with_a_meaning() -> None:
+    drawn = iter([bytes(8), b"\xff" * 8, b"\x07" + bytes(7)])
+    assert new_birth(lambda size: next(drawn)) == 7
+    assert len({new_birth() for _ in range(100)}) == 100
+
+
+def test_a_checksum_put_in_later_with_the_crc_makes_the_same_header() -> None:
+    data = bytearray(header(checksum=0).encode())
+    struct.pack_into("<Q", data, CHECKSUM_AT, 0x01020304)
+    assert _signed(data) == header().encode()
 
 
 def test_every_flipped_bit_is_corrupt() -> None:
@@ -178,7 +201,15 @@ def test_a_payload_of_another_length_is_corrupt(change: int) -> None:
         {"payload_bytes": 0, "stored_bytes": 0},
         {"payload_bytes": PAGE_BYTES_MAX + 1, "stored_bytes": PAGE_BYTES_MAX + 1},
         {"stored_bytes": 15},
+        {"stored_bytes": 15, "codec": Codec.RAW},
+        {"stored_bytes": 16, "codec": Codec.ZSTD_PLANES},
+        {"stored_bytes": 17, "codec": Codec.ZSTD_PLANES},
+        {"stored_bytes": 0, "codec": Codec.ZSTD_PLANES},
         {"payload_bytes": True},
+        {"birth": 0},
+        {"birth": RESTS_ON_UNKNOWN},
+        {"birth": -1},
+        {"rests_on": 2**64},
         {"checksum": 2**32},
         {"checksum": -1},
         {"checksum_kind": 1},
@@ -187,9 +218,7 @@ def test_a_payload_of_another_length_is_corrupt(change: int) -> None:
         {"producer": b"x" * (PRODUCER_BYTES_MAX + 1)},
         {"producer": b"ends\0"},
         {"producer": "text"},
-        {"lineage": (b"x",) * (LINEAGE_PRODUCERS_MAX + 1)},
-        {"lineage": (b"",)},
-        {"lineage": (b"x" * (PRODUCER_BYTES_MAX + 1),)},
+        {"tags": (b"",)},
         {"tags": (b"x",) * (TAGS_PER_RECORD_MAX + 1)},
         {"tags": (b"x" * (TAG_BYTES_MAX + 1),)},
         {"tags": ("text",)},
@@ -203,11 +232,9 @@ def test_a_header_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 def test_the_largest_header_is_within_its_limit() -> None:
     largest = header(
         producer=b"p" * PRODUCER_BYTES_MAX,
-        lineage=(b"l" * PRODUCER_BYTES_MAX,) * LINEAGE_PRODUCERS_MAX,
         tags=(b"t" * TAG_BYTES_MAX,) * TAGS_PER_RECORD_MAX,
-        lineage_overflow=True,
-        tags_overflow=True,
+        origin_unknown=True,
     )
     data = largest.encode()
-    assert len(data) <= HEADER_BYTES_MAX
+    assert len(data) == HEADER_BYTES_MAX
     assert RecordHeader.decode(data) == largest

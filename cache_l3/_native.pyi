@@ -1,0 +1,85 @@
+"""Types of the native data path: one thread that moves bytes between sockets and memory that Python lends it.
+
+Times are CLOCK_BOOTTIME nanoseconds. Errors are ValueError (bad argument), RuntimeError (closed, or forked), OSError; the
+callers in cache_l3 turn them into kv_types.errors. What is submitted returns a number, under which `drain` gives its end.
+"""
+
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+def xxh3_64(data: Buffer, /) -> int:
+    """XXH3-64 with seed 0 of contiguous memory, without the GIL when it is long."""
+
+def crc32(data: Buffer, /) -> int:
+    """CRC-32 as of zlib."""
+
+XXH3_KERNELS: tuple[str, ...]
+"""Ways of hashing that this processor can do, the best first."""
+
+def xxh3_64_by(kernel: int, cuts: list[int], data: Buffer, /) -> int:
+    """The same, by one of XXH3_KERNELS, taken in up to each of `cuts` in turn as bytes arrive. For tests."""
+
+@final
+class Alarm:
+    """A timer of CLOCK_BOOTTIME for an event loop, which knows no such clock."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def set(self, at_ns: int) -> None:
+        """Readable from then on, until it is set again."""
+
+@final
+class Stored:
+    """Bytes of a record that were received apart from their place; lends them by the buffer protocol."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Engine:
+    """The thread, its connections and its queues. It holds the memory that it was lent until the end was drained."""
+
+    def __init__(
+        self,
+        *,
+        size_at: int,
+        checksum_at: int,
+        header_bytes_min: int,
+        header_bytes_max: int,
+        window: int,
+        passed_over_max: int,
+        line_bytes_max: int,
+        reply_bytes_max: int,
+    ) -> None: ...
+    def fileno(self) -> int:
+        """An eventfd that is readable while `drain` has something."""
+    def open_shard(self) -> int: ...
+    def close_shard(self, shard: int) -> None: ...
+    def add_connection(self, shard: int, descriptor: int) -> int:
+        """Owns the descriptor from now on, whatever happens; returns the connection's number."""
+    def get(self, shard: int, request: bytes, place: Buffer, *, asking: bool, deadline_ns: int) -> int: ...
+    def set(
+        self,
+        shard: int,
+        before: bytes,
+        header: bytes,
+        payload: Buffer,
+        after: bytes,
+        *,
+        seal: bool,
+        asking: bool,
+        deadline_ns: int,
+    ) -> int: ...
+    def ask(self, shard: int, request: bytes, replies: int, *, deadline_ns: int) -> int: ...
+    def cancel(self, request: int) -> None: ...
+    def drain(self) -> list[tuple[int, int, bool, Any]]:
+        """What has ended: (number, status, was sent, value). Can be called after `close`.
+
+        Status 0: of a GET (header, stored bytes, in place, Stored | None, checksum), of a SET None, of a question the list
+        of its replies, each bytes, int, None or (error text,). Otherwise text; the numbers are those of `native_path`.
+        Negative numbers are connections, ~connection, that have ended.
+        """
+    def statistics(self) -> dict[str, int]: ...
+    def close(self) -> None:
+        """Ends the thread; what was under way is in the next `drain`."""
