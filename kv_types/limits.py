@@ -297,6 +297,14 @@ GRPC_COMPRESSION_BYTES_MIN = 1024
 METRICS_CONNECTIONS_MAX = 16
 METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
+# Loads that a client asks for
+LOAD_ROWS_MAX = 64
+"""Chains of one load: the shards of one tensor-parallel group."""
+LOAD_KEYS_MAX = 3072
+"""Pages of one load, of all its chains; a longer chain is asked for in several, one after another."""
+LOADS_IN_FLIGHT_PER_CLIENT_MAX = 128
+"""Loads of one client at a time, prefetches among them; more are answered at once as overloaded."""
+
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
@@ -333,6 +341,13 @@ assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
 )
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
+assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
+    "a full load must fit one attach message"
+)
+assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
+    "prefetches must leave room for look-ups' loads"
+)
+assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"

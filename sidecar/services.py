@@ -16,6 +16,7 @@ from sidecar.admin.service import AdminService
 from sidecar.attach.server import AttachServer
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
+from sidecar.l3.loads import NoLoads
 from sidecar.log.choice import ChosenLog
 from sidecar.log.following import Following
 from sidecar.logs import logger
@@ -68,6 +69,7 @@ class Services:
             observe=self.metrics.observe_attach,
             engine_came=self.following.shell.look_at_clients,
             directory=self.following.directory,
+            loads=NoLoads(),
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
