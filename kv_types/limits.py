@@ -240,6 +240,46 @@ L3_ZSTD_LEVEL_MIN = 1
 L3_ZSTD_LEVEL_MAX = 19
 """Levels of compression; further ones take hundreds of MiB for a context."""
 
+# What a sidecar does with L3
+L3_LOADS_MAX = 1024
+"""Requests for pages of L3 that are under way; more are answered OVERLOADED at once."""
+L3_LOAD_S_MAX = 60.0
+"""The longest time that one of them takes, whatever its caller says."""
+L3_PAGES_WANTED_MAX = 32_768
+"""Pages that are asked about, wanted or on their way."""
+L3_FLIGHTS_MAX = 256
+"""Pages on their way into the arena at a time: enough for a window on each connection of a few servers."""
+L3_FLIGHT_BYTES_FRACTION = 0.25
+"""The part of the arena that they may take together."""
+L3_RUN_PAGES = 32
+"""Pages of one request that are fetched before another has its turn."""
+L3_PROBE_PAGES_MAX = 1024
+"""Pages of one question to L3."""
+L3_ABSENT_MEMO_S = 0.25
+L3_ABSENT_MEMO_PAGES_MAX = 65_536
+"""How long, and of how many pages, it is remembered that L3 has no valid record of them."""
+L3_PUT_AWAITED_S = 0.1
+"""How long a load waits for a page that a client is storing."""
+L3_TURN_PAGES = 128
+"""Records that are judged, or pages that are described, without letting others run."""
+L3_STORE_QUEUE_PAGES_DEFAULT = 16_384
+L3_STORE_QUEUE_PAGES_MAX = 1024 * 1024
+"""Pages that wait to be stored in L3; a full queue takes no more."""
+L3_STORE_QUEUE_S_MAX = 60.0
+"""How long one waits there at most."""
+L3_STORE_BATCH_PAGES = 64
+"""Pages that are asked about together before they are stored."""
+L3_STORES_IN_FLIGHT_MAX = 16
+L3_STORES_IN_FLIGHT_WHILE_LOADING = 2
+"""Pages that are being stored at a time; few while somebody waits for loads."""
+L3_STORE_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
+"""Their bytes, which stay pinned so long; one page may be larger than that, alone."""
+L3_STORE_BACKOFF_S_MIN = 0.1
+L3_STORE_BACKOFF_S_MAX = 2.0
+"""How long storing pauses when L3 can't be reached, at first and at most."""
+L3_DRAIN_FRACTION = 0.5
+"""The part of the drain time in which pages may still be stored."""
+
 # Administration
 ADMIN_CALLS_MAX = 32
 """Administrative calls at once; they never take a place of the data path's calls."""

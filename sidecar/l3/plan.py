@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_types.ids import NamespaceId, PageKey
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 
 
@@ -111,7 +111,7 @@ class NotPublished:
     """The page of this flight was refused at its publication, or was there already; its place has been given back."""
 
     flight: int
-    reason: RefuseReason
+    reason: MissReason
     """NONE: it was there already."""
 
 

@@ -1,4 +1,4 @@
-"""What the planner counts and queues: flights with their bounds, rows that have something to fetch, times that are due."""
+"""What the planner counts, queues and remembers: flights, rows with something to fetch, times that are due, absent pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
+from cachetools import TTLCache
+
 from kv_types.ids import PageKey
+from kv_types.outcomes import MissReason
 from sidecar.l3.plan import Bounds
 from sidecar.l3.plan_rows import Page, Row
 
@@ -93,6 +96,28 @@ class FetchQueue:
     def take(self) -> None:
         """End the turn of the first row."""
         (self._waited or self._unwaited).popleft().is_queued = False
+
+
+class AbsentPages:
+    """Pages that L3 had no valid record of a moment ago, and why: they are not asked for again at once."""
+
+    def __init__(self, bounds: Bounds, timer: Callable[[], int]) -> None:
+        self._reasons: TTLCache[PageKey, MissReason] = TTLCache(
+            bounds.absent_pages, bounds.absent_ns, timer=timer
+        )
+
+    def remember(self, key: PageKey, reason: MissReason) -> None:
+        """Note a reason that will hold for a while; others say nothing of the record."""
+        if reason in (MissReason.ABSENT, MissReason.INVALIDATED):
+            self._reasons[key] = reason
+
+    def reason(self, key: PageKey) -> MissReason:
+        """Why L3 need not be asked; NONE: it may have it."""
+        return self._reasons.get(key, MissReason.NONE)
+
+    def forget(self, key: PageKey) -> None:
+        """It may be there now."""
+        self._reasons.pop(key, None)
 
 
 class DueTimes:

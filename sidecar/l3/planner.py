@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from cachetools import TTLCache
-
 from kv_types.ids import PageKey
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
 from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row
-from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights
+from sidecar.l3.plan_tables import AbsentPages, DueTimes, FetchQueue, Flights
 
 _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
-_REMEMBERED = (MissReason.ABSENT, MissReason.INVALIDATED)
-"""What is not asked again for a while."""
-_REFUSALS = {
-    RefuseReason.INVALIDATED: MissReason.INVALIDATED,
-    RefuseReason.STAMP_FOREIGN: MissReason.INVALIDATED,
-    RefuseReason.FULL: MissReason.NO_ROOM,
-    RefuseReason.CLOSED: MissReason.CLOSED,
-    RefuseReason.UNKNOWN_NAMESPACE: MissReason.UNKNOWN_NAMESPACE,
-}
 
 
 class Planner:
@@ -49,12 +38,10 @@ class Planner:
         self._probes_begun = 0
         self._to_ask: list[Page] = []
         self._touched: dict[Request, None] = {}
-        self._absent: TTLCache[PageKey, MissReason] = TTLCache(
-            bounds.absent_pages, bounds.absent_ns, timer=lambda: self._now_ns
-        )
+        self._absent = AbsentPages(bounds, lambda: self._now_ns)
         self._actions: list[Action] = []
-        self._is_closing = False
         self._counts: Counter[str] = Counter()
+        self._is_closing = False
 
     # --- what the shell asks ---
 
@@ -65,16 +52,7 @@ class Planner:
 
     def so_far(self, request: int) -> tuple[RowLoaded, ...] | None:
         """Return what is staged and pending of a request; None when it was answered or given up."""
-        found = self._requests.get(request)
-        return None if found is None else found.told()
-
-    def ancestors(self, key: PageKey | None) -> tuple[list[PageKey], PageKey | None]:
-        """Keys of the planner's own pages from the first one down to `key`, and the parent of the first: a resident page."""
-        above = []
-        while key is not None and (page := self._pages.get(key)) is not None:
-            above.append(key)
-            key = page.parent
-        return above[::-1], key
+        return None if (found := self._requests.get(request)) is None else found.told()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters, and how much is under way now."""
@@ -130,7 +108,7 @@ class Planner:
 
     def _somebody_stored(self, keys: tuple[PageKey, ...], *, in_arena: bool) -> None:
         for key in reversed(keys):  # the deepest first
-            self._absent.pop(key, None)
+            self._absent.forget(key)
             if in_arena and (page := self._pages.get(key)) is not None:
                 self._became_resident(page, from_l3=False)
 
@@ -227,8 +205,7 @@ class Planner:
         self._touched[row.request] = None
 
     def _is_asked(self, key: PageKey) -> bool:
-        page = self._pages.get(key)
-        return page is not None and page.state is PageState.ASKED
+        return (page := self._pages.get(key)) is not None and page.state is PageState.ASKED
 
     def _ask_further(self, row: Row) -> bool:
         """Make the next pages of the row wanted; False when that must wait until more of it is resident."""
@@ -237,7 +214,7 @@ class Planner:
             return False
         for index in range(row.asked, min(row.end, row.asked + chunk)):
             key = row.key(index)
-            reason = self._absent.get(key, MissReason.NONE)
+            reason = self._absent.reason(key)
             page = self._pages.get(key)
             if page is None and reason is MissReason.NONE:
                 if len(self._pages) >= self._bounds.pages:
@@ -345,10 +322,10 @@ class Planner:
                 else:
                     removing.append(child)
 
-    def _fail(self, page: Page, reason: MissReason) -> None:
-        """The page won't come: whoever wants it ends before it."""
-        if reason in _REMEMBERED:
-            self._absent[page.key] = reason
+    def _fail(self, page: Page, reason: MissReason, *, is_told: bool = False) -> None:
+        """The page won't come: whoever wants it ends before it. `is_told`: L3, or the log, says so."""
+        if is_told:
+            self._absent.remember(page.key, reason)
         for row, index in list(page.rows.items()):
             self._cut(row, index, reason)
         if self._pages.get(page.key) is page:  # nothing was on its way, or it has ended
@@ -383,7 +360,7 @@ class Planner:
             else:
                 self._counts[f"probed_{reason.name.lower()}"] += 1
                 advanced |= dict.fromkeys(page.rows)
-                self._fail(page, reason)
+                self._fail(page, reason, is_told=True)
         for row in advanced:
             if not row.request.is_done:
                 self._advance(row)
@@ -406,7 +383,7 @@ class Planner:
                 self._back_on_the_list(page, first=True)
             else:
                 self._counts[f"lost_{event.reason.name.lower()}"] += 1
-                self._fail(page, event.reason)
+                self._fail(page, event.reason, is_told=True)
 
     def _flight_told(self, event: plan.FlightTold) -> None:
         """A flight has ended without anything to give back."""
@@ -418,11 +395,11 @@ class Planner:
             case plan.Published():
                 self._counts["loaded"] += 1
                 self._became_resident(page, from_l3=True)
-            case plan.AlreadyThere() | plan.NotPublished(_, RefuseReason.NONE):
+            case plan.AlreadyThere() | plan.NotPublished(_, MissReason.NONE):
                 self._became_resident(page, from_l3=False)
             case plan.NotPublished(_, reason):
                 self._counts["refused_at_publish"] += 1
-                self._fail(page, _REFUSALS.get(reason, MissReason.ABSENT))
+                self._fail(page, reason, is_told=reason is MissReason.INVALIDATED)
             case plan.NoPlace(_, missed):
                 self._fail(page, missed)
             case plan.BeingPut():

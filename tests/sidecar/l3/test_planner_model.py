@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv_types.ids import NamespaceId, PageKey
-from kv_types.outcomes import MissReason, RefuseReason
+from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.planner import Planner
 
@@ -127,11 +127,14 @@ class PlannerMachine(RuleBasedStateMachine):
         parent = PARENTS[one]
         if one in self.resident:
             self.told_resident(one)
-            return plan.NotPublished(flight, RefuseReason.NONE)
+            return plan.NotPublished(flight, MissReason.NONE)
         if parent is not None and parent not in self.resident:
-            return plan.NotPublished(flight, RefuseReason.PARENT_ABSENT)
+            return plan.NotPublished(flight, MissReason.ABSENT)
+        if self.place == "put":
+            self.being_put[one] = self.now_ns + BOUNDS.put_awaited_ns
+            return plan.BeingPut(flight)
         if self.place == "refused":
-            return plan.NotPublished(flight, RefuseReason.INVALIDATED)
+            return plan.NotPublished(flight, MissReason.INVALIDATED)
         self.resident.add(one)
         self.told_resident(one)
         for request in self.open.values():
