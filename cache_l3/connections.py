@@ -72,15 +72,16 @@ class Control:
 
     async def ask(self, commands: Sequence[Command], *, timeout_s: float) -> list[object]:
         """Replies to commands that are sent together; errors among them are values. Raises ConnectError."""
+        is_new, is_done = self._connection is None, False
         connection = self._connection or self._address.connection()
-        self._connection, is_done = connection, False
+        self._connection = connection
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 replies = await exchange(connection, commands)
             is_done = True
         except Exception as error:  # as above
-            raise connect_error(self._address, error) from error
+            raise connect_error(self._address, error, is_new=is_new) from error
         finally:
             if not is_done:
                 self._connection = None
@@ -106,9 +107,9 @@ async def exchange(connection: AbstractConnection, commands: Sequence[Command]) 
     return replies
 
 
-def connect_error(address: RedisAddress, error: Exception) -> ConnectError:
-    """The same trouble, in words for people."""
-    hint = tls_hint(address.scheme, error)
+def connect_error(address: RedisAddress, error: Exception, *, is_new: bool = True) -> ConnectError:
+    """The same trouble, in words for people; `is_new`: the connection had never worked."""
+    hint = tls_hint(address.scheme, error) if is_new else ""
     return ConnectError(reason_of(error), explain(error, server=address.label, remedies=REMEDIES, hint=hint))
 
 

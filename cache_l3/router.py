@@ -109,6 +109,9 @@ class Router:
         """Begin to connect to whatever is known."""
         await self._topology.start()
         self._tidy()
+        first = self._topology.server_of(b"")
+        if first is not None:
+            self._shard(first)
 
     async def close(self) -> None:
         """Close all shards; what is under way ends."""

@@ -247,7 +247,7 @@ L3_LOAD_S_MAX = 60.0
 """The longest time that one of them takes, whatever its caller says."""
 L3_PAGES_WANTED_MAX = 32_768
 """Pages that are asked about, wanted or on their way."""
-L3_FLIGHTS_MAX = 256
+L3_FLIGHTS_MAX = 64
 """Pages on their way into the arena at a time: enough for a window on each connection of a few servers."""
 L3_FLIGHT_BYTES_FRACTION = 0.25
 """The part of the arena that they may take together."""
@@ -255,16 +255,13 @@ L3_RUN_PAGES = 32
 """Pages of one request that are fetched before another has its turn."""
 L3_PROBE_PAGES_MAX = 1024
 """Pages of one question to L3."""
-L3_ABSENT_MEMO_S = 0.25
-L3_ABSENT_MEMO_PAGES_MAX = 65_536
-"""How long, and of how many pages, it is remembered that L3 has no valid record of them."""
 L3_PUT_AWAITED_S = 0.1
 """How long a load waits for a page that a client is storing."""
 L3_TURN_PAGES = 128
 """Records that are judged, or pages that are described, without letting others run."""
-L3_STORE_QUEUE_PAGES_DEFAULT = 16_384
-L3_STORE_QUEUE_PAGES_MAX = 1024 * 1024
-"""Pages that wait to be stored in L3; a full queue takes no more."""
+L3_STORE_QUEUE_PAGES_MAX = 65_536
+L3_STORE_QUEUE_BYTES_DEFAULT = 4 * 1024 * 1024 * 1024
+"""Pages that wait to be stored in L3, and their bytes; a full queue takes no more."""
 L3_STORE_QUEUE_S_MAX = 60.0
 """How long one waits there at most."""
 L3_STORE_BATCH_PAGES = 64
@@ -277,6 +274,10 @@ L3_STORE_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
 L3_STORE_BACKOFF_S_MIN = 0.1
 L3_STORE_BACKOFF_S_MAX = 2.0
 """How long storing pauses when L3 can't be reached, at first and at most."""
+L3_TTL_S_DEFAULT = 86_400
+"""How long a record lives that nobody stores again."""
+L3_CALL_FRACTION = 0.5
+"""The part of a gRPC call's time that may be spent on L3: the rest is for sending what there is."""
 L3_DRAIN_FRACTION = 0.5
 """The part of the drain time in which pages may still be stored."""
 

@@ -9,7 +9,7 @@ from kv_types.errors import InvalidArgumentError, LimitExceededError, UnknownNam
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import CHAIN_PAGES_MAX, LOOK_UP_ROWS_MAX
 from kv_types.outcomes import MissReason
-from sidecar.l3.loads import LoadRow, RowLoaded
+from sidecar.l3.loads import Load, LoadRow, RowLoaded
 from sidecar.l3.plan import AskedRow
 
 _NOTHING_HITS = (MissReason.STALE, MissReason.CLOSED)
@@ -73,6 +73,38 @@ def answers(
         else one
         for one in told
     ]
+
+
+class ResidentOnly:
+    """The Loads of a sidecar without L3: nobody need ask, and who does is told what is here."""
+
+    is_available = False
+
+    def __init__(self, store: ArenaStore) -> None:
+        self._store = store
+
+    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+        """See Loads; it is answered at once."""
+        del deadline_ns
+        check_rows(rows)
+        nothing = [RowLoaded(0, 0, MissReason.ABSENT)] * len(rows)
+        return _Answered(answers(self._store, rows, nothing, is_group=group))
+
+
+class _Answered:
+    """A load that is over."""
+
+    def __init__(self, rows: list[RowLoaded]) -> None:
+        self._rows = rows
+
+    async def wait(self) -> list[RowLoaded]:
+        return self._rows
+
+    def so_far(self) -> list[RowLoaded]:
+        return self._rows
+
+    def cancel(self) -> None:
+        return
 
 
 def _answer(store: ArenaStore, row: LoadRow, planned: RowLoaded) -> RowLoaded:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_l3.capacity import Capacity, MemoryPicture, Room, read_memory, reserve_bytes
+from cache_l3.capacity import Capacity, MemoryPicture, Room, allocated_bytes, read_memory, reserve_bytes
 from cache_l3.server_info import parse_info
 
 MIB = 1024 * 1024
@@ -89,3 +89,10 @@ def test_info_is_read_and_buffers_of_replicas_do_not_count() -> None:
 )
 def test_info_without_what_is_needed_is_no_picture(text: str) -> None:
     assert read_memory(parse_info(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "class_bytes"), [(1, 16), (4096, 4096), (4097, 5120), (MIB, MIB), (MIB + 1, 5 * MIB // 4)]
+)  # fmt: skip
+def test_what_was_written_counts_as_the_allocator_counts_it(record_bytes: int, class_bytes: int) -> None:
+    assert 0 < allocated_bytes(record_bytes) - class_bytes < 512

@@ -18,7 +18,7 @@ from tests.support.record_stores import until as until_really
 from tests.support.records import within
 from tests.support.redis_cluster import RedisCluster, redis_cluster
 from tests.support.redis_guard import Certificates, Guard
-from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
+from tests.support.redis_servers import RedisServer, RedisServers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,12 +51,6 @@ class Place:
 
 def _on(server: RedisServer, urls: str, codec: Codec) -> Place:
     return Place(urls, codec, lambda key: server.client, server.client.flushall)
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[RedisServers]:
-    with redis_servers() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

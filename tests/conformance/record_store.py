@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -28,7 +28,7 @@ class RecordBed:
     write: Callable[[RecordName, bytes], None]
     ttl_s: Callable[[RecordName], float]
     within: Callable[[float], int]
-    settle: Callable[[Callable[[], bool]], object]
+    settle: Callable[[Callable[[], bool]], Awaitable[None]]
     """Waits, in a coroutine, until something holds that the store does by itself."""
 
     async def put(self, number: int, *, size: int = 4096, packs: bool = False) -> memoryview:
