@@ -71,11 +71,11 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
     with nodes.stations() as (first, second):
         keys = nodes.share(first, 3)
         records, (root, victim, leaf) = nodes.records(), split(keys)
-        before = nodes.counters(1)["corrupt"]
+        before = nodes.corrupt(1)
         records.write(victim, DAMAGES[damage](records.read(victim), records.read(leaf)))
         got = fetch(second, keys, deadline_s=1.0)
         assert (got.pages, got.reason) == (1, MissReason.CORRUPT), got
-        assert nodes.counters(1)["corrupt"] == before + 1
+        assert nodes.corrupt(1) == before + 1
         assert records.lives_s(victim) == -2, "it is removed"
         assert records.read(root)
         again = fetch(second, keys, deadline_s=1.0)
