@@ -54,8 +54,6 @@ from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, Ref
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 _DETACH_DEADLINE_S = 0.2
-_GENERATION = 1 << 32
-_WORD = (1 << 64) - 1
 _ERRORS: dict[str, type[StrataError]] = {
     error.code: error
     for error in (
@@ -83,11 +81,6 @@ class Reserved(NamedTuple):
 
 
 Reservation = Reserved | Known | Refused
-
-
-def stored_instance(reservation: int) -> int:
-    """Instance of the page that a committed reservation became: the generation in its high half went on by one."""
-    return (reservation + _GENERATION) & _WORD
 
 
 class AttachedArena:

@@ -6,7 +6,7 @@ import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 
-from cache_l2.reader import AttachedArena, Registration, Reserved, stored_instance
+from cache_l2.reader import AttachedArena, Registration, Reserved
 from inference_worker.accounting import PageCounts, of_row
 from inference_worker.buffers import Buffers, page_views
 from inference_worker.chains import packed_chain
@@ -31,7 +31,7 @@ from kv_types.outcomes import (
     Tier,
 )
 from kv_types.page_keys import Keys
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, stored_instance
 
 _REASONS = tuple(MissReason)
 _OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
