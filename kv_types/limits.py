@@ -168,6 +168,8 @@ LOG_BACKOFF_S_MAX = 1.0
 L3_WINDOW_DEFAULT = 4
 """Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
 L3_WINDOW_MAX = 64
+L3_PASSED_OVER_MAX = 8
+"""How often more urgent requests of a shard go before one that waits."""
 L3_CONNECTIONS_MAX = 1024
 """Connections of one data path."""
 L3_REQUESTS_MAX = 8192
@@ -192,6 +194,44 @@ L3_BREAKER_COOL_S_MAX = 2.0
 L3_RETRIES_BURST_MAX = 256
 L3_RETRIES_PER_S_MAX = 64
 """Requests that are sent to one server again after a failure: so many at once, then at this rate."""
+L3_ATTEMPTS_MAX = 16
+"""How often one request is sent at most, its redirections included."""
+L3_RETRY_PAUSE_S_MIN = 0.005
+L3_RETRY_PAUSE_S_MAX = 0.2
+"""Between two attempts, at first and at most."""
+L3_CONNECTIONS_PER_SHARD_DEFAULT = 4
+L3_CONNECTIONS_PER_SHARD_MAX = 32
+L3_SHARDS_MAX = 256
+"""Primaries of one L3."""
+L3_SHARD_IDLE_S = 10.0
+"""A server that is no primary any more is let go when nobody has asked it for so long."""
+L3_CONNECT_S = 0.5
+"""How long a server may take to be connected to, in each step and in all."""
+L3_CONNECTING_MAX = 8
+"""Connections that are opened at a time, each in a thread."""
+L3_OPENINGS_BURST_MAX = 64
+L3_OPENINGS_PER_S_MAX = 50
+"""Connections to one server that are opened anew, because late requests ended them: so many at once, then at this rate."""
+L3_REOPEN_S = 0.05
+"""Pause after a connection that could not be opened while others are there; twice as long each time."""
+L3_LOOK_S = 1.0
+L3_LOOK_ANSWER_S = 0.5
+"""How often a server is asked for its memory and role, and how long it may take to answer."""
+L3_REFRESH_S_MIN = 0.1
+L3_REFRESH_S = 30.0
+"""How often a Cluster's slot table is read anew: after trouble at most, and without any."""
+L3_PROBE_RECORDS_MAX = 64
+"""Records in one question to one server: one ms of reading its answers, after which the event loop serves others."""
+L3_ABSENT_MEMO_S = 0.25
+L3_ABSENT_MEMO_MAX = 65_536
+"""How long a record that was not there is not asked for again, and how many such are remembered."""
+L3_CODEC_THREADS_MAX = 2
+"""Threads that compress and decompress."""
+L3_ENCODED_MAX = 16
+"""Compressed records that wait to be sent."""
+L3_DISCARDS_MAX = 64
+L3_DISCARD_S = 1.0
+"""Damaged records that are removed at a time, and how long each may take."""
 L3_RESERVE_FRACTION = 0.1
 L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
 """What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
@@ -285,6 +325,8 @@ RECONNECT_BACKOFF_S_MAX = 2.0
 assert PAGE_BYTES_MAX < RECORD_BYTES_MAX < 512 * 1024 * 1024, (
     "every page has a record, and a server takes each"
 )
+assert L3_PROBE_RECORDS_MAX <= L3_ASK_COMMANDS_MAX, "a question about records must be one that may be asked"
+assert L3_CONNECTIONS_PER_SHARD_MAX <= L3_CONNECTIONS_MAX, "one shard must fit the data path"
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"
