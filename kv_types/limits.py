@@ -240,6 +240,47 @@ L3_ZSTD_LEVEL_MIN = 1
 L3_ZSTD_LEVEL_MAX = 19
 """Levels of compression; further ones take hundreds of MiB for a context."""
 
+# What a sidecar does with L3
+L3_LOADS_MAX = 1024
+"""Requests for pages of L3 that are under way; more are answered OVERLOADED at once."""
+L3_LOAD_S_MAX = 60.0
+"""The longest time that one of them takes, whatever its caller says."""
+L3_PAGES_WANTED_MAX = 32_768
+"""Pages that are asked about, wanted or on their way."""
+L3_FLIGHTS_MAX = 64
+"""Pages on their way into the arena at a time: enough for a window on each connection of a few servers."""
+L3_FLIGHT_BYTES_FRACTION = 0.25
+"""The part of the arena that they may take together."""
+L3_RUN_PAGES = 32
+"""Pages of one request that are fetched before another has its turn."""
+L3_PROBE_PAGES_MAX = 1024
+"""Pages of one question to L3."""
+L3_PUT_AWAITED_S = 0.1
+"""How long a load waits for a page that a client is storing."""
+L3_TURN_PAGES = 128
+"""Records that are judged, or pages that are described, without letting others run."""
+L3_STORE_QUEUE_PAGES_MAX = 65_536
+L3_STORE_QUEUE_BYTES_DEFAULT = 4 * 1024 * 1024 * 1024
+"""Pages that wait to be stored in L3, and their bytes; a full queue takes no more."""
+L3_STORE_QUEUE_S_MAX = 60.0
+"""How long one waits there at most."""
+L3_STORE_BATCH_PAGES = 64
+"""Pages that are asked about together before they are stored."""
+L3_STORES_IN_FLIGHT_MAX = 16
+L3_STORES_IN_FLIGHT_WHILE_LOADING = 2
+"""Pages that are being stored at a time; few while somebody waits for loads."""
+L3_STORE_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
+"""Their bytes, which stay pinned so long; one page may be larger than that, alone."""
+L3_STORE_BACKOFF_S_MIN = 0.1
+L3_STORE_BACKOFF_S_MAX = 2.0
+"""How long storing pauses when L3 can't be reached, at first and at most."""
+L3_TTL_S_DEFAULT = 86_400
+"""How long a record lives that nobody stores again."""
+L3_CALL_FRACTION = 0.5
+"""The part of a gRPC call's time that may be spent on L3: the rest is for sending what there is."""
+L3_DRAIN_FRACTION = 0.5
+"""The part of the drain time in which pages may still be stored."""
+
 # Administration
 ADMIN_CALLS_MAX = 32
 """Administrative calls at once; they never take a place of the data path's calls."""
@@ -297,6 +338,14 @@ GRPC_COMPRESSION_BYTES_MIN = 1024
 METRICS_CONNECTIONS_MAX = 16
 METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
+# Loads that a client asks for
+LOAD_ROWS_MAX = 64
+"""Chains of one load: the shards of one tensor-parallel group."""
+LOAD_KEYS_MAX = 3072
+"""Pages of one load, of all its chains; a longer chain is asked for in several, one after another."""
+LOADS_IN_FLIGHT_PER_CLIENT_MAX = 128
+"""Loads of one client at a time, prefetches among them; more are answered at once as overloaded."""
+
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
@@ -333,6 +382,13 @@ assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
 )
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
+assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
+    "a full load must fit one attach message"
+)
+assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
+    "prefetches must leave room for look-ups' loads"
+)
+assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"

@@ -14,6 +14,7 @@ from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach.server import AttachServer
+from sidecar.l3.loads import Loads, NoLoads
 from sidecar.log.directory import ListsNamespaces
 from tests.support.directory import EverythingListed
 from tests.support.followed_store import FollowedStore
@@ -35,18 +36,26 @@ class AttachSite:
     """Context manager. `call` runs a function of the store on the thread that owns it."""
 
     def __init__(
-        self, folder: Path, *, lease_s: float = 3.0, directory: ListsNamespaces | None = None, **settings: Any
+        self,
+        folder: Path,
+        *,
+        lease_s: float = 3.0,
+        directory: ListsNamespaces | None = None,
+        loads: Callable[[FollowedStore], Loads] | None = None,
+        **settings: Any,
     ) -> None:
         self.path = folder / "attach.sock"
         self._config = ArenaConfig(**{**SMALL, **settings})
         self._lease_s = lease_s
         self._directory = directory or EverythingListed()
+        self._make_loads = loads or (lambda store: NoLoads())
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop
         self.store: FollowedStore
         self.server: AttachServer
+        self.loads: Loads
 
     def __enter__(self) -> AttachSite:
         self._thread.start()
@@ -94,7 +103,10 @@ class AttachSite:
         self._stopping = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.store = FollowedStore(self._config, lease_s=self._lease_s)
-        self.server = AttachServer(self.store, self.path, clock=BoottimeClock(), directory=self._directory)
+        self.loads = self._make_loads(self.store)
+        self.server = AttachServer(
+            self.store, self.path, clock=BoottimeClock(), directory=self._directory, loads=self.loads
+        )
         await self.server.start()
         self._ready.set()
         try:
