@@ -305,6 +305,10 @@ class ModelArena(PageTree):
         entry = self._reserved_by(row, reservation)
         return entry is not None and rests_on_born(entry, rests_on)
 
+    def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
+        entry = self._visible(instance)
+        return entry is not None and rests_on_born(entry, rests_on)
+
     def _draw_birth(self) -> int:
         """Differs from all others in a world: lives do."""
         self._births += 1
@@ -364,10 +368,13 @@ class ModelArena(PageTree):
         return self._fields_of(entry)
 
     def describe(self, instance: int) -> dict[str, int | bytes] | None:
+        entry = self._visible(instance)
+        return None if entry is None else self._fields_of(entry)
+
+    def _visible(self, instance: int) -> Entry | None:
         number = (instance & 0xFFFFFFFF) - 1
         entry = self.entries[number] if 0 <= number < len(self.entries) else None
-        is_there = entry is not None and entry.state == VISIBLE and entry.instance == instance
-        return self._fields_of(entry) if entry is not None and is_there else None
+        return entry if entry is not None and entry.state == VISIBLE and entry.instance == instance else None
 
     def _fields_of(self, entry: Entry) -> dict[str, int | bytes]:
         parent: int | bytes = entry.parent.key if entry.parent is not None else 0
