@@ -92,7 +92,7 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
 def test_c27_a_record_cut_to_nothing_is_as_good_as_none(nodes: TwoNodes) -> None:
     with nodes.stations() as (first, second):
         keys = nodes.share(first, 2)
-        root, victim = split(keys)
+        _, victim = split(keys)
         nodes.records().write(victim, b"")
         got = fetch(second, keys, deadline_s=1.0)
         assert (got.pages, got.reason in (MissReason.ABSENT, MissReason.CORRUPT)) == (1, True)
