@@ -136,6 +136,9 @@ class ModelEngine:
             Request(self._number(), 1, shard, deadline_ns, commands_of(request), replies_wanted=replies)
         )
 
+    def flush(self) -> None:
+        self._clockwork.after(int(self._clockwork.random.random() * 20 * US), self._wake, self._process)
+
     def cancel(self, request: int) -> None:
         self._clockwork.after(self._soon_ns(), lambda: self._give_up(request), self._process)
 
@@ -169,12 +172,13 @@ class ModelEngine:
             return request.number
         queue.append(request)
         self._arm(request)
-        self._clockwork.after(
-            int(self._clockwork.random.random() * 20 * US), lambda: self._send_next(request.shard), self._process
-        )
         return request.number
 
     # --- the thread ---
+
+    def _wake(self) -> None:
+        for shard in self._queues:
+            self._send_next(shard)
 
     def _soon_ns(self) -> int:
         return int(self._clockwork.random.random() * _NOTICES_NS)

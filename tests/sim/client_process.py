@@ -108,7 +108,7 @@ class ClientProcess:
         welcome: Any = Welcome(
             version=1, layout_version=1, row=attachment.client.row, life=attachment.life.id, control_bytes=0,
             clients_bytes=0, data_bytes=0, batch_pages_max=64, reservation_ms=1000, time_namespace=0, boot_now_ns=0,
-            attachment=1, has_l3=attachment.life.pages is not None,
+            attachment=1, has_l3=attachment.life.pages.is_available,
         )  # fmt: skip
         channel: Any = attachment
         reader: Any = attachment.reader

@@ -17,16 +17,24 @@ from typing import Any
 import structlog
 from greenlet import getcurrent
 
+from sidecar.l3.plan import Bounds
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
 from tests.sim.byte_engine import ModelEngine
-from tests.sim.clockwork import Clockwork, Fiber, current_fiber
+from tests.sim.clockwork import MS, Clockwork, Fiber, current_fiber
 from tests.sim.nodes import Node
 from tests.sim.page_sockets import PageSocket, SimulatedConnector
+from tests.sim.plan import Plan
 
 PAGE_BYTES = 16
 HIDING_STEP_WORK = 6
 """Entries that one step of hiding looks at: few, so that most hiding takes several and look-ups come between."""
+
+LOADS = Bounds(
+    requests=6, pages=24, flights=6, flight_bytes=6 * PAGE_BYTES, run_pages=2, probe_pages=2, absent_pages=64,
+    absent_ns=100 * MS, put_awaited_ns=100 * MS,
+)  # fmt: skip
+"""Small, so that runs, questions and queues are shorter than chains."""
 
 TURN_ENTRIES = 4
 """Entries of the log that are read or taken in at a time."""
@@ -39,12 +47,13 @@ class _Present:
     """The world that runs now."""
 
     clockwork: Clockwork | None = None
+    plan: Plan | None = None
     arenas: Callable[[Any, bytes], ModelArena]
 
 
-def enter(clockwork: Clockwork, arenas: Callable[[Any, bytes], ModelArena]) -> None:
+def enter(clockwork: Clockwork, plan: Plan, arenas: Callable[[Any, bytes], ModelArena]) -> None:
     """From here on product code runs in this world; `arenas` makes one for a sidecar's life."""
-    _Present.clockwork, _Present.arenas = clockwork, staticmethod(arenas)
+    _Present.clockwork, _Present.plan, _Present.arenas = clockwork, plan, staticmethod(arenas)
 
 
 def leave() -> None:
@@ -130,6 +139,25 @@ class _Socket:
     socket = PageSocket
 
 
+def _data_path(_: Any) -> Any:
+    """The product's, with a window of the plan's."""
+    from cache_l3.native_path import NativePath
+    from cache_l3.verification import SHAPE
+
+    assert _Present.plan is not None, "only in a world"
+    return NativePath(SHAPE, window=_Present.plan.window)
+
+
+def _queue(*, pages_max: int, bytes_max: int, age_ns_max: int) -> Any:
+    """The product's, for as many pages as the plan says."""
+    from sidecar.l3.store_queue import StoreQueue
+
+    assert _Present.plan is not None, "only in a world"
+    return StoreQueue(
+        pages_max=min(pages_max, _Present.plan.queue_pages), bytes_max=bytes_max, age_ns_max=age_ns_max
+    )
+
+
 def _engine(**settings: Any) -> ModelEngine:
     process = current_fiber().process
     assert process is not None and _Present.clockwork is not None, "only a sidecar's loop makes one"
@@ -189,9 +217,13 @@ def _shorten() -> None:
     import invalidation.selector_tables
     import sidecar.admin.fencing
     import sidecar.log.directory
+    import sidecar.l3.tier
     import sidecar.log.watch
 
     _put(
+        (sidecar.l3.tier, "bounds", lambda _: LOADS),
+        (sidecar.l3.tier, "data_path", _data_path),
+        (sidecar.l3.tier, "StoreQueue", _queue),
         (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
         (invalidation.compaction, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
         (invalidation.redis.replies, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),

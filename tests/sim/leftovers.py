@@ -22,7 +22,7 @@ _ENDED = (
 
 def check_nothing_left(world: World) -> None:
     """Raises BrokenPromiseError where something of loads or stores remains though everybody has had the time to end."""
-    lives = [one.life for one in world.sidecars if one.life is not None and one.life.pages is not None]
+    lives = [one.life for one in world.sidecars if one.life is not None]
     limit_ns = world.clockwork.now_ns + WAIT_NS
     while any(_left(life) for life in lives) and world.clockwork.now_ns < limit_ns:
         world.clockwork.run(world.clockwork.now_ns + 100 * MS)
@@ -36,18 +36,15 @@ def check_nothing_left(world: World) -> None:
 
 def _left(life: Life) -> dict[str, int]:
     """Gauges of loads and stores, and places and leases of the sidecar's own, that are not 0."""
-    assert life.pages is not None, "it has an L3"
     figures, row = life.pages.statistics(), life.arena.row_statistics(life.store.own_row)
-    left = {name: figures[name] for name in _ENDED if figures[name]}
+    left = {name: figures[name] for name in _ENDED if figures.get(name)}
     return left | {name: row[name] for name in ("leases", "reservations") if row[name]}
 
 
 def check_records(world: World, life: Life) -> None:
     """Replies reach those who asked, and bytes are written and read as they stand: else records are none."""
-    if life.pages is None or not life.pages.is_started or world.damaged:
-        return
-    corrupt = life.pages.records.statistics()["corrupt"]
-    if corrupt:
+    corrupt = life.pages.statistics().get("records_corrupt", 0)
+    if corrupt and not world.damaged:
         raise BrokenPromiseError(
             "BrokeRecord", f"{corrupt} records were corrupt to {life.sidecar.node}, though nobody damaged one"
         )

@@ -58,6 +58,7 @@ def _on_node(
                 "BrokeRecreate",
                 f"what another node computed and shelved of {path} can't be had by {worker.name}",
             )
+        before = Counter(worker.attachment.life.pages.statistics() if worker.attachment is not None else {})
         for attempt in range(ATTEMPTS):
             first, stored = worker.serve(space, path, fetch=True)
             again, outcomes = worker.serve(space, path)
@@ -73,7 +74,7 @@ def _on_node(
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
         is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
-        if is_new and _is_shelved(world, worker):
+        if is_new and _is_shelved(world, worker, before):
             shelved.add((space, path))
     done.set()
 
@@ -88,16 +89,18 @@ def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool
     return False
 
 
-def _is_shelved(world: World, worker: Worker) -> bool:
+_UNSTORED = ("stores_dropped", "stores_refused", "stores_gone")
+
+
+def _is_shelved(world: World, worker: Worker, before: Counter[str]) -> bool:
     """Let what was just stored reach the shelf; whether all of it did."""
-    pages = worker.attachment.life.pages if worker.attachment is not None else None
-    if pages is None:
+    if not world.plan.l3 or worker.attachment is None:
         return False
-    before = Counter(pages.behind.statistics())
-    while not pages.behind.is_idle:
+    pages = worker.attachment.life.pages
+    while not pages.is_idle:
         world.clockwork.sleep(20 * MS)
-    after = Counter(pages.behind.statistics())
-    return not any(after[name] > before[name] for name in after if name.startswith(("dropped", "refused")))
+    after = Counter(pages.statistics())
+    return not any(after[name] > before[name] for name in after if name.startswith(_UNSTORED))
 
 
 _PASSING = (

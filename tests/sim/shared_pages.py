@@ -1,101 +1,79 @@
-"""L3 as one life of a sidecar has it: the product's record store, loader and write-behind over simulated connections."""
+"""L3 as one life of a sidecar has it: all of the product's own, over simulated connections; and who asks it for pages."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cache_l3.address import RedisServers
-from cache_l3.native_path import NativePath
-from cache_l3.record_store import RecordStore
-from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
-from cache_l3.verification import SHAPE
-from sidecar.l3.loader import Loader
+from sidecar.l3.choice import ChosenL3
 from sidecar.l3.loads import Load, LoadRow, RowLoaded
-from sidecar.l3.plan import Bounds
-from sidecar.l3.store_queue import StoreQueue
-from sidecar.l3.write_behind import WriteBehind, WriteTerms
-from tests.sim.clockwork import MS, S
-from tests.sim.environment import PAGE_BYTES
+from sidecar.l3.tier import L3Tier
 
 if TYPE_CHECKING:
     from tests.sim.sidecar import Life
     from tests.sim.world import World
 
-BOUNDS = Bounds(
-    requests=6, pages=24, flights=6, flight_bytes=6 * PAGE_BYTES, run_pages=2, probe_pages=2, absent_pages=64,
-    absent_ns=100 * MS, put_awaited_ns=100 * MS,
-)  # fmt: skip
-"""Small, so that runs, questions and queues are shorter than chains."""
-STORE_NS = 500 * MS
+STORE_S = 0.5
+QUEUED_BYTES_MAX = 1 << 20
 
 
 class SharedPages:
-    """Implements Loads for those who ask this life for pages."""
-
-    is_available = True
+    """Implements Loads for those who ask this life for pages; what they are told is held against the truth."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world = world
         self._life = life
-        self.path: NativePath
-        self.records: RecordStore
-        self.loader: Loader
-        self.behind: WriteBehind
+        self._tier: L3Tier | None = None
         self.is_started = False
 
     async def start(self) -> None:
         """Begin, in the life's own loop."""
-        life, plan, node = self._life, self._world.plan, self._life.sidecar.node
-        addresses: Any = tuple(life.addresses_of(self._world.page_servers))
-        self.path = NativePath(SHAPE, window=plan.window)
-        self.records = RedisRecordStore(
-            RecordStoreSettings(
-                servers=RedisServers(addresses, is_cluster=False), fleet="fleet", holds_log=plan.l3 == "log",
-                connections_per_shard=plan.connections,
-            ),
-            path=self.path, clock=node,
+        life, plan = self._life, self._world.plan
+        addresses: Any = tuple(life.addresses_of(self._world.page_servers)) if plan.l3 else ()
+        chosen = ChosenL3(
+            RedisServers(addresses, is_cluster=False) if plan.l3 else None, holds_log=plan.l3 == "log"
+        )
+        settings: Any = SimpleNamespace(
+            fleet="fleet", l3_codec="raw", l3_connections=plan.connections, l3_queue=QUEUED_BYTES_MAX,
+            l3_ttl=plan.record_ttl_s, l3_deadline=STORE_S, arena_size=life.store.config.arena_bytes,
         )  # fmt: skip
-        self.loader = Loader(life.store, self.records, clock=node, bounds=BOUNDS)
-        self.behind = WriteBehind(
-            life.store, self.records, life.validity,
-            StoreQueue(pages_max=plan.queue_pages, bytes_max=1 << 20, age_ns_max=60 * S),
-            WriteTerms(ttl_s=plan.record_ttl_s, deadline_ns=STORE_NS), clock=node,
-            became_resident=self.loader.became_resident, stored_there=self.loader.stored_there,
-            is_loading=lambda: self.loader.is_loading,
-        )  # fmt: skip
-        await self.records.start()
-        self.behind.start()
+        self._tier = L3Tier(life.store, life.validity, chosen, settings, clock=life.sidecar.node)
+        await self._tier.start()
         self.is_started = True
+
+    @property
+    def is_available(self) -> bool:
+        """Whether there is anything to load from."""
+        return bool(self._world.plan.l3)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be stored."""
-        return self.is_started and self.behind.is_idle
+        figures = self.statistics()
+        return not any(figures.get(f"stores_{name}") for name in ("queued_pages", "in_flight"))
 
     async def end(self) -> None:
         """As the sidecar takes its leave: answer all, store what can be stored, end."""
-        self.loader.drain()
-        await self.behind.drain(0.2)
-        await self.loader.close()
-        await self.records.close()
-        self.path.close()
-
-    # --- Loads ---
+        if self._tier is not None:
+            await self._tier.drain(0.4)
+            await self._tier.close()
 
     def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
-        """See Loads; what is told of it is held against the truth."""
-        load = self.loader.begin(rows, deadline_ns=deadline_ns, group=group)
+        """See Loads."""
+        assert self._tier is not None, "nobody has attached before it began"
+        load = self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group)
         return CheckedLoad(self._world, self._life, load, rows, deadline_ns, is_group=group)
 
     def statistics(self) -> Mapping[str, int]:
-        """All counters and gauges of it."""
-        return {
-            **{f"loads_{name}": count for name, count in self.loader.statistics().items()},
-            **{f"stores_{name}": count for name, count in self.behind.statistics().items()},
-            **{f"records_{name}": count for name, count in self.records.statistics().items()},
-        }
+        """All counters and gauges of it; none when there is no L3, or none any more."""
+        state = self._tier.state() if self._tier is not None else None
+        if state is None or state.why_off:
+            return {}
+        parts = {"loads": state.loads, "stores": state.stores, "records": state.records}
+        return {f"{part}_{name}": count for part, counts in parts.items() for name, count in counts.items()}
 
 
 class CheckedLoad:
@@ -110,19 +88,24 @@ class CheckedLoad:
         self._check = world.loads.begun(life, rows, deadline_ns=deadline_ns, is_group=is_group)
 
     async def wait(self) -> list[RowLoaded]:
+        """See Load."""
         try:
             told = await self._load.wait()
         except asyncio.CancelledError:
             self._world.loads.given_up(self._check)
             raise
-        self._world.loads.answered(self._check, told)
+        with self._world.watching():
+            self._world.loads.answered(self._check, told)
         return told
 
     def so_far(self) -> list[RowLoaded]:
+        """See Load."""
         told = self._load.so_far()
-        self._world.loads.told(self._check, told)
+        with self._world.watching():
+            self._world.loads.told(self._check, told)
         return told
 
     def cancel(self) -> None:
+        """See Load."""
         self._world.loads.given_up(self._check)
         self._load.cancel()

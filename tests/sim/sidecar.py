@@ -25,7 +25,6 @@ from kv_types.validity import EngineMode
 from sidecar.admin.administration import Administration
 from sidecar.attach.loads import ClientLoads, LoadUnderWay
 from sidecar.attach.requests import carry_out
-from sidecar.l3.loads import Loads, NoLoads
 from sidecar.log.directory import FleetDirectory
 from sidecar.log.shell import LogShell, ShellTiming
 from sidecar.log.watch import LogWatch
@@ -117,17 +116,15 @@ class Life:
             self.shell, self.log, self.store, timing=timing, clock=node,
             wall_ms=lambda: node.wall_ns() // 1_000_000,
         )  # fmt: skip
-        self.pages = SharedPages(world, self) if plan.l3 else None
-        loads: Loads = self.pages or NoLoads()
-        self.client_loads = ClientLoads(self.store, loads, clock=node)
+        self.pages = SharedPages(world, self)
+        self.client_loads = ClientLoads(self.store, self.pages, clock=node)
 
     def run(self) -> None:
         """Begin."""
         self.spawn(self.shell.run())
         self.spawn(self.watch.run())
         self.spawn(self._tick())
-        if self.pages is not None:
-            self.spawn(self.pages.start())
+        self.spawn(self.pages.start())
 
     def addresses_of(self, servers: Sequence[RedisServer]) -> list[Any]:
         """Servers that stand for each other, as this life is told of them; not all are told in the same order."""
@@ -156,12 +153,11 @@ class Life:
 
     async def goodbye(self) -> None:
         """Close the header first, then deregister (rule R13)."""
-        self.administration.end()
         self.store.drain()
+        self.administration.end()
         for process in self.clients:
             self.client_loads.close(process)
-        if self.pages is not None and self.pages.is_started:
-            await self.pages.end()
+        await self.pages.end()
         await self.shell.leave()
         self.ended = True
 
@@ -201,7 +197,7 @@ class SimulatedSidecar:
     def attach(self, process: Process, *, engine: EngineMode = EngineMode.NONE) -> Attachment | None:
         """Attach a client, in no time; None when nobody listens."""
         life = self.life
-        if life is None or life.process.stops or life.store.is_draining:
+        if life is None or life.process.stops or life.store.is_draining or not life.pages.is_started:
             return None
         row = life.store.open_client(1000 + len(self.attachments), engine=engine)
         attachment = Attachment(self.world, life, row, process)

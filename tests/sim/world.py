@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from invalidation.records import LogEntry
@@ -57,7 +58,8 @@ class TrackedArena(ModelArena):
         if outcome[0] == PutStatus.STORED:
             assert entry is not None, "it was reserved"
             self.loaded_ns[key] = self.world.clockwork.now_ns
-            self.world.loaded(self, entry)
+            with self.world.watching():
+                self.world.loaded(self, entry)
         return outcome
 
     def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
@@ -67,7 +69,8 @@ class TrackedArena(ModelArena):
 
     def _publish(self, entry: Entry) -> None:
         super()._publish(entry)
-        self.world.published(self, entry)
+        with self.world.watching():
+            self.world.published(self, entry)
 
     def _hide_subtree(self, top: Entry, reason: RefuseReason) -> int:
         for entry in subtree(top):
@@ -76,7 +79,8 @@ class TrackedArena(ModelArena):
         if reason is RefuseReason.INVALIDATED and self.world.plan.is_plain:
             for entry in subtree(top):
                 if entry.state == VISIBLE:
-                    self.world.hidden(self, entry)
+                    with self.world.watching():
+                        self.world.hidden(self, entry)
         return super()._hide_subtree(top, reason)
 
 
@@ -100,7 +104,7 @@ class World:
         """Whose life begins now."""
         self.superseded: set[RedisServer] = set()
         self._chance = self.clockwork.random.random
-        environment.enter(self.clockwork, self._make_arena)
+        environment.enter(self.clockwork, plan, self._make_arena)
         self.clockwork.often(plan.give_way_every, self._interruption_ns)
         self.servers = self._servers("r", plan.servers)
         self.page_servers = self.servers if plan.l3 == "log" else self._servers("p", plan.page_servers)
@@ -188,6 +192,15 @@ class World:
         self.truth.renewed(member, incarnation, true_ns=self.clockwork.now_ns)
         if server not in self.superseded:
             self.truth.granted(member, Grant(sent_ns + self.plan.lease_ns, incarnation, tip))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A broken promise that is seen from within product code ends the simulation, whatever that code makes of it."""
+        try:
+            yield
+        except BrokenPromiseError as error:
+            self.clockwork.fail(error)
+            raise
 
     def published(self, arena: TrackedArena, entry: Entry) -> None:
         """A page became visible."""
@@ -359,7 +372,7 @@ class World:
         """What waits to be written to L3 is written, or given up."""
         limit_ns = self.clockwork.now_ns + 30 * S
         while self.clockwork.now_ns < limit_ns:
-            if all(one.life is None or one.life.pages is None or one.life.pages.is_idle for one in self.sidecars):
+            if all(one.life is None or one.life.pages.is_idle for one in self.sidecars):
                 return
             self.clockwork.run(self.clockwork.now_ns + 50 * MS)
         raise BrokenPromiseError("BrokeRecreate", "pages wait to be stored in L3 although everything is well")
