@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cache_l2._native import Arena
 from cache_l2.arena_start import ArenaConfig
 from cache_l2.checks import check_batch, expiry_s
-from cache_l2.descriptions import terms_of
+from cache_l2.descriptions import page_description, terms_of
 from cache_l2.judging import (
     BatchJudging,
     CommitJudge,
@@ -53,7 +53,7 @@ class PageIntake:
         self._namespaces = namespaces
         self._provenances = ProvenanceTable()
         self._book = ReservationBook()
-        self._loads_vetted = Vetted()
+        self._loads_vetted, self._shared_vetted = Vetted(), Vetted()
         self._draining = False
         self._own_row = -1
         self.on_stored: Callable[[list[int]], None] | None = None
@@ -139,12 +139,17 @@ class PageIntake:
         if stored:
             self.on_stored(stored)
 
-    # --- loads, of the sidecar's own row ---
+    # --- what is shared with other nodes: described, and loaded into the sidecar's own row ---
 
     @property
     def own_row(self) -> int:
         """The sidecar's own row: what it loads, and what is looked up, stored and leased here for others, counts there."""
         return self._own_row
+
+    def describe(self, instance: int) -> PageDescription | None:
+        """Tell what travels with the bytes of the page that is this instance, whoever leases it; None: it is gone."""
+        entry = self._arena.describe(instance)
+        return None if entry is None else page_description(entry, self._namespaces, self._provenances)
 
     def judge_probed(
         self, record: NamespaceRecord, parent: PageKey | None, pages: Sequence[PageDescription]
@@ -170,6 +175,27 @@ class PageIntake:
             )
             parent = page.key
         return reasons
+
+    def judge_shared(self, instance: int, there: PageDescription) -> RefuseReason:
+        """Say whether what is stored elsewhere under the key of a resident page would be loaded in its place: NONE, if so.
+
+        Only then is it known and need not be written again: what is refused here would be refused on every node, and must
+        be written over, or the page could never be had from there again (rule R4). PARENT_ABSENT: that page is gone.
+        """
+        ours = self.describe(instance)
+        if ours is None:
+            return RefuseReason.PARENT_ABSENT
+        pending = PendingPage(ours.namespace, ours.key, ours.parent)
+        is_same = PendingPage(there.namespace, there.key, there.parent) == pending
+        if not is_same or there.payload_bytes != ours.payload_bytes:
+            return RefuseReason.CORRUPT
+        judging = PageJudging(
+            self._judge.judge_loaded, chain_of(self._arena), self._namespaces, vetted=self._shared_vetted
+        )
+        return judging.judge(
+            pending, terms_of(there), position=self._judge.position,
+            is_lineage_known=lambda: self._arena.shared_lineage_known(instance=instance, rests_on=there.rests_on),
+        )  # fmt: skip
 
     def reserve_for_load(
         self,

@@ -10,7 +10,6 @@ from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
-from cache_l2.descriptions import page_description
 from cache_l2.figures import client_figures, page_figures
 from cache_l2.inspection import PageFacts, entry_number, page_facts
 from cache_l2.intake import PageIntake
@@ -28,7 +27,6 @@ from kv_types.limits import COPY_LEASE_S_DEFAULT
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
-from kv_types.record import PageDescription
 from kv_types.selectors import Selector
 from kv_types.validity import EngineMode
 
@@ -311,11 +309,6 @@ class ArenaStore(PageIntake):
         if entry is None:
             return None
         return page_facts(entry, self._namespaces, self._provenances, now_ns=self._clock.now_ns())
-
-    def describe(self, instance: int) -> PageDescription | None:
-        """Tell what travels with the bytes of the page that is this instance, whoever leases it; None: it is gone."""
-        entry = self._arena.describe(instance)
-        return None if entry is None else page_description(entry, self._namespaces, self._provenances)
 
     def expires_in_s(self, instance: int) -> int | None:
         """Seconds, rounded up, until the time of the page that is this instance is over; None: never, or it is gone."""

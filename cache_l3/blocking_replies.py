@@ -24,7 +24,7 @@ from kv_types.limits import L3_LINE_BYTES_MAX, L3_REPLY_BYTES_MAX
 _BUFFER_BYTES = 16 * 1024
 """One TLS record; more never comes at once."""
 _INT64 = range(-(2**63), 2**63)
-_NUMBER = re.compile(rb"-?(0|[1-9][0-9]{0,18})")
+_NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 _SIZE = struct.Struct("<I")
 
 

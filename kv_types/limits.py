@@ -252,7 +252,7 @@ L3_FLIGHT_BYTES_FRACTION = 0.25
 """The part of the arena that they may take together."""
 L3_RUN_PAGES = 32
 """Pages of one request that are fetched before another has its turn."""
-L3_PROBE_PAGES_MAX = 1024
+L3_PROBE_PAGES_MAX = 512
 """Pages of one question to L3."""
 L3_ABSENT_MEMO_S = 0.25
 L3_ABSENT_MEMO_MAX = 65_536

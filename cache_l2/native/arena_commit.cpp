@@ -80,6 +80,11 @@ bool Arena::loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, s
   return entry && has_born_ancestor(*entry, rests_on);
 }
 
+bool Arena::shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const {
+  const std::optional<std::uint32_t> entry = entry_of(instance);
+  return entry && has_born_ancestor(*entry, rests_on);
+}
+
 // Whether a page of that birth is among a page's ancestors: the very computation, whichever arena it was made in. An
 // ancestor that rests on the same page knows already: what it stands on doesn't change while it is there.
 bool Arena::has_born_ancestor(std::uint32_t entry, std::uint64_t birth) const {

@@ -333,6 +333,9 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("loaded_lineage_known", [](const PyArena& self, std::uint32_t row, std::uint64_t reservation,
                                       std::uint64_t rests_on) { return self.core().loaded_lineage_known(row, reservation, rests_on); },
            nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("rests_on"))
+      .def("shared_lineage_known", [](const PyArena& self, std::uint64_t instance, std::uint64_t rests_on) {
+             return self.core().shared_lineage_known(instance, rests_on);
+           }, nb::kw_only(), nb::arg("instance"), nb::arg("rests_on"))
       .def("commit", commit, nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
            nb::arg("rests_on"), nb::arg("now_ns"))

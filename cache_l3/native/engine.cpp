@@ -321,10 +321,15 @@ void Engine::give_up(Request& request, Status status, const std::string& text) {
 void Engine::end_connection(Connection& connection, Request* culprit, Status status, const std::string& text) {
   Shard& shard = shards_.at(connection.shard());
   connection.shut();
+  const std::uint64_t now_ns = boottime_ns();
   std::vector<Request*> unsent;
   for (Request* request : std::vector<Request*>(connection.window().begin(), connection.window().end())) {
-    if (request->was_sent) {
-      finish(*request, request == culprit ? status : Status::Lost, request == culprit ? text : "its connection ended: " + text);
+    if (request->was_sent && request == culprit) {
+      finish(*request, status, text);
+    } else if (request->was_sent && request->deadline_ns <= now_ns) {
+      finish(*request, Status::Late, "the deadline passed");
+    } else if (request->was_sent) {
+      finish(*request, Status::Lost, "its connection ended: " + text);
     } else {
       leave_connection(*request);
       unsent.push_back(request);

@@ -23,7 +23,7 @@ std::string quoted(std::string_view bytes) {
 // A whole decimal number without padding, or false.
 bool parse(std::string_view digits, std::int64_t& number) {
   const std::string_view bare = digits.substr(!digits.empty() && digits[0] == '-' ? 1 : 0);
-  if (bare.empty() || (bare.size() > 1 && bare[0] == '0')) return false;
+  if (bare.empty() || (bare[0] == '0' && digits.size() > 1)) return false;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   return error == std::errc() && end == digits.data() + digits.size();
 }
