@@ -253,7 +253,7 @@ L3_FLIGHT_BYTES_FRACTION = 0.25
 """The part of the arena that they may take together."""
 L3_RUN_PAGES = 32
 """Pages of one request that are fetched before another has its turn."""
-L3_PROBE_PAGES_MAX = 1024
+L3_PROBE_PAGES_MAX = 512
 """Pages of one question to L3."""
 L3_PUT_AWAITED_S = 0.1
 """How long a load waits for a page that a client is storing."""
