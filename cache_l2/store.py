@@ -55,7 +55,8 @@ class ArenaStore(PageIntake):
     ) -> None:
         """Make the arena; without freshness, it serves nothing until whoever follows the log publishes some.
 
-        `judge` is the state of the log that commits are held against, `wall_ms` the time that other nodes know. Raises ArenaTooLargeError, ConfigError.
+        `judge` is the state of the log that commits are held against, `wall_ms` the time that other nodes
+        know. Raises ArenaTooLargeError, ConfigError.
         """
         self.life = life or new_life_id()
         arena = create_arena(config, self.life, probe=memory)
