@@ -184,6 +184,8 @@ def install() -> None:
     import cache_l2.store
     import cache_l3.native_path
     import cache_l3.router
+    import inference_worker.loading
+    import inference_worker.prefetch
     import inference_worker.weights
     from invalidation.notes import MemberNote
     from invalidation.records import LogEntry
@@ -192,6 +194,8 @@ def install() -> None:
 
     _put(
         (cache_l1.cache, "threading", _Threading),
+        (inference_worker.loading, "threading", _Threading),
+        (inference_worker.prefetch, "threading", _Threading),
         (inference_worker.weights, "threading", _Threading),
         (cache_l3.native_path, "Engine", _engine),
         (cache_l3.native_path, "socket", _Socket),
@@ -222,7 +226,7 @@ def _shorten() -> None:
 
     _put(
         (sidecar.l3.tier, "bounds", lambda _: LOADS),
-        (sidecar.l3.tier, "data_path", _data_path),
+        (sidecar.l3.tier, "open_data_path", _data_path),
         (sidecar.l3.tier, "StoreQueue", _queue),
         (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
         (invalidation.compaction, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),

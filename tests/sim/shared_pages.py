@@ -13,6 +13,7 @@ from sidecar.l3.loads import Load, LoadRow, RowLoaded
 from sidecar.l3.tier import L3Tier
 
 if TYPE_CHECKING:
+    from tests.sim.load_truth import LoadCheck
     from tests.sim.sidecar import Life
     from tests.sim.world import World
 
@@ -64,8 +65,8 @@ class SharedPages:
     def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
         """See Loads."""
         assert self._tier is not None, "nobody has attached before it began"
-        load = self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group)
-        return CheckedLoad(self._world, self._life, load, rows, deadline_ns, is_group=group)
+        check = self._world.loads.begun(self._life, rows, deadline_ns=deadline_ns, is_group=group)
+        return CheckedLoad(self._world, check, self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group))
 
     def statistics(self) -> Mapping[str, int]:
         """All counters and gauges of it; none when there is no L3, or none any more."""
@@ -79,13 +80,10 @@ class SharedPages:
 class CheckedLoad:
     """A load whose answer must be true, and come in time."""
 
-    def __init__(
-        self, world: World, life: Life, load: Load, rows: Sequence[LoadRow], deadline_ns: int, *, is_group: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, world: World, check: LoadCheck, load: Load) -> None:
         self._world = world
-        self._life = life
+        self._check = check
         self._load = load
-        self._check = world.loads.begun(life, rows, deadline_ns=deadline_ns, is_group=is_group)
 
     async def wait(self) -> list[RowLoaded]:
         """See Load."""

@@ -225,7 +225,9 @@ class SimulatedSidecar:
 class Posted:
     """A request that was sent and not waited for."""
 
-    reply: Any = None
+    def __init__(self, request: int) -> None:
+        self.request = request
+        self.reply: Any = None
 
     def arrive(self, reply: Any) -> None:
         """Its reply has come."""
@@ -287,8 +289,8 @@ class Attachment:
 
     def post(self, message: Any, *, request: int | None = None) -> Posted:
         """Send a message and wait for nothing; raises as the real channel does."""
-        posted = Posted()
-        self._send(message, posted.arrive, request)
+        posted = Posted(self.draw_request() if request is None else request)
+        self._send(message, posted.arrive, posted.request)
         return posted
 
     def poll(self) -> None:

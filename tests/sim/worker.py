@@ -107,6 +107,8 @@ class Worker(ClientProcess):
         `fetch`: have loaded what is missing in any case, which else is left to chance.
         """
         attachment = self.attachment
+        if self.world.plan.l3 and not self.world.is_quiet:
+            self._ask_ahead(space, path)
         space, request, announced = self._begin(space)
         now = Pass(space, path)
         if request is None:  # it can't be told what weights these are: neither reused nor stored
@@ -179,6 +181,19 @@ class Worker(ClientProcess):
         if now.first_own and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
             outcomes = request.put(keys, words, start=0, tags=tags)
         return outcomes
+
+    def _ask_ahead(self, space: Namespace, path: Path) -> None:
+        """What arrives is loaded before its turn, or called off; and ranks of a group may ask how much all of them have."""
+        world, draw = self.world, self.world.clockwork.random.random()
+        if draw < 0.2:
+            asked = self.client.prefetch(self.registered(space), packed(space, path), deadline_s=self._patience_s())
+            world.clockwork.sleep(world.think_ns() // 4)
+            if asked is not None and draw < 0.07:
+                asked.cancel()
+        elif draw < 0.3:
+            others = [one for one in world.spaces if one is not space]
+            shards = [(self.registered(one), packed(one, path)) for one in (space, *others[:1])]
+            self.client.match_shards(shards, deadline_s=self._patience_s())
 
     def _patience_s(self) -> float | None:
         """How long it waits for what L2 lacks: not at all, too short, as long as it is used to."""

@@ -565,18 +565,7 @@ MUTATIONS = (
         profile=13,
     ),
     Mutation(
-        "N", "a load that was called off is over at once, while its bytes may come",
-        (
-            Edit(
-                "cache_l3/redis_store.py",
-                "        task = self._running.get(load)\n        if task is not None:\n            task.cancel()\n",
-                "        if not load.done():\n            load.complete(MissReason.ABORTED)\n",
-            ),
-        ),
-        profile=14,
-    ),
-    Mutation(
-        "O", "nobody looks at the deadlines of loads",
+        "N", "nobody looks at the deadlines of loads",
         (
             Edit(
                 "sidecar/l3/loader.py",
@@ -588,7 +577,7 @@ MUTATIONS = (
         breaks=LIVENESS,
     ),
     Mutation(
-        "P", "a server of L3 that has failed is never tried again",
+        "O", "a server of L3 that has failed is never tried again",
         (
             Edit(
                 "cache_l3/breaker.py",
