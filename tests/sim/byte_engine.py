@@ -11,6 +11,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -75,8 +76,9 @@ class ModelEngine:
         self._window = window
         self._passed_over_max = passed_over_max
         self._passed_over = 0
-        self._loop: Any = asyncio.get_running_loop()
-        self._descriptor = self._loop.new_descriptor()
+        loop: Any = asyncio.get_running_loop()
+        self._loop = loop
+        self._descriptor: int = loop.new_descriptor()
         self._numbers = 0
         self._shards: dict[int, list[Connection]] = {}
         self._queues: dict[int, list[Request]] = {}
@@ -88,7 +90,7 @@ class ModelEngine:
     # --- what product code calls, in the loop ---
 
     def fileno(self) -> int:
-        return int(self._descriptor)
+        return self._descriptor
 
     def open_shard(self) -> int:
         number = self._number()
@@ -116,9 +118,12 @@ class ModelEngine:
 
     def get(self, shard: int, request: bytes, place: Any, *, asking: bool, deadline_ns: int) -> int:
         commands = commands_of(request)
+        where = memoryview(place).cast("B")
         return self._submit(
-            Request(self._number(), 0, shard, deadline_ns, commands, place=memoryview(place).cast("B"), replies_wanted=len(commands))
-        )  # fmt: skip
+            Request(
+                self._number(), 0, shard, deadline_ns, commands, place=where, replies_wanted=len(commands)
+            )
+        )
 
     def set(
         self, shard: int, before: bytes, header: bytes, payload: Any, after: bytes, *, seal: bool, asking: bool,
@@ -177,7 +182,10 @@ class ModelEngine:
     # --- the thread ---
 
     def _wake(self) -> None:
-        for shard in self._queues:
+        now_ns = self._process.node.now_ns()
+        for shard, queue in self._queues.items():
+            for request in [one for one in queue if one.deadline_ns <= now_ns]:
+                self._time_came(request)
             self._send_next(shard)
 
     def _soon_ns(self) -> int:
@@ -242,14 +250,12 @@ class ModelEngine:
                 connection.socket.send(request.commands)
                 connection.to_send.popleft()
                 continue
-            head = self._head(request)
+            header, half = self._head(request)
             if self._clockwork.random.random() < 0.2:
-                delay_ns = int(self._clockwork.random.random() * 2 * MS)
-                self._clockwork.after(
-                    delay_ns, lambda: self._write_rest(connection, request, *head), self._process
-                )
+                rest = partial(self._write_rest, connection, request, header, half)
+                self._clockwork.after(int(self._clockwork.random.random() * 2 * MS), rest, self._process)
                 return
-            self._write_set(connection, request, *head)
+            self._write_set(connection, request, header, half)
 
     def _write_rest(self, connection: Connection, request: Request, header: bytes, half: bytes) -> None:
         if connection.is_open:
@@ -282,7 +288,11 @@ class ModelEngine:
     def _take(self, connection: Connection) -> None:
         while connection.is_open and connection.arrived and connection.in_flight:
             request, reply = connection.in_flight[0], connection.arrived[0]
-            is_page = request.kind == 0 and isinstance(reply, bytes) and len(request.replies) + 1 == request.replies_wanted
+            is_page = (
+                request.kind == 0
+                and isinstance(reply, bytes)
+                and len(request.replies) + 1 == request.replies_wanted
+            )
             if is_page and self._clockwork.random.random() < 0.3:
                 connection.is_taking = True
                 self._clockwork.after(
@@ -312,9 +322,12 @@ class ModelEngine:
         if len(request.replies) < request.replies_wanted:
             return
         connection.in_flight.popleft()
-        request.connection = None
         if request.kind == 1:
-            self._end(request, DONE, [(str(one),) if isinstance(one, ErrorReply) else one for one in request.replies])
+            self._end(
+                request,
+                DONE,
+                [(str(one),) if isinstance(one, ErrorReply) else one for one in request.replies],
+            )
         elif isinstance(reply, ErrorReply):
             self._counts["refused"] += 1
             self._end(request, REFUSED, str(reply))
@@ -336,7 +349,7 @@ class ModelEngine:
         fits = len(stored) == len(request.place)
         if fits:
             request.place[:] = stored
-        apart = stored if len(stored) < len(request.place) else None
+        apart = stored if 0 < len(stored) < len(request.place) else None
         checksum = xxhash.xxh3_64_intdigest(stored) if fits or apart is not None else 0
         self._counts["bytes_in"] += len(reply)
         self._end(request, DONE, (header, len(stored), fits, apart, checksum))
@@ -362,12 +375,11 @@ class ModelEngine:
             self._counts["connections_lost"] += 1
             self._ended.append((~connection.number, LOST, False, why))
         for request in connection.in_flight:
-            request.connection = None
-            self._end(request, status, why, was_sent=True)
+            self._end(request, status, why)
         connection.in_flight.clear()
         self._tell()
 
-    def _end(self, request: Request, status: int, value: Any, *, was_sent: bool | None = None) -> None:
+    def _end(self, request: Request, status: int, value: Any) -> None:
         if request.is_done:
             return
         request.is_done = True
@@ -376,7 +388,7 @@ class ModelEngine:
         if queue is not None and request in queue:
             queue.remove(request)
         self._counts["lost"] += status == LOST
-        sent = request.connection is not None if was_sent is None else was_sent
+        sent = request.connection is not None
         request.place = request.payload = None
         self._ended.append((request.number, status, sent, value))
         self._tell()

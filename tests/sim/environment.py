@@ -160,7 +160,8 @@ def _queue(*, pages_max: int, bytes_max: int, age_ns_max: int) -> Any:
 
 def _engine(**settings: Any) -> ModelEngine:
     process = current_fiber().process
-    assert process is not None and _Present.clockwork is not None, "only a sidecar's loop makes one"
+    assert process is not None, "only a sidecar's loop makes one"
+    assert _Present.clockwork is not None, "only in a world"
     return ModelEngine(_Present.clockwork, process, **settings)
 
 
@@ -220,8 +221,8 @@ def _shorten() -> None:
     import invalidation.redis.replies
     import invalidation.selector_tables
     import sidecar.admin.fencing
-    import sidecar.log.directory
     import sidecar.l3.tier
+    import sidecar.log.directory
     import sidecar.log.watch
 
     _put(

@@ -30,7 +30,9 @@ def check_nothing_left(world: World) -> None:
     for life in lives:
         left = _left(life)
         if left:
-            raise BrokenPromiseError("BrokeLeft", f"{life.sidecar.node} has still {left}, though nobody asks for anything")
+            raise BrokenPromiseError(
+                "BrokeLeft", f"{life.sidecar.node} has still {left}, though nobody asks for anything"
+            )
         check_records(world, life)
 
 

@@ -40,9 +40,7 @@ class LoadTruth:
         self._world = world
         self.waiting: set[LoadCheck] = set()
 
-    def begun(
-        self, life: Life, rows: Sequence[LoadRow], *, deadline_ns: int, is_group: bool
-    ) -> LoadCheck:
+    def begun(self, life: Life, rows: Sequence[LoadRow], *, deadline_ns: int, is_group: bool) -> LoadCheck:
         """Somebody asks."""
         check = LoadCheck(
             life, rows, deadline_ns, is_group, self._world.clockwork.now_ns, life.process.away_ns
@@ -85,11 +83,21 @@ class LoadTruth:
                 self._broken("BrokeLoad", check, f"was told {loaded} of {len(keys)} pages")
             for index, key in enumerate(keys[: loaded.pages]):
                 if not arena.was_there(key, check.begun_ns):
-                    self._broken("BrokeLoad", check, f"was told of {loaded.pages} pages; number {index} was never there")
-                if index >= loaded.from_l3 and not self._came(arena, key, check.begun_ns, index == loaded.from_l3):
-                    self._broken("BrokeLoad", check, f"was told that page {index} came from L3, which nobody loaded")
+                    self._broken(
+                        "BrokeLoad",
+                        check,
+                        f"was told of {loaded.pages} pages; number {index} was never there",
+                    )
+                if index >= loaded.from_l3 and not self._came(
+                    arena, key, check.begun_ns, index == loaded.from_l3
+                ):
+                    self._broken(
+                        "BrokeLoad", check, f"was told that page {index} came from L3, which nobody loaded"
+                    )
         if check.is_group and len({loaded.pages for loaded in told}) > 1:
-            self._broken("BrokeLoad", check, f"was told of unequal rows of a group: {[one.pages for one in told]}")
+            self._broken(
+                "BrokeLoad", check, f"was told of unequal rows of a group: {[one.pages for one in told]}"
+            )
 
     @staticmethod
     def _came(arena: TrackedArena, key: bytes, since_ns: int, is_first: bool) -> bool:

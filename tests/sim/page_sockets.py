@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from cache_l3.connections import connect_error
 from tests.sim.redis_client import NOWHERE, ServerEnd, SimulatedAddress
@@ -37,7 +37,7 @@ def _number(data: bytes, at: int, kind: bytes) -> tuple[int, int]:
 class PageSocket:
     """One connection to an address; its server's process is that of now. Stands for socket.socket in the product's hands."""
 
-    descriptors: dict[int, PageSocket] = {}
+    descriptors: ClassVar[dict[int, PageSocket]] = {}
     """Those that were detached and that nobody has taken over yet."""
 
     def __init__(self, address: SimulatedAddress) -> None:
@@ -132,10 +132,18 @@ class SimulatedConnector:
         loop: Any = opened.get_loop()
 
         def arrived(replies: list[Any]) -> None:
-            loop.call_soon(lambda: opened.done() or opened.set_result(replies))
+            loop.call_soon(end, "")
 
         def ended(why: str) -> None:
-            loop.call_soon(lambda: opened.done() or opened.set_exception(ConnectionError(why)))
+            loop.call_soon(end, why)
+
+        def end(why: str) -> None:
+            if opened.done():
+                return
+            if why:
+                opened.set_exception(ConnectionError(why))
+            else:
+                opened.set_result(None)
 
         socket.taken_over(arrived, ended)
         socket.knock()

@@ -28,7 +28,13 @@ OF_PAGES = (
     "page_evict", "page_evict", "page_damage", "page_damage", "page_reserve", "page_full", "page_flush", "page_restart",
     "page_old_dump", "page_stop_server", "page_reset", "page_partition", "page_partition_replies", "page_slow",
 )  # fmt: skip
-OF_PAGE_REPLICATION = ("page_promote_zombie", "page_promote", "page_lag", "page_fail_back", "page_cut_replication")
+OF_PAGE_REPLICATION = (
+    "page_promote_zombie",
+    "page_promote",
+    "page_lag",
+    "page_fail_back",
+    "page_cut_replication",
+)
 OF_NETWORK = ("partition", "partition_replies", "partition_requests", "slow")
 SELECTORS = (
     "all",

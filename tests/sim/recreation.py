@@ -84,7 +84,7 @@ def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool
     for attempt in range(ATTEMPTS):
         if attempt:
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
-        if worker.load(space, path, deadline_ms=1000) == len(path):
+        if worker.load(space, path) == len(path):
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""A Redis keyspace in memory: the commands that the product uses, with their replies and errors. One thread, no clock of its own."""
+"""A Redis keyspace in memory: the commands that the product uses, with their replies and errors. Without a clock of its own."""
 
 from __future__ import annotations
 

@@ -414,7 +414,7 @@ class RedisServer:
         other = self.keyspace.values[random.choice(pages)].value
         made = random.choice((flipped, flipped, value[:at], value + b"x", other))
         self.keyspace.values[key] = Text(made, ends_ms)
-        return made != value
+        return bool(made != value)
 
     @staticmethod
     def copy(dump: dict[bytes, Any]) -> dict[bytes, Any]:
@@ -448,7 +448,10 @@ class RedisServer:
 
 @functools.lru_cache(64)
 def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: str, replicas: int) -> bytes:
-    wanted = {section.lower() for section in sections} or {b"server", b"replication"}  # and b"memory", which is told apart
+    wanted = {section.lower() for section in sections} or {
+        b"server",
+        b"replication",
+    }  # and b"memory", which is told apart
     lines = []
     if b"server" in wanted:
         lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{run_id}"]

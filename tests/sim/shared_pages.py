@@ -66,7 +66,9 @@ class SharedPages:
         """See Loads."""
         assert self._tier is not None, "nobody has attached before it began"
         check = self._world.loads.begun(self._life, rows, deadline_ns=deadline_ns, is_group=group)
-        return CheckedLoad(self._world, check, self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group))
+        return CheckedLoad(
+            self._world, check, self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group)
+        )
 
     def statistics(self) -> Mapping[str, int]:
         """All counters and gauges of it; none when there is no L3, or none any more."""

@@ -77,7 +77,7 @@ class Life:
         self.loop = SimulatedLoop(
             clockwork, node, self.process, turn_ns=lambda: int(clockwork.random.random() * plan.turn_ns)
         )
-        self.clients: list[Attached] = []
+        self.clients: list[Any] = []
         self.id = LifeId(clockwork.random.randbytes(16))
         self.ended = False
         self._world = world
@@ -243,7 +243,7 @@ class Attachment:
     def __init__(self, world: World, life: Life, row: int, process: Process) -> None:
         self.life = life
         self.reader = ModelReader(life.arena, row)
-        self.client = Attached(row, writable=True, registered=set())
+        self.client: Any = Attached(row, writable=True, registered=set())
         life.clients.append(self.client)
         self._requests = 0
         self._world = world
@@ -356,8 +356,9 @@ class Attachment:
             loads.cancel(self.client, message.request)
             send(Done())
             return
+        answer: Any
         try:
-            answer = loads.begin(self.client, request, message, send)  # type: ignore[arg-type]
+            answer = loads.begin(self.client, request, message, send)
         except StrataError as error:
             answer = Failed(error.code, str(error))
         if answer is not None:
@@ -368,7 +369,7 @@ class Attachment:
             self.life.store.end_client(self.client.row)
             return None
         try:
-            answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
+            answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)
         except StrataError as error:
             return Failed(error.code, str(error))
         return answer

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cache_l1.cache import L1Cache
-from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
-from cache_l2.attach_messages import ChainToLoad, Load, LoadedPages
 from inference_worker.request import Request
 from inference_worker.weights import Announced, FollowedVersion
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, PutOutcome, Refused, RefuseReason
 from tests.sim.client_process import ClientProcess
-from tests.sim.clockwork import MS
 from tests.sim.environment import PAGE_BYTES
 from tests.sim.sidecar import SimulatedSidecar
 from tests.sim.spaces import Path, chain, namespace, packed
@@ -186,7 +183,9 @@ class Worker(ClientProcess):
         """What arrives is loaded before its turn, or called off; and ranks of a group may ask how much all of them have."""
         world, draw = self.world, self.world.clockwork.random.random()
         if draw < 0.2:
-            asked = self.client.prefetch(self.registered(space), packed(space, path), deadline_s=self._patience_s())
+            asked = self.client.prefetch(
+                self.registered(space), packed(space, path), deadline_s=self._patience_s()
+            )
             world.clockwork.sleep(world.think_ns() // 4)
             if asked is not None and draw < 0.07:
                 asked.cancel()
@@ -254,17 +253,10 @@ class Worker(ClientProcess):
         self.world.served(self, found[own:], fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
         now.pages = found
 
-    def load(self, space: Namespace, path: Path, *, deadline_ms: int) -> int:
-        """Have a chain loaded; returns how many of its pages the sidecar says are there."""
-        attachment, registered = self.attachment, self.registered(space)
-        if attachment is None or registered.pages is registered.absent:
-            return 0
-        row = ChainToLoad(namespace_number=registered.pages.registration.number, parent=None, keys=packed(space, path))
-        try:
-            reply = attachment.call(Load((row,), deadline_ms), deadline_s=deadline_ms / 1000 + 0.1)
-        except (ConnectionBroken, DeadlinePassed):
-            return 0
-        return reply.rows[0].pages if isinstance(reply, LoadedPages) else 0
+    def load(self, space: Namespace, path: Path) -> int:
+        """Have a chain loaded; returns how many of its pages are there afterwards."""
+        outcome = self.client.match_shards([(self.registered(space), packed(space, path))], deadline_s=1.0)
+        return outcome.pages if isinstance(outcome, Hit) else 0
 
     def _compute(self, now: Pass, position: tuple[bytes, int], request: Request, *, until: int) -> None:
         """A forward pass over the next pages; each rests on all that this request has before it."""

@@ -19,8 +19,8 @@ from tests.sim.client_process import ClientProcess
 from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
-from tests.sim.load_truth import LoadTruth
 from tests.sim.leftovers import check_nothing_left
+from tests.sim.load_truth import LoadTruth
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.operator import Operator

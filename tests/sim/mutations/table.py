@@ -56,7 +56,6 @@ _APPLIER = "sidecar/log/applier.py"
 _INTAKE = "cache_l2/intake.py"
 _WRITE_BEHIND = "sidecar/l3/write_behind.py"
 _ARENA = "tests/sim/arena.py"
-_ARENA_TREE = "tests/sim/arena_tree.py"
 _BYTES = "tests/sim/byte_engine.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
 _HIDING = (
@@ -72,7 +71,7 @@ MUTATIONS = (
         "1", "a page is stamped at its commit",
         (
             Edit(
-                "inference_worker/local.py",
+                "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
                 "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
             ),
@@ -83,8 +82,8 @@ MUTATIONS = (
         (
             Edit(
                 _REQUEST,
-                "        return self.namespace.pages.lease(keys, start, self._reused)\n",
-                "        lease = self.namespace.pages.lease(keys, start, self._reused)\n"
+                "        return self.namespace.pages.lease(keys, start, deadline, self._reused)\n",
+                "        lease = self.namespace.pages.lease(keys, start, deadline, self._reused)\n"
                 "        self._begun = self.namespace.pages.begin(Deadline(self._deadline_s))\n"
                 "        return lease\n",
             ),
@@ -110,7 +109,7 @@ MUTATIONS = (
     Mutation(
         "4", "of a chain only the page's own key is looked at",
         (
-            Edit(_JUDGING, "        return (*above, PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
+            Edit(_JUDGING, "        return (*unpack_keys(packed), PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
         ),
     ),
     Mutation(
@@ -151,11 +150,18 @@ MUTATIONS = (
         (
             Edit(
                 _JUDGING,
-                "        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
-                "        below = self._arena.find(page.parent) if page.parent is not None else None\n"
+                "        return self._judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
+                "        arena = getattr(self, 'arena', None)\n"
+                "        below = arena.find(page.parent) if arena and page.parent is not None else None\n"
                 "        oldest = min(terms.stamp.revision, below['revision'] if below else terms.stamp.revision)\n"
                 "        stamp = Stamp(terms.stamp.incarnation, oldest)\n"
-                "        return self._judge.judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
+            ),
+            Edit(
+                _JUDGING,
+                "chain_of(arena), namespaces, vetted=Vetted())\n\n    def judge_all(",
+                "chain_of(arena), namespaces, vetted=Vetted())\n"
+                "        self._judging.arena = arena\n\n    def judge_all(",
             ),
         ),
         breaks=LIVENESS,
@@ -519,12 +525,12 @@ MUTATIONS = (
         profile=14,
     ),
     Mutation(
-        "J", "a page goes to L3 under the stamp that its sidecar would give now",
+        "J", "a page goes to L3 under the position that its sidecar has read of the log",
         (
             Edit(
                 _WRITE_BEHIND,
                 "        future = self._records.store(page, payload, ttl_s=ttl_s,",
-                "        page = __import__('dataclasses').replace(page, stamp=self._store.stamp())\n"
+                "        page = __import__('dataclasses').replace(page, stamp=self._judge.position)\n"
                 "        future = self._records.store(page, payload, ttl_s=ttl_s,",
             ),
         ),
