@@ -73,7 +73,7 @@ MUTATIONS = (
             Edit(
                 "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
-                "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
+                "                stamp=type(terms.stamp)(self._reader.stamp()[1], self._reader.stamp()[2]),\n",
             ),
         ),
     ),
