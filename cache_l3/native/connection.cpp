@@ -20,12 +20,12 @@ std::string error_text(int number) { return std::strerror(number); }
 }  // namespace
 
 Connection::Connection(
-    std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, std::size_t window)
+    std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, const Window& window)
     : number_(number),
       shard_(shard),
       socket_(std::move(socket)),
       shape_(limits.shape),
-      window_max_(window),
+      limit_(window),
       receiver_(limits),
       sending_(window_.end()) {}
 

@@ -12,6 +12,12 @@
 
 namespace stratakv::l3 {
 
+// What may be under way on one connection: so many requests, and none more once these bytes are reached.
+struct Window {
+  std::size_t requests = 4;
+  std::size_t bytes = SIZE_MAX;
+};
+
 enum class Turn {
   Rest,      // nothing to do until the socket says so
   Again,     // there is more to do, after others had a turn
@@ -21,12 +27,12 @@ enum class Turn {
 
 class Connection {
  public:
-  Connection(std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, std::size_t window);
+  Connection(std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, const Window& window);
 
   std::int64_t number() const { return number_; }
   std::uint32_t shard() const { return shard_; }
   int descriptor() const { return socket_.get(); }
-  bool has_room() const { return window_.size() < window_max_; }
+  bool has_room() const { return window_.size() < limit_.requests && weight_ < limit_.bytes; }
   std::size_t weight() const { return weight_; }
   std::list<Request*>& window() { return window_; }
 
@@ -62,7 +68,7 @@ class Connection {
   const std::uint32_t shard_;
   Descriptor socket_;
   const HeaderShape shape_;
-  const std::size_t window_max_;
+  const Window limit_;
   Receiver receiver_;
   std::list<Request*> window_;
   std::list<Request*>::iterator sending_;  // the first that is not wholly sent
