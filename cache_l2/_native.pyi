@@ -144,6 +144,9 @@ class Arena:
         """
     def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
         """What `publish_loaded` would find out about the lineage; False for an id that the row doesn't hold."""
+    def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
+        """What `publish_loaded` would find out of a page in the place of the visible one that is this instance; False when
+        that is gone."""
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
         row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""

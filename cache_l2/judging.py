@@ -205,3 +205,18 @@ class BatchJudging:
 def chain_of(arena: JudgedArena) -> PackedChain:
     """Chains as the arena has them."""
     return lambda key, pages_max: arena.chain(key, pages_max=pages_max)
+
+
+def probed_chain(arena: JudgedArena, parent: PageKey | None, keys: Sequence[PageKey]) -> PackedChain:
+    """Chains of pages that are not in the arena, but for their ancestors up to `parent`, which the first key follows."""
+    places = {key: index for index, key in enumerate(keys)}
+    run = b"".join(keys)
+
+    def chain(key: bytes, pages_max: int) -> bytes | None:
+        pages = places[PageKey(key)] + 1 if key in places else 0
+        if pages >= pages_max:
+            return None
+        above = b"" if parent is None else arena.chain(parent, pages_max=pages_max - pages)
+        return None if above is None else above + run[: pages * KEY_BYTES]
+
+    return chain

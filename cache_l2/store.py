@@ -8,28 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
-from cache_l2.checks import check_batch, check_buffers, expiry_s, look_up_outcome
+from cache_l2.checks import check_buffers, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
 from cache_l2.figures import client_figures, page_figures
-from cache_l2.inspection import PageFacts, page_facts
-from cache_l2.judging import BatchJudging, CommitJudge, CommitTerms
+from cache_l2.inspection import PageFacts, entry_number, page_facts
+from cache_l2.intake import PageIntake
+from cache_l2.judging import CommitJudge
 from cache_l2.memory import MemoryProbe
 from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
-from cache_l2.provenance import ProvenanceTable
-from cache_l2.reservations import ReservationBook
 from cache_l2.selecting import Selecting
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
 from kv_types.ids import KEY_BYTES, NO_INCARNATION, LifeId, NamespaceId, PageKey, Stamp, new_life_id
-from kv_types.limits import BATCH_PAGES_MAX, COPY_LEASE_S_DEFAULT
+from kv_types.limits import COPY_LEASE_S_DEFAULT
 from kv_types.namespace import Namespace
-from kv_types.outcomes import LookUpOutcome, PutOutcome, PutStatus, RefuseReason
+from kv_types.outcomes import LookUpOutcome, PutOutcome
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
-from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
+from kv_types.validity import EngineMode
 
 __all__ = [
     "ArenaConfig", "ArenaStore", "ClientRow", "HeldBack", "NamespaceCounts", "NamespaceRecord", "PageFacts",
@@ -37,11 +36,8 @@ __all__ = [
 
 _SECOND_NS = 1_000_000_000
 
-PageRow = tuple[int, int, int, int]
-"""(PutStatus, RefuseReason, reservation, data offset); STORED means reserved."""
 
-
-class ArenaStore:
+class ArenaStore(PageIntake):
     """The node's pages. Not thread-safe: the event loop's thread alone calls it.
 
     Conforms to kv_types.page_store.PageStore by a row and a reader of its own, counted as every client is.
@@ -60,24 +56,19 @@ class ArenaStore:
 
         `judge` is the state of the log that commits are held against. Raises ArenaTooLargeError, ConfigError.
         """
-        self._config = config
-        self._clock = clock
         self.life = life or new_life_id()
-        self._arena = create_arena(config, self.life, probe=memory)
-        self._judge = judge
+        arena = create_arena(config, self.life, probe=memory)
+        namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
+        super().__init__(arena, config, clock=clock, judge=judge, namespaces=namespaces)
         self._position = Stamp(NO_INCARNATION, 0)
         self._accounts = Accounts(self._arena)
         self._numbers = NamespaceNumbers(self._arena, self._accounts)
-        self._namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
-        self._provenances = ProvenanceTable()
         self._selecting = Selecting(
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
         )
-        self._book = ReservationBook()
         self._rows: dict[int, str] = {}
         self._engines: dict[int, EngineMode] = {}
         self._keep_opened = 0
-        self._draining = False
         self._closed = False
         self._own_row = self.open_client(os.getpid(), name="calls over gRPC")
         self._reader = map_own(self._arena, self._own_row, self.life, prefault=config.prefault)
@@ -98,11 +89,6 @@ class ArenaStore:
     def reader(self) -> Reader:
         """The sidecar's own mapping, under its own row."""
         return self._reader
-
-    @property
-    def own_row(self) -> int:
-        """The row that look_up, get, put and lease count in."""
-        return self._own_row
 
     @property
     def is_draining(self) -> bool:
@@ -238,86 +224,6 @@ class ArenaStore:
     def _client(self, row: int) -> ClientRow:
         return ClientRow.of(row, self._arena.row_statistics(row), name=self._rows[row])
 
-    # --- storing ---
-
-    def reserve(
-        self, row: int, record: NamespaceRecord, parent: PageKey | None, keys: bytes, ttl_s: int | None = None
-    ) -> list[PageRow]:
-        """Reserve places for a run of one chain (n × 32 bytes, n ≤ BATCH_PAGES_MAX) that follows `parent`.
-
-        Raises LimitExceededError, InvalidArgumentError.
-        """
-        pages = check_batch(keys)
-        if self._draining:
-            return [(PutStatus.REFUSED, RefuseReason.CLOSED, 0, 0)] * pages
-        now_ns = self._clock.now_ns()
-        rows = self._arena.reserve(
-            row=row, namespace_slot=record.number, parent=parent, keys=keys, payload_bytes=record.page_bytes,
-            expiry_s=expiry_s(self._config.default_ttl_s if ttl_s is None else ttl_s, now_ns),
-            deadline_ns=now_ns + int(self._config.reservation_s * _SECOND_NS), now_ns=now_ns,
-        )  # fmt: skip
-        reserved = [reservation if status == PutStatus.STORED else None for status, _, reservation, _ in rows]
-        self._book.add_run(row, record.id, parent, keys, reserved)
-        return rows
-
-    def commit(
-        self,
-        row: int,
-        reservations: Sequence[int],
-        *,
-        stamp: Stamp,
-        producer: bytes = b"",
-        tags: tuple[bytes, ...] = (),
-        computed_from_ms: int = 0,
-        computed_until_ms: int = 0,
-        rests_on: int = UNKNOWN_INSTANCE,
-    ) -> list[tuple[int, int]]:
-        """Publish filled reservations, parents first: (PutStatus, RefuseReason) each. A refused one ends.
-
-        `rests_on` is the instance of the deepest page that their request reused. Raises LimitExceededError,
-        InvalidArgumentError; nothing has changed then.
-        """
-        if len(reservations) > BATCH_PAGES_MAX:
-            raise LimitExceededError(
-                f"a batch of {len(reservations)} pages exceeds {BATCH_PAGES_MAX}: split it"
-            )
-        provenance = self._provenances.number(producer, tags)
-        terms = CommitTerms(
-            stamp=stamp, producer=producer, tags=tags, computed_from_ms=computed_from_ms,
-            computed_until_ms=computed_until_ms, rests_on=rests_on,
-        )  # fmt: skip
-        reasons = self._judge_batch(row, reservations, terms)
-        permitted = [
-            reservation for reservation, reason in zip(reservations, reasons, strict=True) if not reason
-        ]
-        published = iter(
-            self._arena.commit(
-                row=row, reservations=permitted, incarnation=stamp.incarnation, revision=stamp.revision,
-                producer=provenance, computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms,
-                rests_on=rests_on, now_ns=self._clock.now_ns(),
-            )
-        )  # fmt: skip
-        return [(int(PutStatus.REFUSED), int(reason)) if reason else next(published) for reason in reasons]
-
-    def abort(self, row: int, reservations: Sequence[int]) -> None:
-        """Give reservations of this row back; others are ignored."""
-        mine = [reservation for reservation in reservations if self._book.take(row, reservation) is not None]
-        if mine:
-            self._arena.abort(row=row, reservations=mine)
-
-    def _judge_batch(self, row: int, reservations: Sequence[int], terms: CommitTerms) -> list[RefuseReason]:
-        """Take the reservations from the book and say why each must not be published, NONE where nothing speaks against.
-
-        Those that the log refuses end here.
-        """
-        judging = BatchJudging(
-            self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
-        )
-        reasons, refused = judging.judge_all(self._book, is_closed=self._draining)
-        if refused:
-            self._arena.abort(row=row, reservations=refused)
-        return reasons
-
     # --- following the log (rule R14: hide, then publish; only then may anybody be told) ---
 
     def hiding(self, *selectors: Selector) -> Iterator[int]:
@@ -403,6 +309,20 @@ class ArenaStore:
         if entry is None:
             return None
         return page_facts(entry, self._namespaces, self._provenances, now_ns=self._clock.now_ns())
+
+    def expires_in_s(self, instance: int) -> int | None:
+        """Seconds, rounded up, until the time of the page that is this instance is over; None: never, or it is gone."""
+        entry = self._arena.describe(instance)
+        if entry is None or not (expiry_s := entry_number(entry, "expiry_s")):
+            return None
+        return max(0, expiry_s - self._clock.now_ns() // _SECOND_NS)
+
+    def pin(self, instance: int) -> Lease | None:
+        """Lease the one page that is this instance in the sidecar's own row, uncounted; None: it is gone.
+
+        The caller releases it.
+        """
+        return self._reader.pin(instance)
 
     def chain(self, key: PageKey, *, pages_max: int) -> list[PageKey] | None:
         """Keys from the root to the page under a key, none when it is not there; None: more than `pages_max`."""

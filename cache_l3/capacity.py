@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from kv_types.limits import L3_RESERVE_BYTES_MIN, L3_RESERVE_FRACTION
 
+_KEY_BYTES = 384
+"""Key, time to live and entries of the tables, about."""
+
 
 class Room(StrEnum):
     """Whether pages may be written."""
@@ -73,7 +76,7 @@ class Capacity:
 
     def wrote(self, record_bytes: int) -> None:
         """A record is on its way there."""
-        self._written_bytes += record_bytes
+        self._written_bytes += allocated_bytes(record_bytes)
 
     def refused(self) -> None:
         """It has no room; the next answer to the question decides anew."""
@@ -81,6 +84,12 @@ class Capacity:
 
     def _makes_room(self, policy: str) -> bool:
         return policy.startswith("volatile-") or (policy.startswith("allkeys-") and not self._holds_log)
+
+
+def allocated_bytes(record_bytes: int) -> int:
+    """What a server's allocator gives for a record and its key: sizes come in four steps for each power of two."""
+    step = 1 << max(4, (record_bytes - 1).bit_length() - 3)
+    return -(-record_bytes // step) * step + _KEY_BYTES
 
 
 def reserve_bytes(bytes_max: int) -> int:

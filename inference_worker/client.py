@@ -118,11 +118,15 @@ class Client:
             raise self._foreign(namespace)
         return namespace.pages.match(keys, start)
 
-    def lease(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> PageLease:
+    def lease(
+        self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0, deadline_s: float | None = None
+    ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
-        `start` pages came from the caller's own L1; they are counted as such. Over gRPC the pages are fetched into
-        memory of the worker. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        `start` pages came from the caller's own L1; they are counted as such. What this node lacks and L3 has is brought
+        meanwhile, within `deadline_s` (None: settings.deadline_s; 0: this node's pages only, and nothing is waited for).
+        Over gRPC the pages are fetched into memory of the worker, within the same time. Raises InvalidArgumentError,
+        LimitExceededError, ClosedError.
         """
         try:
             is_own = namespace.owner is self._link
@@ -130,7 +134,8 @@ class Client:
             is_own = False
         if not is_own:
             raise self._foreign(namespace)
-        return namespace.pages.lease(keys, start)
+        deadline = None if deadline_s is None else Deadline(deadline_s)
+        return namespace.pages.lease(keys, start, deadline)
 
     def get(
         self,
@@ -141,7 +146,7 @@ class Client:
         start: int = 0,
         deadline_s: float | None = None,
     ) -> LookUpOutcome:
-        """Copy the longest servable prefix of keys[start:] into `destinations`.
+        """Copy the longest servable prefix of keys[start:] into `destinations`; `deadline_s` as for `lease`.
 
         Destinations: a list of one writable contiguous buffer of page_bytes a page, or one buffer for all of them;
         CPU tensors too. Those after the hit's end are unspecified. Raises BufferMismatchError, InvalidArgumentError,
@@ -293,6 +298,7 @@ class Client:
             **missed,
             "bytes_read": total.bytes_read,
             "bytes_written": total.bytes_written,
+            **self._link.loads.statistics(),
             **self._link.remote.prefetches.statistics(),
         }
 

@@ -13,6 +13,7 @@ from inference_worker.deadlines import Deadline
 from inference_worker.endpoint import Endpoint
 from inference_worker.forking import keep_untouched, reset_after_fork
 from inference_worker.lease import Home
+from inference_worker.loading import LoadCounts
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
 from inference_worker.remote import RemoteSidecar
@@ -79,6 +80,7 @@ class Link:
         self._remote_serves = not self.wants_shared_memory
         self.arena: LocalArena | None = None
         self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
+        self.loads = LoadCounts()
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._poke)
         self._refresh_from_s = 0.0
 
@@ -217,7 +219,7 @@ class Link:
         path = self.endpoint.attach_path
         assert path is not None, "a link without an attach path starts no supervisor"
         writer = None if self.settings.writable else self.remote.pages
-        return LocalArena.attach(str(path), self.settings, writer=writer)
+        return LocalArena.attach(str(path), self.settings, writer=writer, loads=self.loads)
 
     def publish(self, connection: Connection) -> None:
         """Register every namespace in the new life, then serve from it."""

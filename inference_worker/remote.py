@@ -185,7 +185,9 @@ class RemotePages:
         pages = outcome.pages - start
         return Hit(pages, outcome.tier, outcome.ended_by) if pages > 0 else Miss(_reason(outcome))
 
-    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
+    def lease(
+        self, keys: Keys, start: int, deadline: Deadline | None, reused: ReusedPages | None = None
+    ) -> PageLease:
         """Fetch the longest servable prefix of keys[start:] into memory of our own."""
         packed, wanted = packed_chain(keys, start)
         if not wanted:
@@ -195,7 +197,8 @@ class RemotePages:
         affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
         asked = packed[: (start + min(wanted, affordable)) * KEY_BYTES]
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=min(wanted, affordable))
-        outcome = self._receive(asked, start, receiver, Deadline(self._lease_deadline_s))
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        outcome = self._receive(asked, start, receiver, deadline)
         pages = outcome.pages if isinstance(outcome, Hit) else 0
         reason = _reason(outcome)
         if pages == affordable < wanted and reason is MissReason.NONE:

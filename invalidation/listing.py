@@ -71,3 +71,7 @@ class ListedJudge:
         if reason is RefuseReason.NONE and not self._listings.lists(namespace.id, stamp):
             return RefuseReason.UNLISTED
         return reason
+
+    def judge_loaded(self, namespace: Namespace, stamp: Stamp, origin: Origin, chain: Chain) -> RefuseReason:
+        """See CommitJudge: whoever stored it first was told what was listed by its stamp, which it keeps."""
+        return self._judge.judge_loaded(namespace, stamp, origin, chain)

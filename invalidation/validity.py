@@ -110,6 +110,10 @@ class Validity:
         selected = self._selected_by(namespace, origin, _Subject(stamp.revision, chain))
         return RefuseReason.NONE if selected is None else RefuseReason.INVALIDATED
 
+    def judge_loaded(self, namespace: Namespace, stamp: Stamp, origin: Origin, chain: Chain) -> RefuseReason:
+        """See CommitJudge: what is stored again is judged as what is stored first."""
+        return self.judge(namespace, stamp, origin, chain)
+
     def explain(self, namespace: Namespace, stamp: Stamp, origin: Origin, chain: Chain) -> str:
         """Say in a line, for people, what a judgement rests on."""
         position = self.position

@@ -49,6 +49,8 @@ _CRC = struct.Struct("<I")
 FIXED_BYTES = _FIXED.size
 HEADER_BYTES_MIN = FIXED_BYTES + _CRC.size
 HEADER_BYTES_MAX = HEADER_BYTES_MIN + TAGS_PER_RECORD_MAX * (1 + TAG_BYTES_MAX)
+SIZE_AT = struct.calcsize("<4sHH")
+"""Where the header says how long it is, u32."""
 CHECKSUM_AT = struct.calcsize("<4sHHI32s32s32s16sQQQHH")
 """Where in a header the payload's checksum lies, 8 bytes: whoever moves the bytes may put it in, and the CRC anew behind it."""
 RESTS_ON_NOTHING = 0

@@ -14,6 +14,13 @@ NO_INSTANCE = 0
 UNKNOWN_INSTANCE = (1 << 64) - 1
 """Stands for an instance that can't be told: what rests on it may rest on anything."""
 
+_GENERATION = 1 << 32
+
+
+def stored_instance(reservation: int) -> int:
+    """Instance of the page that a committed reservation became: the generation in its high half went on by one."""
+    return (reservation + _GENERATION) & UNKNOWN_INSTANCE
+
 
 class EngineMode(IntEnum):
     """What a client keeps outside our tiers, and what it does with that while its sidecar can't be heard (rule R18).

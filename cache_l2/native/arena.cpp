@@ -44,6 +44,7 @@ Arena::Arena(const ArenaSettings& settings)
     : view_{affordable_geometry(settings)},
       index_(view_),
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
+      births_(random_seed(), random_seed()),
       pages_(view_.geometry.entries),
       rows_(view_.geometry.rows),
       namespaces_(kNamespacesMax) {
@@ -184,6 +185,14 @@ NamespaceCounts& Arena::counts(std::uint32_t row, std::uint32_t counter) const {
 std::optional<std::uint32_t> Arena::find(const PageKey& key) const {
   const std::uint32_t entry = index_.find(key);
   if (entry == kNoEntry || pages_[entry].state != PageState::kVisible) return std::nullopt;
+  return entry;
+}
+
+std::optional<std::uint32_t> Arena::entry_of(std::uint64_t instance) const {
+  const std::uint32_t entry = static_cast<std::uint32_t>(instance) - 1;
+  if (entry >= pages_.size() || pages_[entry].state != PageState::kVisible) return std::nullopt;
+  const std::uint64_t generation = view_.entries[entry].generation.load(std::memory_order_relaxed);
+  if (instance_of(generation, entry) != instance) return std::nullopt;
   return entry;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "births.hpp"
 #include "counts.hpp"
 #include "eviction.hpp"
 #include "geometry.hpp"
@@ -51,6 +52,7 @@ struct ReserveRequest {
   std::uint32_t expiry_s = 0;
   std::uint64_t deadline_ns = 0;
   std::uint64_t now_ns = 0;
+  bool gives_way = false;  // for a load: whoever stores the page itself gets the key
 };
 
 struct CommitStamp {
@@ -59,7 +61,7 @@ struct CommitStamp {
   std::uint64_t producer = 0;
   std::uint64_t computed_from_ms = 0;
   std::uint64_t computed_until_ms = 0;
-  std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused
+  std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused; of a loaded page its birth
 };
 
 // The lesser of two views, of which 0 is none.
@@ -76,6 +78,7 @@ struct ArenaStatistics {
   std::uint64_t segments_total = 0, segments_free = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
+  std::uint64_t loaded = 0, gave_way = 0;
   std::uint64_t oldest_hidden_view = 0;
 };
 
@@ -119,10 +122,17 @@ class Arena {
   std::vector<Reserved> reserve(const ReserveRequest& request);
   std::vector<Committed> commit(std::uint32_t row, const std::vector<std::uint64_t>& reservations, const CommitStamp& stamp,
                                 std::uint64_t now_ns);
+  // One page that was computed elsewhere; what it rests on is told by birth.
+  Committed publish_loaded(std::uint32_t row, std::uint64_t reservation, const CommitStamp& stamp, std::uint64_t birth,
+                           std::uint64_t now_ns);
   void abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations);
   std::uint64_t expire(std::uint64_t now_ns);
   // Whether each reservation, once committed, has the instance `rests_on` among its ancestors; false where it is not held.
   std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
+  // The same of a page to be published by publish_loaded.
+  bool loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, std::uint64_t rests_on) const;
+  // The same if it were published in the place of a visible page; false when that is gone.
+  bool shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const;
   // Cursor 0 begins; `work_max` bounds the entries looked at and hidden.
   HideStep hide_step(const Selection& selection, std::uint64_t cursor, std::uint64_t work_max);
   // Each page once, over all counts of one census; invalid_argument when the count was ended by others.
@@ -131,6 +141,12 @@ class Arena {
   std::optional<std::vector<PageKey>> chain(const PageKey& key, std::size_t pages_max) const;
 
   std::optional<std::uint32_t> find(const PageKey& key) const;
+  // The entry of the visible page that is this instance.
+  std::optional<std::uint32_t> entry_of(std::uint64_t instance) const;
+  // Of a visible page: its birth, and that of the page it rests on.
+  std::pair<std::uint64_t, std::uint64_t> births_of(std::uint32_t entry) const {
+    return {pages_[entry].birth, pages_[entry].rests_on};
+  }
   std::uint64_t leases_on(std::uint32_t entry) const;
   ArenaStatistics statistics();
   // Resident pages by namespace number.
@@ -146,6 +162,7 @@ class Arena {
   // The writer's own knowledge of an entry.
   struct Page {
     PageState state = PageState::kFree;
+    bool gives_way = false;  // reserved for a load
     bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
     std::uint32_t reason = kRefuseNone;
     std::uint32_t size_class = 0;
@@ -157,6 +174,8 @@ class Arena {
     std::uint64_t offset = 0;
     std::uint64_t deadline_ns = 0;
     std::uint64_t hidden_view = 0;  // that was published when it was hidden
+    std::uint64_t birth = 0;
+    std::uint64_t rests_on = 0;  // a birth; kNoInstance: it was computed from nothing else, kUnknownInstance
   };
   struct NamespacePages {
     Tally resident;
@@ -187,7 +206,9 @@ class Arena {
   // arena_reserve.cpp
   struct ReserveWalk;
   std::uint32_t admit_parent(const ReserveRequest& request, bool& absent);
+  void count_missing(const ReserveRequest& request, ReserveWalk& walk) const;
   Reserved reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
+  bool has_lost(std::uint32_t entry, const ReserveRequest& request);
   Reserved take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
   bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
   bool is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const;
@@ -196,6 +217,9 @@ class Arena {
   struct Lineage;
   bool is_lineage_known(std::uint32_t entry, Lineage& lineage) const;
   Committed commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage);
+  std::uint64_t birth_among_ancestors(std::uint32_t entry, Lineage& lineage) const;
+  bool has_born_ancestor(std::uint32_t entry, std::uint64_t birth) const;
+  bool refuse(std::uint32_t entry, std::uint64_t now_ns, Committed& out);
   void publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns);
   void end_reservation(std::uint32_t entry);
   void quarantine(std::uint32_t entry);
@@ -225,7 +249,7 @@ class Arena {
   void leave(TreeWalk& walk, const TreePlace& place);
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
-  bool make_room(std::uint32_t size_class, std::uint64_t pages);
+  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance);
   void survey_leases();
   std::optional<Victim> coldest_victim(std::uint32_t size_class);
   std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
@@ -246,6 +270,7 @@ class Arena {
   Index index_;
   Segments segments_;
   std::unique_ptr<EvictionPolicy> policy_;
+  Births births_;
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
   std::vector<std::uint32_t> free_entries_;

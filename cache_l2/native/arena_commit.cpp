@@ -47,10 +47,10 @@ std::vector<bool> Arena::lineage_known(std::uint32_t row, const std::vector<std:
 // they are all that it was computed from. What costs more steps than a call may take counts as no.
 bool Arena::is_lineage_known(std::uint32_t entry, Lineage& lineage) const {
   bool is_known = lineage.rests_on == kNoInstance;
-  std::uint32_t at = is_known || lineage.rests_on == kUnknownInstance ? kNoEntry : pages_[entry].parent;
+  const std::optional<std::uint32_t> reused = entry_of(lineage.rests_on);
+  std::uint32_t at = is_known || !reused ? kNoEntry : pages_[entry].parent;
   for (; at != kNoEntry && lineage.steps_left > 0 && !is_known; at = pages_[at].parent, --lineage.steps_left) {
-    const std::uint64_t generation = view_.entries[at].generation.load(std::memory_order_relaxed);
-    is_known = generation % 2 == 0 && instance_of(generation, at) == lineage.rests_on;
+    is_known = at == *reused;
     if (at != lineage.last) continue;
     is_known = is_known || lineage.is_last_known;
     break;
@@ -58,6 +58,51 @@ bool Arena::is_lineage_known(std::uint32_t entry, Lineage& lineage) const {
   lineage.last = entry;
   lineage.is_last_known = is_known;
   return is_known;
+}
+
+Committed Arena::publish_loaded(std::uint32_t row, std::uint64_t reservation, const CommitStamp& stamp, std::uint64_t birth,
+                                std::uint64_t now_ns) {
+  check_row(row, true);
+  if (birth == kNoInstance || birth == kUnknownInstance) throw std::invalid_argument("birth is none of the reserved numbers");
+  const std::optional<std::uint32_t> entry = reservation_entry(row, reservation);
+  Committed out{kPutRefused, kRefuseExpired};
+  if (!entry || refuse(*entry, now_ns, out)) return out;
+  pages_[*entry].birth = birth;
+  pages_[*entry].rests_on = stamp.rests_on;
+  publish(*entry, stamp, has_born_ancestor(*entry, stamp.rests_on), now_ns);
+  ++counters_.loaded;
+  return {kPutStored, kRefuseNone};
+}
+
+bool Arena::loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, std::uint64_t rests_on) const {
+  check_row(row, true);
+  const std::optional<std::uint32_t> entry = reservation_entry(row, reservation);
+  return entry && has_born_ancestor(*entry, rests_on);
+}
+
+bool Arena::shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const {
+  const std::optional<std::uint32_t> entry = entry_of(instance);
+  return entry && has_born_ancestor(*entry, rests_on);
+}
+
+// Whether a page of that birth is among a page's ancestors: the very computation, whichever arena it was made in. An
+// ancestor that rests on the same page knows already: what it stands on doesn't change while it is there.
+bool Arena::has_born_ancestor(std::uint32_t entry, std::uint64_t birth) const {
+  if (birth == kNoInstance || birth == kUnknownInstance) return birth == kNoInstance;
+  std::uint32_t at = pages_[entry].parent;
+  for (std::uint64_t left = kAncestorsWalkedMax; at != kNoEntry && left > 0; at = pages_[at].parent, --left) {
+    if (pages_[at].birth == birth) return true;
+    if (pages_[at].rests_on != birth) continue;
+    return (view_.entries[at].producer.load(std::memory_order_relaxed) & kLineageUnknown) == 0;
+  }
+  return false;
+}
+
+// Of the page that the request reused, if it is the very one among a page's ancestors.
+std::uint64_t Arena::birth_among_ancestors(std::uint32_t entry, Lineage& lineage) const {
+  if (lineage.rests_on == kNoInstance) return kNoInstance;
+  if (!is_lineage_known(entry, lineage)) return kUnknownInstance;
+  return pages_[static_cast<std::uint32_t>(lineage.rests_on) - 1].birth;
 }
 
 void Arena::abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
@@ -80,6 +125,16 @@ std::optional<std::uint32_t> Arena::reservation_entry(std::uint32_t row, std::ui
 }
 
 Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage) {
+  Committed out;
+  if (refuse(entry, now_ns, out)) return out;
+  pages_[entry].rests_on = birth_among_ancestors(entry, lineage);
+  pages_[entry].birth = births_.draw();
+  publish(entry, stamp, pages_[entry].rests_on != kUnknownInstance, now_ns);
+  return {kPutStored, kRefuseNone};
+}
+
+// Ends a reservation that must not be published; false where nothing speaks against it.
+bool Arena::refuse(std::uint32_t entry, std::uint64_t now_ns, Committed& out) {
   const Page& page = pages_[entry];
   std::uint32_t reason = kRefuseNone;
   if (page.state == PageState::kQuarantined || now_ns > page.deadline_ns) {
@@ -89,13 +144,10 @@ Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::
   } else if (page.parent != kNoEntry && pages_[page.parent].state != PageState::kVisible) {
     reason = kRefuseParentAbsent;  // committed out of order: nobody could reach it
   }
-  if (reason != kRefuseNone) {
-    // Whoever asks for the commit has finished writing, so the slot may be reused.
-    end_reservation(entry);
-    return {kPutRefused, reason};
-  }
-  publish(entry, stamp, is_lineage_known(entry, lineage), now_ns);
-  return {kPutStored, kRefuseNone};
+  if (reason == kRefuseNone) return false;
+  end_reservation(entry);  // whoever asks for the commit has finished writing, so the slot may be reused
+  out = {kPutRefused, reason};
+  return true;
 }
 
 void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns) {

@@ -15,6 +15,7 @@ constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
 struct Arena::ReserveWalk {
   std::uint32_t size_class = 0;
   std::uint32_t parent = kNoEntry;
+  std::size_t at = 0;                      // the page being reserved
   std::uint64_t missing = 0;               // pages of the rest that need room, this one included
   std::uint32_t stopped_by = kRefuseNone;  // all later pages are refused for the same reason
 };
@@ -32,23 +33,29 @@ std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
   walk.parent = admit_parent(request, absent);
   if (!size_class) walk.stopped_by = kRefuseTooLarge;
   if (absent) walk.stopped_by = kRefuseParentAbsent;
-  for (std::size_t i = 0; i < request.pages; ++i) {
-    walk.missing += index_.find(PageKey::load(request.keys + i * kKeyBytes)) == kNoEntry;
-  }
+  count_missing(request, walk);
 
   std::vector<Reserved> results;
   results.reserve(request.pages);
   for (std::size_t i = 0; i < request.pages; ++i) {
+    walk.at = i;
     // Everything on the way to the page being reserved stays: pinning its parent pins all ancestors.
     pinned_parent_ = walk.parent;
     if (walk.parent != kNoEntry) refresh_leaf(walk.parent);
     results.push_back(reserve_one(request, walk, PageKey::load(request.keys + i * kKeyBytes)));
     const std::uint32_t was_pinned = std::exchange(pinned_parent_, kNoEntry);
     if (was_pinned != kNoEntry) refresh_leaf(was_pinned);
-    counters_.known += results.back().status == kPutKnown;
-    counters_.refused += results.back().status == kPutRefused;
+    counters_.known += !request.gives_way && results.back().status == kPutKnown;
+    counters_.refused += !request.gives_way && results.back().status == kPutRefused;
   }
   return results;
+}
+
+void Arena::count_missing(const ReserveRequest& request, ReserveWalk& walk) const {
+  walk.missing = 0;
+  for (std::size_t i = walk.at; i < request.pages; ++i) {
+    walk.missing += index_.find(PageKey::load(request.keys + i * kKeyBytes)) == kNoEntry;
+  }
 }
 
 // The entry that keys[0] will stand on; `absent` when there is none to stand on.
@@ -59,7 +66,8 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
   if (entry == kNoEntry || !is_of_namespace(entry, request.namespace_slot)) return kNoEntry;
   const Page& page = pages_[entry];
   if (page.state == PageState::kReserved) {
-    absent = page.row != request.row || request.now_ns > page.deadline_ns;
+    // Nor does a put stand on what is loaded, which may give way, or a load on what somebody stores.
+    absent = page.row != request.row || request.now_ns > page.deadline_ns || page.gives_way != request.gives_way;
   } else if (expired(entry, request.now_ns)) {
     hide_expired(entry);
   } else {
@@ -71,14 +79,16 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
 Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
   Reserved result;
   std::uint32_t entry = walk.stopped_by == kRefuseNone ? index_.find(key) : kNoEntry;
+  bool has_gone = false;  // what was under the key, and what stood on it
   const bool is_over = entry != kNoEntry && pages_[entry].state == PageState::kVisible && expired(entry, request.now_ns);
   if (is_over && hide_expired(entry)) {  // an invalid page counts as absent (rule R4)
-    ++walk.missing;
-    entry = kNoEntry;
-  }
-  if (entry != kNoEntry && pages_[entry].state == PageState::kReserved && request.now_ns > pages_[entry].deadline_ns) {
+    has_gone = true;
+  } else if (entry != kNoEntry && has_lost(entry, request)) {
     quarantine(entry);
-    ++walk.missing;
+    has_gone = true;
+  }
+  if (has_gone) {
+    count_missing(request, walk);
     entry = kNoEntry;
   }
   if (walk.stopped_by == kRefuseNone && entry == kNoEntry) {
@@ -98,6 +108,16 @@ Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, co
   return result;
 }
 
+// Whether a reservation in the way is none any more: its time is over, or it gives way.
+bool Arena::has_lost(std::uint32_t entry, const ReserveRequest& request) {
+  const Page& page = pages_[entry];
+  if (page.state != PageState::kReserved) return false;
+  if (request.now_ns > page.deadline_ns) return true;
+  const bool gives_way = page.gives_way && !request.gives_way;
+  counters_.gave_way += gives_way;
+  return gives_way;
+}
+
 Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
   Reserved result;
   ClientRow& client = rows_[request.row];
@@ -105,7 +125,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
     result.reason = kRefuseQuota;
     return result;
   }
-  if (!make_room(walk.size_class, walk.missing)) {
+  if (!make_room(walk.size_class, walk.missing, !request.gives_way)) {
     result.reason = kRefuseFull;
     return result;
   }
@@ -128,6 +148,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   set_state(entry, PageState::kReserved);
   page.size_class = walk.size_class;
   page.row = request.row;
+  page.gives_way = request.gives_way;
   page.offset = offset;
   page.deadline_ns = request.deadline_ns;
   page.next_in_row = client.first_reservation;

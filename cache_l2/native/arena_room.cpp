@@ -13,13 +13,14 @@ constexpr int kRounds = 3;  // a lease may be taken on a victim between the surv
 }  // namespace
 
 // True when there are an entry and a slot of the class to give away. Evicts for up to `pages` at once, so that a batch
-// scans the clients' leases once and not once a page.
-bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages) {
+// scans the clients' leases once and not once a page. Memory moves ahead of need only where it follows demand: a load
+// makes no more room than it takes.
+bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance) {
   const auto slots = [&] { return segments_.available(size_class); };
   if (!free_entries_.empty() && slots() > 0) return true;
   reclaim();
   survey_leases();
-  if (slots() == 0) rebalance(size_class);
+  if (slots() == 0 && may_rebalance) rebalance(size_class);
   for (int round = 0; round < kRounds && slots() == 0; ++round) {
     const std::uint64_t evicted = evict(size_class, pages);
     reclaim();

@@ -124,7 +124,7 @@ nb::dict row_counts(const PyArena& self, std::uint32_t row, std::uint32_t counte
 
 nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace_slot, const std::optional<nb::bytes>& parent,
                  nb::handle keys, std::uint64_t payload_bytes, std::uint32_t expiry_s, std::uint64_t deadline_ns,
-                 std::uint64_t now_ns) {
+                 std::uint64_t now_ns, bool gives_way) {
   const BorrowedKeys chain(keys);
   PageKey parent_key{};
   if (parent) take_bytes(*parent, &parent_key, sizeof(parent_key), "parent");
@@ -138,6 +138,7 @@ nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace
   request.expiry_s = expiry_s;
   request.deadline_ns = deadline_ns;
   request.now_ns = now_ns;
+  request.gives_way = gives_way;
   nb::list out;
   for (const Reserved& r : self.core().reserve(request)) {
     out.append(nb::make_tuple(r.status, r.reason, r.reservation, r.offset));
@@ -145,9 +146,8 @@ nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace
   return out;
 }
 
-nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations,
-                const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
-                std::uint64_t computed_until_ms, std::uint64_t rests_on, std::uint64_t now_ns) {
+CommitStamp commit_stamp(const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer,
+                         std::uint64_t computed_from_ms, std::uint64_t computed_until_ms, std::uint64_t rests_on) {
   CommitStamp stamp;
   if (producer > kProvenanceOverflow) throw nb::value_error("producer must be below 2**32");
   take_bytes(incarnation, stamp.incarnation, sizeof(stamp.incarnation), "incarnation");
@@ -156,6 +156,13 @@ nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::u
   stamp.computed_from_ms = computed_from_ms;
   stamp.computed_until_ms = computed_until_ms;
   stamp.rests_on = rests_on;
+  return stamp;
+}
+
+nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations,
+                const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
+                std::uint64_t computed_until_ms, std::uint64_t rests_on, std::uint64_t now_ns) {
+  const CommitStamp stamp = commit_stamp(incarnation, revision, producer, computed_from_ms, computed_until_ms, rests_on);
   nb::list out;
   for (const Committed& c : self.core().commit(row, reservations, stamp, now_ns)) {
     out.append(nb::make_tuple(c.status, c.reason));
@@ -163,20 +170,24 @@ nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::u
   return out;
 }
 
-nb::object find(const PyArena& self, nb::handle key_bytes) {
-  const BorrowedKeys key(key_bytes);
-  if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
-  const Arena& arena = self.core();
-  const std::optional<std::uint32_t> at = arena.find(PageKey::load(key.data()));
-  if (!at) return nb::none();
-  const Entry& e = arena.view().entries[*at];
-  const AccessTimes& access = arena.view().access[*at];
+nb::tuple publish_loaded(const PyArena& self, std::uint32_t row, std::uint64_t reservation, const nb::bytes& incarnation,
+                         std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
+                         std::uint64_t computed_until_ms, std::uint64_t birth, std::uint64_t rests_on, std::uint64_t now_ns) {
+  const CommitStamp stamp = commit_stamp(incarnation, revision, producer, computed_from_ms, computed_until_ms, rests_on);
+  const Committed c = self.core().publish_loaded(row, reservation, stamp, birth, now_ns);
+  return nb::make_tuple(c.status, c.reason);
+}
+
+// What is known of a visible page without looking at anybody's leases.
+nb::dict fields_of(const Arena& arena, std::uint32_t at) {
+  const Entry& e = arena.view().entries[at];
   const auto get = [](const Word& word) { return word.load(std::memory_order_relaxed); };
   const std::uint64_t parent_and_expiry = get(e.parent_and_expiry);
   const PageKey own = key_of(e);
   const std::uint64_t incarnation[2] = {get(e.incarnation[0]), get(e.incarnation[1])};
+  const auto [birth, rests_on] = arena.births_of(at);
   nb::dict out;
-  out["entry"] = *at;
+  out["entry"] = at;
   out["generation"] = get(e.generation);
   out["key"] = give_bytes(&own, sizeof(own));
   if (parent_and_expiry >> 32 != 0) {
@@ -195,10 +206,29 @@ nb::object find(const PyArena& self, nb::handle key_bytes) {
   out["computed_from_ms"] = get(e.computed_from_ms);
   out["computed_until_ms"] = get(e.computed_until_ms);
   out["committed_ns"] = get(e.committed_ns);
-  out["last_access_ns"] = get(access.last);
-  out["previous_access_ns"] = get(access.previous);
+  out["birth"] = birth;
+  out["rests_on"] = rests_on;
+  return out;
+}
+
+nb::object find(const PyArena& self, nb::handle key_bytes) {
+  const BorrowedKeys key(key_bytes);
+  if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
+  const Arena& arena = self.core();
+  const std::optional<std::uint32_t> at = arena.find(PageKey::load(key.data()));
+  if (!at) return nb::none();
+  const AccessTimes& access = arena.view().access[*at];
+  nb::dict out = fields_of(arena, *at);
+  out["last_access_ns"] = access.last.load(std::memory_order_relaxed);
+  out["previous_access_ns"] = access.previous.load(std::memory_order_relaxed);
   out["leases"] = arena.leases_on(*at);
   return out;
+}
+
+nb::object describe(const PyArena& self, std::uint64_t instance) {
+  const Arena& arena = self.core();
+  const std::optional<std::uint32_t> at = arena.entry_of(instance);
+  return at ? nb::object(fields_of(arena, *at)) : nb::none();
 }
 
 nb::dict statistics(const PyArena& self) {
@@ -222,6 +252,8 @@ nb::dict statistics(const PyArena& self) {
   out["known"] = s.known;
   out["refused"] = s.refused;
   out["index_full"] = s.index_full;
+  out["loaded"] = s.loaded;
+  out["gave_way"] = s.gave_way;
   out["oldest_hidden_view"] = s.oldest_hidden_view;
   return out;
 }
@@ -293,7 +325,17 @@ nb::object chain(const PyArena& self, const nb::bytes& key, std::int64_t pages_m
 
 void bind_pages(nb::class_<PyArena>& arena) {
   arena.def("reserve", reserve, nb::kw_only(), nb::arg("row"), nb::arg("namespace_slot"), nb::arg("parent").none(),
-            nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"))
+            nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
+            nb::arg("gives_way") = false)
+      .def("publish_loaded", publish_loaded, nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("incarnation"),
+           nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
+           nb::arg("birth"), nb::arg("rests_on"), nb::arg("now_ns"))
+      .def("loaded_lineage_known", [](const PyArena& self, std::uint32_t row, std::uint64_t reservation,
+                                      std::uint64_t rests_on) { return self.core().loaded_lineage_known(row, reservation, rests_on); },
+           nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("rests_on"))
+      .def("shared_lineage_known", [](const PyArena& self, std::uint64_t instance, std::uint64_t rests_on) {
+             return self.core().shared_lineage_known(instance, rests_on);
+           }, nb::kw_only(), nb::arg("instance"), nb::arg("rests_on"))
       .def("commit", commit, nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
            nb::arg("rests_on"), nb::arg("now_ns"))
@@ -312,6 +354,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
            nb::arg("until_revision"), nb::arg("cursor"), nb::arg("work_max"), nb::arg("census") = 0)
       .def("chain", chain, nb::arg("key"), nb::kw_only(), nb::arg("pages_max"))
       .def("find", find, nb::arg("key"))
+      .def("describe", describe, nb::arg("instance"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)
       .def("namespace_entries", [](const PyArena& self, std::uint64_t number) {

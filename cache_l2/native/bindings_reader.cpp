@@ -1,4 +1,4 @@
-// Reader and Lease for Python: conversions, the GIL, and views whose lifetime pins their pages.
+// Reader for Python: arguments, conversions and the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,9 +10,10 @@
 #include <string>
 
 #include "bindings.hpp"
+#include "bindings_lease.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
-#include "held_pages.hpp"
+#include "look_up_counts.hpp"
 #include "outcomes.hpp"
 
 namespace nb = nanobind;
@@ -38,119 +39,14 @@ std::shared_ptr<Reader> checked(const std::shared_ptr<Reader>& reader) {
   return reader;
 }
 
-// What backs one memoryview: a page of a lease.
-class PageView {
- public:
-  PageView(HeldPages* held, std::size_t page) : held_(held), page_(page) {
-    held_->ref();
-    held_->add_view(page_);
+// Room for what one look-up finds: on the stack as long as it is little.
+struct Room {
+  explicit Room(std::size_t wanted) : many(wanted > kFewPages ? new FoundPage[wanted] : nullptr) {
+    pages = many != nullptr ? many.get() : few;
   }
-  PageView(PageView&& other) noexcept : held_(std::exchange(other.held_, nullptr)), page_(other.page_) {}
-  PageView(const PageView&) = delete;
-  ~PageView() {
-    if (held_ == nullptr) return;
-    held_->drop_view(page_);
-    held_->unref();
-  }
-  static int fill(PyObject* self, Py_buffer* view, int flags) {
-    const auto* page = nb::inst_ptr<PageView>(self);
-    auto* data = const_cast<std::byte*>(page->held_->data(page->page_));
-    return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(page->held_->bytes(page->page_)), 1, flags);
-  }
-
- private:
-  HeldPages* held_;
-  std::size_t page_;
-};
-
-// What backs a writable memoryview of a reserved place.
-class SlotView {
- public:
-  SlotView(std::shared_ptr<Reader> reader, std::byte* data, std::size_t bytes)
-      : reader_(std::move(reader)), data_(data), bytes_(bytes) {}
-  static int fill(PyObject* self, Py_buffer* view, int flags) {
-    const auto* slot = nb::inst_ptr<SlotView>(self);
-    return PyBuffer_FillInfo(view, self, slot->data_, static_cast<Py_ssize_t>(slot->bytes_), 0, flags);
-  }
-
- private:
-  std::shared_ptr<Reader> reader_;
-  std::byte* data_;
-  std::size_t bytes_;
-};
-
-nb::object view_over(nb::object exporter) {
-  nb::object view = nb::steal(PyMemoryView_FromObject(exporter.ptr()));
-  if (!view.is_valid()) throw nb::python_error();
-  return view;
-}
-
-class PyLease {
- public:
-  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view), stands_on_(result.stands_on) {}
-  PyLease(PyLease&& other) noexcept
-      : held_(std::exchange(other.held_, nullptr)),
-        reason_(other.reason_),
-        view_(other.view_),
-        stands_on_(other.stands_on_),
-        views_(std::move(other.views_)) {}
-  PyLease(const PyLease&) = delete;
-  ~PyLease() {
-    views_.clear();  // whoever kept one keeps its page
-    if (held_ == nullptr) return;
-    held_->release();
-    held_->unref();
-  }
-
-  std::size_t pages() const { return held_->count(); }
-  std::uint32_t reason() const { return reason_; }
-  std::uint64_t view() const { return view_; }
-  std::uint64_t instance() const { return pages() == 0 ? kNoInstance : held_->instance(pages() - 1); }
-  std::vector<std::uint64_t> instances() const {
-    std::vector<std::uint64_t> out(pages());
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = held_->instance(i);
-    return out;
-  }
-  std::uint64_t stands_on() const { return stands_on_; }
-
-  nb::object page(std::int64_t index) {
-    const auto count = static_cast<std::int64_t>(pages());
-    if (index < 0) index += count;
-    if (index < 0 || index >= count) throw nb::index_error("the lease has no such page");
-    if (held_->released()) throw nb::value_error("this lease was released");
-    if (views_.empty()) views_.resize(pages());
-    nb::object& cached = views_[static_cast<std::size_t>(index)];
-    if (!cached.is_valid() || ended(cached)) {
-      cached = view_over(nb::cast(PageView(held_, static_cast<std::size_t>(index))));
-    }
-    return cached;
-  }
-
-  void release() {
-    if (held_->released()) return;
-    for (nb::object& view : views_) {
-      if (!view.is_valid()) continue;
-      // Refused with BufferError while something is exported from it: that keeps the page pinned until it is gone.
-      const nb::object done = nb::steal(PyObject_CallMethod(view.ptr(), "release", nullptr));
-      if (!done.is_valid()) PyErr_Clear();
-    }
-    views_.clear();
-    held_->release();
-  }
-
- private:
-  // A memoryview that its user released answers len() with ValueError.
-  static bool ended(const nb::object& view) {
-    if (PyObject_Size(view.ptr()) >= 0) return false;
-    PyErr_Clear();
-    return true;
-  }
-
-  HeldPages* held_;
-  std::uint32_t reason_;
-  std::uint64_t view_;
-  std::uint64_t stands_on_;
-  std::vector<nb::object> views_;
+  FoundPage few[kFewPages];
+  std::unique_ptr<FoundPage[]> many;
+  FoundPage* pages;
 };
 
 class PyReader {
@@ -214,51 +110,94 @@ class PyReader {
     return {result.pages, result.reason};
   }
 
-  PyLease lease(std::uint32_t counter, nb::handle keys, std::int64_t start) const {
+  PyLease lease(std::uint32_t counter, nb::handle keys, std::int64_t start, bool may_load) const {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     const BorrowedKeys chain(keys);
     const std::size_t first = chain.start(start);
-    const std::size_t wanted = chain.count() - first;
-    FoundPage few[kFewPages];
-    std::unique_ptr<FoundPage[]> many(wanted > kFewPages ? new FoundPage[wanted] : nullptr);
-    FoundPage* pages = many != nullptr ? many.get() : few;
+    const Room room(chain.count() - first);
     reader->begin_counting(counter, chain.count());
-    const LookUpResult result = unlocked_if(wanted > kKeysUnderGil, [&] {
-      return reader->pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
-    });
-    CountsDelta delta;
-    delta.requested = chain.count();
-    delta.l1 = first;
-    delta.l2 = result.pages;
-    delta.missed = wanted - result.pages;
-    delta.reason = result.reason;
-    for (std::size_t i = 0; i < result.pages; ++i) delta.bytes_read += pages[i].payload_bytes;
-    delta.collisions = result.collisions;
-    delta.look_ups = 1;
-    reader->account(counter, delta);
-    return PyLease(HeldPages::create(std::move(reader), pages, result.pages), result);
+    const LookUpResult result = pin(*reader, chain, first, room.pages);
+    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages)), may_load);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
   }
 
-  std::tuple<std::size_t, std::uint32_t, std::uint64_t> get(std::uint32_t counter, nb::handle keys, nb::handle destinations,
-                                                            std::uint64_t page_bytes, std::int64_t start,
-                                                            std::uint64_t lease_ns, std::int64_t kernel,
-                                                            nb::handle instances) const {
-    const std::shared_ptr<Reader> reader = core();
+  PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::int64_t start, std::optional<std::uint64_t> l3_from,
+                         std::uint32_t reason) const {
+    std::shared_ptr<Reader> reader = core();
     check_counter(counter);
-    check_page_bytes(page_bytes);
-    if (lease_ns == 0 || lease_ns > kLeaseNsMax) throw nb::value_error("lease_ns must be positive");
+    check_reason(reason);
     const BorrowedKeys chain(keys);
     const std::size_t first = chain.start(start);
-    const std::size_t wanted = chain.count() - first;
-    const BorrowedPages places(destinations, wanted, page_bytes, true, "destinations");
-    const CopyChoice copier = checked_choice(*reader, kernel);
-    const std::optional<Borrowed> told = borrowed_words(instances, chain.count(), "instances");
-    auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
-    const LookUpResult result = unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
-      return reader->get(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, counter, words);
-    });
+    const Room room(chain.count() - first);
+    LookUpResult result = pin(*reader, chain, first, room.pages);
+    CountsDelta delta = counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages));
+    tell_loaded(result, delta, first, l3_from, reason);
+    if (!reader->complete(counter, delta)) {
+      reader->unpin(room.pages, result.pages);
+      throw nb::value_error(kNotBegun);
+    }
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
+  }
+
+  std::optional<PyLease> pin_instance(std::uint64_t instance) const {
+    std::shared_ptr<Reader> reader = core();
+    FoundPage page{};
+    LookUpResult result;
+    result.view = reader->view_number();
+    if (!reader->pin_instance(instance, &page)) return std::nullopt;
+    result.pages = 1;
+    return PyLease(HeldPages::create(std::move(reader), &page, 1), result);
+  }
+
+  using Got = std::tuple<std::size_t, std::uint32_t, std::uint64_t>;
+
+  Got get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t page_bytes, std::int64_t start,
+          std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances, bool may_load) const {
+    const std::shared_ptr<Reader> reader = core();
+    const CopyOut copy(*reader, counter, keys, destinations, page_bytes, start, lease_ns, kernel, instances);
+    reader->begin_counting(counter, copy.chain.count());
+    const LookUpResult result = copy.run();
+    settle(*reader, counter, counts_of(result, copy.first, copy.chain.count(), result.pages * page_bytes), may_load);
     return {result.pages, result.reason, result.instance};
+  }
+
+  Got complete_get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t page_bytes,
+                   std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
+                   std::optional<std::uint64_t> l1, std::optional<std::uint64_t> l3_from, std::uint32_t reason) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_reason(reason);
+    const CopyOut copy(*reader, counter, keys, destinations, page_bytes, start, lease_ns, kernel, instances);
+    const std::size_t served = l1.value_or(copy.first);  // before the first call, which copied up to `start`
+    if (served > copy.first) throw nb::value_error("l1 can't be above start");
+    LookUpResult result = copy.run();
+    CountsDelta delta = counts_of(result, copy.first, copy.chain.count(), (copy.first - served + result.pages) * page_bytes);
+    tell_loaded(result, delta, copy.first, l3_from, reason);
+    delta.l1 = served;
+    delta.l2 += copy.first - served;
+    if (!reader->complete(counter, delta)) throw nb::value_error(kNotBegun);
+    return {result.pages, result.reason, result.instance};
+  }
+
+  void complete(std::uint32_t counter, std::uint64_t requested, std::uint64_t l1, std::uint64_t l2, std::uint64_t l3,
+                std::uint32_t reason, std::uint64_t bytes_read) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    check_reason(reason);
+    if (l1 > requested || l2 > requested - l1 || l3 > requested - l1 - l2) {
+      throw nb::value_error("more pages were served than requested");
+    }
+    CountsDelta delta;
+    delta.requested = requested;
+    delta.l1 = l1;
+    delta.l2 = l2;
+    delta.l3 = l3;
+    delta.missed = requested - l1 - l2 - l3;
+    delta.reason = reason;
+    delta.bytes_read = bytes_read;
+    delta.look_ups = 1;
+    if (reason == kMissNone && delta.missed != 0) throw nb::value_error("reason must name why pages were missed");
+    if (!reader->complete(counter, delta)) throw nb::value_error(kNotBegun);
   }
 
   nb::dict counts(std::uint32_t counter) const {
@@ -273,9 +212,8 @@ class PyReader {
     const std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     if (l1 > requested) throw nb::value_error("l1 can't be above requested");
-    if (reason >= kMissReasons || (reason == kMissNone && l1 != requested)) {
-      throw nb::value_error("reason must name why pages were missed");
-    }
+    check_reason(reason);
+    if (reason == kMissNone && l1 != requested) throw nb::value_error("reason must name why pages were missed");
     reader->begin_counting(counter, requested);
     CountsDelta delta;
     delta.requested = requested;
@@ -309,6 +247,55 @@ class PyReader {
   }
 
  private:
+  static constexpr const char* kNotBegun = "no look-up of so many pages is under way: begin it with may_load=True";
+
+  // A get's arguments, checked and borrowed.
+  struct CopyOut {
+    CopyOut(Reader& from, std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t bytes,
+            std::int64_t start, std::uint64_t ns, std::int64_t kernel, nb::handle instances)
+        : reader(from),
+          chain((check_counter(counter), check_page_bytes(bytes), keys)),
+          first(chain.start(start)),
+          places(destinations, chain.count() - first, bytes, true, "destinations"),
+          copier(checked_choice(from, kernel)),
+          told(borrowed_words(instances, chain.count(), "instances")),
+          page_bytes(bytes),
+          lease_ns(ns) {
+      if (ns == 0 || ns > kLeaseNsMax) throw nb::value_error("lease_ns must be positive");
+    }
+    LookUpResult run() const {
+      auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
+      const std::size_t wanted = chain.count() - first;
+      return unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
+        return reader.copy_out(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, words);
+      });
+    }
+    Reader& reader;
+    BorrowedKeys chain;
+    std::size_t first;
+    BorrowedPages places;
+    CopyChoice copier;
+    std::optional<Borrowed> told;
+    std::size_t page_bytes;
+    std::uint64_t lease_ns;
+  };
+
+  static LookUpResult pin(Reader& reader, const BorrowedKeys& chain, std::size_t first, FoundPage* pages) {
+    return unlocked_if(chain.count() - first > kKeysUnderGil, [&] {
+      return reader.pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
+    });
+  }
+
+  static std::uint64_t bytes_of(const FoundPage* pages, std::size_t count) {
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) bytes += pages[i].payload_bytes;
+    return bytes;
+  }
+
+  static void check_reason(std::uint32_t reason) {
+    if (reason >= kMissReasons) throw nb::value_error("reason must be a number of MissReason");
+  }
+
   static std::uint32_t checked_slot(std::int64_t slot) {
     return static_cast<std::uint32_t>(std::min<std::int64_t>(slot, kRequestViews));
   }
@@ -402,10 +389,20 @@ void bind_reader(nb::module_& m) {
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
       .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
-      .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
+      .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0,
+           nb::arg("may_load") = false)
+      .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
+           nb::arg("start") = 0, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+      .def("pin", &PyReader::pin_instance, nb::arg("instance"))
+      .def("complete", &PyReader::complete, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
+           nb::arg("l2") = 0, nb::arg("l3") = 0, nb::arg("reason") = 0, nb::arg("bytes_read") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
            nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
-           nb::arg("instances") = nb::none())
+           nb::arg("instances") = nb::none(), nb::arg("may_load") = false)
+      .def("complete_get", &PyReader::complete_get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"),
+           nb::kw_only(), nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL,
+           nb::arg("kernel") = -1, nb::arg("instances") = nb::none(), nb::arg("l1") = nb::none(),
+           nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))

@@ -26,7 +26,7 @@ struct CountsSnapshot {
 
 // What one finished look-up or fill adds.
 struct CountsDelta {
-  std::uint64_t requested = 0, l1 = 0, l2 = 0;
+  std::uint64_t requested = 0, l1 = 0, l2 = 0, l3 = 0;
   std::uint64_t missed = 0;
   std::uint32_t reason = 0;
   std::uint64_t bytes_read = 0, bytes_written = 0, collisions = 0, look_ups = 0;
@@ -62,13 +62,21 @@ inline void add_counts(NamespaceCounts& counts, const CountsDelta& delta) {
   pause_here();  // half written
   put(spare.l1, valid.l1, delta.l1);
   put(spare.l2, valid.l2, delta.l2);
-  put(spare.l3, valid.l3, 0);
+  put(spare.l3, valid.l3, delta.l3);
   for (std::uint32_t i = 0; i < kMissReasons; ++i) put(spare.miss[i], valid.miss[i], i == delta.reason ? delta.missed : 0);
   put(spare.bytes_read, valid.bytes_read, delta.bytes_read);
   put(spare.bytes_written, valid.bytes_written, delta.bytes_written);
   put(spare.collisions, valid.collisions, delta.collisions);
   put(spare.look_ups, valid.look_ups, delta.look_ups);
   counts.selector.store(selector + 1, std::memory_order_release);
+}
+
+// Whether so many more pages may be completed: they were begun, and nobody has completed them. The caller holds the lock.
+inline bool are_under_way(const NamespaceCounts& counts, std::uint64_t pages) {
+  const PageCounts& valid = counts.copy[counts.selector.load(std::memory_order_relaxed) & 1];
+  const std::uint64_t begun = counts.begun.load(std::memory_order_relaxed);
+  const std::uint64_t finished = valid.requested.load(std::memory_order_relaxed);
+  return finished <= begun && pages <= begun - finished;
 }
 
 // One consistent block, `begun` read last so that it is never below `requested`; nothing while it kept moving.

@@ -248,10 +248,29 @@ void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
   if (slots != 0) slots_.release_in(word, slots);
 }
 
-LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                         std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
-                         std::uint64_t* instances) {
-  begin_counting(counter, count);
+bool Reader::pin_instance(std::uint64_t instance, FoundPage* out) {
+  const std::uint32_t number = static_cast<std::uint32_t>(instance) - 1;
+  if (number >= view_.geometry.entries) return false;
+  const Entry& entry = view_.entries[number];
+  out->entry = number;
+  out->generation = entry.generation.load(std::memory_order_acquire);
+  if ((out->generation & 1) != 0 || instance_of(*out) != instance) return false;
+  const std::uint64_t place = entry.place.load(std::memory_order_relaxed);
+  out->offset = (place >> 32) * kSlotAlign;
+  out->payload_bytes = static_cast<std::uint32_t>(place);
+  fence_acquire();
+  Walk walk;
+  walk.pages = 1;
+  LookUpResult result;
+  const std::uint32_t pinned = publish_hazards(walk, kLeaseView, out, result);
+  const bool fits = out->offset + out->payload_bytes <= view_.geometry.data_bytes;
+  if (result.pages == 1 && fits) return true;
+  unpin(out, pinned);
+  return false;
+}
+
+LookUpResult Reader::copy_out(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
+                              std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint64_t* instances) {
   FoundPage* pages = scratch<FoundPage>(count - start);
   LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
   const std::size_t pinned = result.pages;
@@ -281,16 +300,6 @@ LookUpResult Reader::get(const std::uint8_t* keys, std::size_t start, std::size_
   }
   unpin(pages, pinned);
   result.pages = copied;
-  CountsDelta delta;
-  delta.requested = count;
-  delta.l1 = start;
-  delta.l2 = copied;
-  delta.missed = count - start - copied;
-  delta.reason = result.reason;
-  delta.bytes_read = copied * page_bytes;
-  delta.collisions = result.collisions;
-  delta.look_ups = 1;
-  account(counter, delta);
   return result;
 }
 
@@ -309,6 +318,13 @@ void Reader::begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept
 void Reader::account(std::uint32_t counter, const CountsDelta& delta) noexcept {
   const std::lock_guard<SpinLock> guard(count_locks_[counter]);
   add_counts(row().counts[counter], delta);
+}
+
+bool Reader::complete(std::uint32_t counter, const CountsDelta& delta) noexcept {
+  const std::lock_guard<SpinLock> guard(count_locks_[counter]);
+  if (!are_under_way(row().counts[counter], delta.requested)) return false;
+  add_counts(row().counts[counter], delta);
+  return true;
 }
 
 }  // namespace stratakv

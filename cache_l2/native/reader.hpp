@@ -62,17 +62,20 @@ class Reader {
   // Pins what it finds; `out` has room for count − start pages. Not counted: the caller calls `account`.
   LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
                    FoundPage* out);
+  // Pins the one page that is this instance, whatever its freshness or expiry; false when it is gone or no lease is left.
+  bool pin_instance(std::uint64_t instance, FoundPage* out);
   void unpin(const FoundPage* pages, std::size_t count) noexcept;
   // Look up under copy leases, copy, check generations and deadline again. `instances`, one a key where it is given, is
-  // told those of the pages served and of the one that they stand on.
-  LookUpResult get(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                   std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint32_t counter,
-                   std::uint64_t* instances = nullptr);
+  // told those of the pages served and of the one that they stand on. Not counted.
+  LookUpResult copy_out(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
+                        std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint64_t* instances = nullptr);
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 
   void begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept;
   void account(std::uint32_t counter, const CountsDelta& delta) noexcept;
+  // Accounts for what was begun before, in another call; false, and nothing is counted, when so much is not under way.
+  bool complete(std::uint32_t counter, const CountsDelta& delta) noexcept;
   // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
   std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
   std::uint32_t held() const { return slots_.held(); }

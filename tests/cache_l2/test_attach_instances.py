@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_l2.reader import AttachedArena, Registration, Reserved, stored_instance
+from cache_l2.reader import AttachedArena, Registration, Reserved
 from kv_types.ids import PageKey
 from kv_types.outcomes import STORED
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, stored_instance
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import stamp_of
 from tests.support.pages import buffers, chain, namespace_of, packed, pages_of

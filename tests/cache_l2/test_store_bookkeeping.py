@@ -165,7 +165,9 @@ def test_what_a_dead_client_began_and_did_not_finish_is_missed_as_aborted() -> N
     counter = accounts.bind(3, record)
     rows.look_up(3, counter, begun=10, hits=4, missed=1)
     living = accounts.totals()[record.id]
-    assert living == NamespaceCounts(requested=5, l2=4, missed=(0, 1, *[0] * 14))
+    assert living == NamespaceCounts(
+        requested=5, l2=4, missed=tuple(int(reason is MissReason.ABSENT) for reason in MissReason)
+    )
     accounts.end_row(3)
     ended = accounts.totals()[record.id]
     assert ended.requested == 10

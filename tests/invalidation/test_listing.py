@@ -83,6 +83,8 @@ class AtPosition:
         newer = any(stamp.revision < revision <= position[1] for revision in self._world.selecting)
         return RefuseReason.INVALIDATED if newer else RefuseReason.NONE
 
+    judge_loaded = judge
+
 
 def stamp_of(place: Place | None) -> Stamp | None:
     return None if place is None else Stamp(LOGS[place[0]], place[1])

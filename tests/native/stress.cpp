@@ -23,6 +23,7 @@
 #include "clock.hpp"
 #include "outcomes.hpp"
 #include "pauses.hpp"
+#include "look_up_counts.hpp"
 #include "reader.hpp"
 
 namespace {
@@ -156,7 +157,9 @@ class ReaderThread {
     std::vector<std::byte> place(kDepth * prompt.page_bytes());
     std::byte* to[kDepth];
     for (std::size_t i = 0; i < kDepth; ++i) to[i] = place.data() + i * prompt.page_bytes();
-    const LookUpResult result = reader_->get(prompt.bytes(), start, count, to, prompt.page_bytes(), lease_ns, {}, 1);
+    reader_->begin_counting(1, count);
+    const LookUpResult result = reader_->copy_out(prompt.bytes(), start, count, to, prompt.page_bytes(), lease_ns, {});
+    reader_->account(1, counts_of(result, start, count, result.pages * prompt.page_bytes()));
     ChainCheck check(shared_.told, prompt, result.view);
     for (std::size_t i = 0; i < start; ++i) check.skip(i);
     for (std::size_t i = 0; i < result.pages; ++i) {

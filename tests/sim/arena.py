@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import RESERVATIONS_PER_CLIENT_MAX
@@ -18,6 +19,7 @@ from tests.sim.arena_entries import (
     MISSED,
     QUARANTINED,
     RESERVED,
+    U64_MAX,
     VISIBLE,
     Entry,
     Row,
@@ -25,6 +27,7 @@ from tests.sim.arena_entries import (
     end_of,
     expired,
     rests,
+    rests_on_born,
 )
 from tests.sim.arena_tree import PageTree
 
@@ -51,6 +54,7 @@ class ModelArena(PageTree):
         self.keep_granted = False
         self.asked = 0
         """Pages that look-ups were begun for, by whomever."""
+        self._births = 0
 
     # --- header ---
 
@@ -136,24 +140,24 @@ class ModelArena(PageTree):
         expiry_s: int,
         deadline_ns: int,
         now_ns: int,
+        gives_way: bool = False,
     ) -> list[tuple[int, int, int, int]]:
         wanted = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns)
-        missing = sum(key not in self.index for key in wanted)
+        above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way=gives_way)
         results = []
-        for key in wanted:
+        for index, key in enumerate(wanted):
             self._pinned = above
             reason, entry, is_new = RefuseReason(stopped), None, False
             if not stopped:
-                reason, entry, is_new, missing = self._reserve_one(
-                    self.rows[row], key, above, namespace_slot, now_ns, missing
-                )
+                self._clear_way(key, now_ns, gives_way=gives_way)
+                missing = sum(one not in self.index for one in wanted[index:])
+                reason, entry, is_new = self._reserve_one(self.rows[row], key, above, namespace_slot, missing)
             if entry is None:
                 stopped = reason
-                self.counters["refused"] += 1
+                self.counters["refused"] += not gives_way
                 results.append((int(PutStatus.REFUSED), int(reason), 0, 0))
             elif not is_new:
-                self.counters["known"] += 1
+                self.counters["known"] += not gives_way
                 entry.previous_ns, entry.last_ns = entry.last_ns, now_ns
                 results.append((int(PutStatus.KNOWN), 0, 0, 0))
                 above = entry
@@ -169,13 +173,14 @@ class ModelArena(PageTree):
                     expiry_s,
                     deadline_ns,
                 )
+                entry.gives_way = gives_way
                 results.append((int(PutStatus.STORED), 0, entry.instance, entry.number))
                 above = entry
         self._pinned = None
         return results
 
     def _admit_parent(
-        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int
+        self, row: int, parent: bytes | None, namespace_slot: int, now_ns: int, *, gives_way: bool
     ) -> tuple[Entry | None, int]:
         if parent is None:
             return None, 0
@@ -183,7 +188,7 @@ class ModelArena(PageTree):
         if entry is None or entry.namespace_slot != namespace_slot:
             return None, RefuseReason.PARENT_ABSENT
         if entry.state == RESERVED:
-            is_absent = entry.row != row or now_ns > entry.deadline_ns
+            is_absent = entry.row != row or now_ns > entry.deadline_ns or entry.gives_way != gives_way
         else:
             is_absent = expired(entry, now_ns)
             if is_absent:
@@ -191,29 +196,34 @@ class ModelArena(PageTree):
                 self._reclaim()
         return (None, RefuseReason.PARENT_ABSENT) if is_absent else (entry, 0)
 
-    def _reserve_one(
-        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, now_ns: int, missing: int
-    ) -> tuple[RefuseReason, Entry | None, bool, int]:
-        """(reason, entry, is new, pages that still need room)."""
+    def _clear_way(self, key: bytes, now_ns: int, *, gives_way: bool) -> None:
+        """Take what is none any more from under a key."""
         entry = self.index.get(key)
         if entry is not None and entry.state == VISIBLE and expired(entry, now_ns):
             self._hide_subtree(entry, RefuseReason.PARENT_ABSENT)
             self._reclaim()
-            entry, missing = None, missing + 1
-        if entry is not None and entry.state == RESERVED and now_ns > entry.deadline_ns:
-            self._quarantine(entry)
-            entry, missing = None, missing + 1
+        elif entry is not None and entry.state == RESERVED:
+            gives = now_ns <= entry.deadline_ns and entry.gives_way and not gives_way
+            self.counters["gave_way"] += gives
+            if gives or now_ns > entry.deadline_ns:
+                self._quarantine(entry)
+
+    def _reserve_one(
+        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, missing: int
+    ) -> tuple[RefuseReason, Entry | None, bool]:
+        """(reason, entry, is new); `missing` pages still need room."""
+        entry = self.index.get(key)
         if entry is None:
             if len(row.reservations) >= RESERVATIONS_PER_CLIENT_MAX:
-                return RefuseReason.QUOTA, None, False, missing
+                return RefuseReason.QUOTA, None, False
             if not self._make_room(missing):
-                return RefuseReason.FULL, None, False, missing
-            return RefuseReason.NONE, self._free.pop(), True, missing - 1
+                return RefuseReason.FULL, None, False
+            return RefuseReason.NONE, self._free.pop(), True
         if entry.state == RESERVED:
-            return RefuseReason.BUSY, None, False, missing
+            return RefuseReason.BUSY, None, False
         if entry.parent is above and entry.namespace_slot == namespace_slot:
-            return RefuseReason.NONE, entry, False, missing
-        return RefuseReason.PARENT_ABSENT, None, False, missing
+            return RefuseReason.NONE, entry, False
+        return RefuseReason.PARENT_ABSENT, None, False
 
     def _take(
         self, row: Row, number: int, entry: Entry, key: bytes, above: Entry | None, namespace_slot: int,
@@ -245,14 +255,15 @@ class ModelArena(PageTree):
             entry = self._reserved_by(row, reservation)
             reason = RefuseReason.EXPIRED if entry is None else end_of(entry, now_ns)
             if entry is not None and reason is RefuseReason.NONE:
-                entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
-                entry.from_ms, entry.until_ms, entry.committed_ns = (
-                    computed_from_ms,
-                    computed_until_ms,
-                    now_ns,
+                is_known = rests(entry, rests_on)
+                entry.birth, entry.rests_on = self._draw_birth(), U64_MAX
+                if is_known:
+                    reused = self.entries[(rests_on & 0xFFFFFFFF) - 1] if rests_on else None
+                    entry.rests_on = reused.birth if reused is not None else 0
+                self._tell(
+                    entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns
                 )
-                entry.last_ns = entry.previous_ns = 0
-                entry.lineage_unknown = not rests(entry, rests_on)
+                entry.lineage_unknown = not is_known
                 self._publish(entry)
                 results.append((int(PutStatus.STORED), 0))
             else:
@@ -261,6 +272,58 @@ class ModelArena(PageTree):
                 results.append((int(PutStatus.REFUSED), int(reason)))
             self.counters["stored" if reason is RefuseReason.NONE else "refused"] += 1
         return results
+
+    def publish_loaded(
+        self,
+        *,
+        row: int,
+        reservation: int,
+        incarnation: bytes,
+        revision: int,
+        producer: int,
+        computed_from_ms: int,
+        computed_until_ms: int,
+        birth: int,
+        rests_on: int,
+        now_ns: int,
+    ) -> tuple[int, int]:
+        entry = self._reserved_by(row, reservation)
+        if entry is None:
+            return int(PutStatus.REFUSED), int(RefuseReason.EXPIRED)
+        reason = end_of(entry, now_ns)
+        if reason is not RefuseReason.NONE:
+            self._end_reservation(entry)
+            return int(PutStatus.REFUSED), int(reason)
+        entry.birth, entry.rests_on = birth, rests_on
+        self._tell(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
+        entry.lineage_unknown = not rests_on_born(entry, rests_on)
+        self._publish(entry)
+        self.counters["loaded"] += 1
+        return int(PutStatus.STORED), 0
+
+    def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
+        entry = self._reserved_by(row, reservation)
+        return entry is not None and rests_on_born(entry, rests_on)
+
+    def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
+        entry = self._visible(instance)
+        return entry is not None and rests_on_born(entry, rests_on)
+
+    def _draw_birth(self) -> int:
+        """Differs from all others in a world: lives do."""
+        self._births += 1
+        return int.from_bytes(
+            blake2b(self.life + self._births.to_bytes(8, "little"), digest_size=8).digest(), "little"
+        )
+
+    def _tell(
+        self, entry: Entry, incarnation: bytes, revision: int, producer: int, from_ms: int, until_ms: int,
+        now_ns: int,
+    ) -> None:  # fmt: skip
+        """What a page says of itself once it is published."""
+        entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
+        entry.from_ms, entry.until_ms, entry.committed_ns = from_ms, until_ms, now_ns
+        entry.last_ns = entry.previous_ns = 0
 
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         entries = [self._reserved_by(row, reservation) for reservation in reservations]
@@ -302,11 +365,25 @@ class ModelArena(PageTree):
         entry = self.index.get(key)
         if entry is None or entry.state != VISIBLE:
             return None
+        return self._fields_of(entry)
+
+    def describe(self, instance: int) -> dict[str, int | bytes] | None:
+        entry = self._visible(instance)
+        return None if entry is None else self._fields_of(entry)
+
+    def _visible(self, instance: int) -> Entry | None:
+        number = (instance & 0xFFFFFFFF) - 1
+        entry = self.entries[number] if 0 <= number < len(self.entries) else None
+        return entry if entry is not None and entry.state == VISIBLE and entry.instance == instance else None
+
+    def _fields_of(self, entry: Entry) -> dict[str, int | bytes]:
         parent: int | bytes = entry.parent.key if entry.parent is not None else 0
         return {
-            "generation": entry.generation, "entry": entry.number, "parent": parent,
+            "generation": entry.generation, "entry": entry.number, "key": entry.key, "parent": parent,
             "namespace_slot": entry.namespace_slot, "revision": entry.revision, "incarnation": entry.incarnation,
             "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown),
+            "payload_bytes": entry.payload_bytes, "expiry_s": entry.expiry_s, "computed_from_ms": entry.from_ms,
+            "computed_until_ms": entry.until_ms, "birth": entry.birth, "rests_on": entry.rests_on,
         }  # fmt: skip
 
     def statistics(self) -> dict[str, int]:
@@ -316,7 +393,7 @@ class ModelArena(PageTree):
         return {
             "entries_total": len(self.entries), "entries_visible": states[VISIBLE], "entries_reserved": states[RESERVED],
             "entries_hidden_leased": states[HIDDEN], "entries_quarantined": states[QUARANTINED],
-            "oldest_hidden_view": min(hidden, default=0), **self.counters,
+            "oldest_hidden_view": min(hidden, default=0), "loaded": 0, "gave_way": 0, **self.counters,
         }  # fmt: skip
 
     def namespace_entries(self, namespace_slot: int) -> int:

@@ -23,6 +23,7 @@ class Entry:
     """What readers see of a page (down to `place`), and what only the writer keeps of it."""
 
     __slots__ = (
+        "birth",
         "children",
         "committed_ns",
         "cut_off",
@@ -30,6 +31,7 @@ class Entry:
         "expiry_s",
         "from_ms",
         "generation",
+        "gives_way",
         "hidden_view",
         "incarnation",
         "key",
@@ -45,6 +47,7 @@ class Entry:
         "previous_ns",
         "provenance",
         "reason",
+        "rests_on",
         "revision",
         "row",
         "state",
@@ -75,6 +78,8 @@ class Entry:
         self.from_ms = self.until_ms = 0
         self.committed_ns = self.last_ns = self.previous_ns = 0
         self.lineage_unknown = False
+        self.gives_way = False
+        self.birth = self.rests_on = 0
 
     @property
     def instance(self) -> int:
@@ -136,6 +141,19 @@ def rests(entry: Entry, rests_on: int) -> bool:
         return True
     above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX), ancestors(entry), strict=False))
     return any(one.instance == rests_on for one in above if one is not entry)
+
+
+def rests_on_born(entry: Entry, birth: int) -> bool:
+    """Whether the page of that birth is among a page's ancestors."""
+    if birth in (0, U64_MAX):
+        return birth == 0
+    above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX + 1), ancestors(entry), strict=False))
+    for one in above:
+        if one is not entry and one.birth == birth:
+            return True
+        if one is not entry and one.rests_on == birth:
+            return not one.lineage_unknown
+    return False
 
 
 def bit(bitmap: bytes, number: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kv_types.ids import KEY_BYTES
@@ -11,11 +11,9 @@ from kv_types.outcomes import MissReason
 from kv_types.validity import EngineMode
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
+from tests.sim.arena_lease import BYTES_OF_WORD, Found, ModelLease, bytes_of
 
 ATTEMPTS = 5
-_BYTES_OF_WORD = 8
-Found = tuple[Entry, int]
-"""An entry and the generation that it was found with."""
 
 
 class ModelReader:
@@ -134,8 +132,46 @@ class ModelReader:
                 return pages, _reason(reason, pages, len(chain) - start)
         return 0, MissReason.RACED
 
-    def lease(self, counter: int, keys: Any, *, start: int = 0) -> ModelLease:
-        return self._look_up(counter, keys, start, lease_ns=0)
+    def lease(self, counter: int, keys: Any, *, start: int = 0, may_load: bool = False) -> ModelLease:
+        asked = self._begin(counter, keys, start)
+        lease = self._look_up(keys, start, lease_ns=0)
+        if not (may_load and lease.reason == MissReason.ABSENT):
+            self._count(counter, asked, start, lease.pages, lease.reason, 0)
+        return lease
+
+    def complete_lease(
+        self, counter: int, keys: Any, *, start: int = 0, l3_from: int | None = None, reason: int = 0
+    ) -> ModelLease:
+        asked = len(self._chain(keys, start))
+        lease = self._look_up(keys, start, lease_ns=0)
+        end = start + lease.pages
+        l3 = end - max(start, end if l3_from is None else min(l3_from, end))
+        if lease.reason == MissReason.ABSENT and reason:
+            lease.reason = reason
+        self._check_under_way(counter, asked)
+        self._count(counter, asked, start, lease.pages - l3, lease.reason, 0, l3=l3)
+        return lease
+
+    def complete(
+        self, counter: int, *, requested: int, l1: int, l2: int = 0, l3: int = 0, reason: int = 0, bytes_read: int = 0
+    ) -> None:  # fmt: skip
+        self._check_under_way(counter, requested)
+        self._count(counter, requested, l1, l2, reason, 0, l3=l3)
+        self._counts(counter)["bytes_read"] += bytes_read
+
+    def pin(self, instance: int) -> ModelLease | None:
+        self._check()
+        number = (instance & 0xFFFFFFFF) - 1
+        if not 0 <= number < len(self._arena.entries):
+            return None
+        entry = self._arena.entries[number]
+        if entry.generation & 1 or entry.instance != instance:
+            return None
+        lease = ModelLease(self, [(entry, entry.generation)], None, self._arena.view)
+        self._give_way()
+        lease.pin(0)
+        lease.reason = int(MissReason.NONE)
+        return lease if lease.pages else None
 
     def get(
         self,
@@ -148,9 +184,47 @@ class ModelReader:
         lease_ns: int = 5_000_000_000,
         kernel: int = -1,
         instances: Any = None,
+        may_load: bool = False,
     ) -> tuple[int, int, int]:
-        chain = self._chain(keys, start)
-        lease = self._look_up(counter, keys, start, lease_ns=lease_ns)
+        asked = self._begin(counter, keys, start)
+        pages, reason, instance = self._copy_out(
+            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
+        )
+        if not (may_load and reason == MissReason.ABSENT):
+            self._count(counter, asked, start, pages, reason, page_bytes)
+        return pages, reason, instance
+
+    def complete_get(
+        self,
+        counter: int,
+        keys: Any,
+        destinations: Any,
+        *,
+        page_bytes: int,
+        start: int = 0,
+        lease_ns: int = 5_000_000_000,
+        kernel: int = -1,
+        instances: Any = None,
+        l1: int | None = None,
+        l3_from: int | None = None,
+        reason: int = 0,
+    ) -> tuple[int, int, int]:
+        asked = len(self._chain(keys, start))
+        pages, ended, instance = self._copy_out(
+            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
+        )
+        served, end = start if l1 is None else l1, start + pages
+        l3 = end - max(start, end if l3_from is None else min(l3_from, end))
+        if ended == MissReason.ABSENT and reason:
+            ended = reason
+        self._check_under_way(counter, asked)
+        self._count(counter, asked, served, end - served - l3, ended, page_bytes, l3=l3)
+        return pages, ended, instance
+
+    def _copy_out(
+        self, keys: Any, destinations: Any, *, page_bytes: int, start: int, lease_ns: int, instances: Any
+    ) -> tuple[int, int, int]:
+        lease = self._look_up(keys, start, lease_ns=lease_ns)
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -160,11 +234,10 @@ class ModelReader:
                 if whole is not None
                 else memoryview(destinations[index]).cast("B")
             )
-            target[:] = _bytes(lease._pages[index][0].place, page_bytes)
+            target[:] = bytes_of(lease._pages[index][0].place, page_bytes)
         if lease.still_there() < pages or (pages and self._arena.now_ns() >= lease.deadline_ns):
             pages, reason = 0, int(MissReason.LEASE_EXPIRED)
         lease.release()
-        self._count(counter, len(chain), start, pages, reason, page_bytes)
         if instances is not None and pages:
             words = memoryview(instances).cast("B").cast("Q")
             if start:
@@ -172,11 +245,16 @@ class ModelReader:
             words[start : start + pages] = memoryview(_packed(lease.instances()[:pages])).cast("B").cast("Q")
         return pages, reason, lease.instances()[pages - 1] if pages else 0
 
-    def _look_up(self, counter: int, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
-        chain = self._chain(keys, start)
-        self._arena.asked += len(chain)
-        self._counts(counter)["begun"] += len(chain)
+    def _begin(self, counter: int, keys: Any, start: int) -> int:
+        """Count what is asked for."""
+        asked = len(self._chain(keys, start))
+        self._arena.asked += asked
+        self._counts(counter)["begun"] += asked
         self._give_way()
+        return asked
+
+    def _look_up(self, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
+        chain = self._chain(keys, start)
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
             if self._arena.closed:
@@ -203,8 +281,6 @@ class ModelReader:
             reason = _reason(cut, pages, len(chain) - start)
             break
         lease.reason = int(reason)
-        if not lease_ns:
-            self._count(counter, len(chain), start, lease.pages, lease.reason, 0)
         return lease
 
     def _walk(self, chain: list[bytes], start: int) -> tuple[list[Found], Found | None]:
@@ -251,7 +327,14 @@ class ModelReader:
     def _counts(self, counter: int) -> Counter[str]:
         return self._row.counts.setdefault(counter, Counter())
 
-    def _count(self, counter: int, wanted: int, start: int, pages: int, reason: int, page_bytes: int) -> None:
+    def _check_under_way(self, counter: int, pages: int) -> None:
+        counts = self._counts(counter)
+        if counts["begun"] - counts["requested"] < pages:
+            raise ValueError("no look-up of so many pages is under way")
+
+    def _count(
+        self, counter: int, wanted: int, start: int, pages: int, reason: int, page_bytes: int, *, l3: int = 0
+    ) -> None:
         counts = self._counts(counter)
         self._give_way()
         counts.update(
@@ -259,9 +342,10 @@ class ModelReader:
                 "requested": wanted,
                 "l1": start,
                 "l2": pages,
-                f"miss_{int(reason)}": wanted - start - pages,
+                "l3": l3,
+                f"miss_{int(reason)}": wanted - start - pages - l3,
                 "look_ups": 1,
-                "bytes_read": pages * page_bytes,
+                "bytes_read": (pages + l3) * page_bytes,
             }
         )
 
@@ -277,7 +361,7 @@ class ModelReader:
             for half in range(2):
                 self._give_way()
                 begin = half * page_bytes // 2
-                place[half] = int.from_bytes(words[begin : begin + _BYTES_OF_WORD], "little")
+                place[half] = int.from_bytes(words[begin : begin + BYTES_OF_WORD], "little")
         self._counts(counter)["bytes_written"] += len(offsets) * page_bytes
 
     def held(self) -> int:
@@ -301,113 +385,6 @@ class ModelReader:
     def _check(self) -> None:
         if self._closing:
             raise ValueError("this mapping was closed")
-
-
-class ModelLease:
-    """Pinned pages; what stands in their places is read when it is asked for."""
-
-    def __init__(self, reader: ModelReader, found: list[Found], parent: Found | None, view: int) -> None:
-        self._reader = reader
-        self._pages = found
-        self._parent = parent
-        self._hazards: list[tuple[Entry, int]] = []
-        self._instances = [
-            (generation & 0xFFFFFFFF) << 32 | (entry.number + 1) for entry, generation in found
-        ]
-        self.view = view
-        self.reason = int(MissReason.ABSENT)
-        self.deadline_ns = 0
-        self._released = False
-
-    def pin(self, lease_ns: int) -> None:
-        """Hazards, then another look at every generation (rule R17)."""
-        hazards = [(entry, (1 << 64) - 1 if lease_ns else 0) for entry, _ in self._pages]
-        self._hazards = hazards
-        self._reader._row.hazards += hazards
-        self._reader._held += len(hazards)
-        self._reader._give_way()
-        if self._parent is not None and self._parent[0].generation != self._parent[1]:
-            self.cut(0)
-        self.cut(self.still_there())
-
-    def still_there(self) -> int:
-        """Pages, from the first on, whose generation is the one that they were found with."""
-        for index, (entry, generation) in enumerate(self._pages):
-            if entry.generation != generation:
-                return index
-        return len(self._pages)
-
-    def cut(self, pages: int) -> None:
-        """Keep the first pages only."""
-        for hazard in self._hazards[pages:]:
-            self._drop(hazard)
-        self._hazards, self._pages = self._hazards[:pages], self._pages[:pages]
-        self._instances = self._instances[:pages]
-
-    def touch(self, now_ns: int, lease_ns: int) -> None:
-        """Note the access; a copy gets its deadline."""
-        for entry, _ in self._pages:
-            entry.previous_ns, entry.last_ns = entry.last_ns, now_ns
-        if lease_ns:
-            self.deadline_ns = now_ns + lease_ns
-            for hazard in self._hazards:
-                self._drop(hazard)
-            self._hazards = [(entry, self.deadline_ns) for entry, _ in self._pages]
-            self._reader._row.hazards += self._hazards
-            self._reader._held += len(self._hazards)
-
-    def _drop(self, hazard: tuple[Entry, int]) -> None:
-        hazards = self._reader._row.hazards
-        if hazard in hazards:
-            hazards.remove(hazard)
-        self._reader._held -= 1
-
-    @property
-    def pages(self) -> int:
-        return len(self._pages)
-
-    @property
-    def instance(self) -> int:
-        return self._instances[-1] if self._instances else 0
-
-    def instances(self) -> list[int]:
-        return list(self._instances)
-
-    @property
-    def stands_on(self) -> int:
-        if self._parent is None or not self._pages:
-            return 0
-        return (self._parent[1] & 0xFFFFFFFF) << 32 | (self._parent[0].number + 1)
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def __getitem__(self, index: int) -> memoryview:
-        if self._released:
-            raise ValueError("the lease was released")
-        entry = self._pages[index][0]
-        return memoryview(_bytes(entry.place, entry.payload_bytes))
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return (self[index] for index in range(len(self._pages)))
-
-    def release(self) -> None:
-        if not self._released:
-            self._released = True
-            for hazard in self._hazards:
-                self._drop(hazard)
-            self._hazards = []
-
-    def __enter__(self) -> ModelLease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _bytes(place: list[int], page_bytes: int) -> bytes:
-    half = page_bytes // 2
-    return b"".join(word.to_bytes(_BYTES_OF_WORD, "little").ljust(half, b"\0") for word in place)
 
 
 def _packed(numbers: list[int]) -> bytes:

@@ -97,7 +97,7 @@ class PageTree:
             work_max -= 1
             entry = self.entries[at]
             if self._is_selected(entry, key, namespaces, terms, cuts):
-                while entry.children and work_max > 0:
+                while entry.children and work_max >= 0:
                     leaf = entry
                     while leaf.children:
                         leaf = next(iter(leaf.children.values()))
@@ -107,7 +107,8 @@ class PageTree:
                     break
                 hidden += self._hide_subtree(entry, RefuseReason.INVALIDATED)
             at += 1
-        self._reclaim()
+        if hidden:
+            self._reclaim()
         return (-1 if at >= len(self.entries) else at), hidden
 
     def count_step(

@@ -1,7 +1,7 @@
-"""A model of L3: pages with their stamps on a shelf that all nodes share, written behind and promoted with a check at publish.
+"""A model of L3: pages with their descriptions on a shelf that all nodes share, written behind, and loaded into L2.
 
-No code of the product does this yet. What it must do is rule R2 (whatever is promoted is judged when it is published, not
-only when it was fetched) and rule R4 (an invalid page on the shelf counts as absent, and is written over).
+The shelf stands for Redis and what moves bytes to it. All that decides about a page is the product's: what is known of it
+when it is written, what is loaded, and what is published (rules R2 and R4).
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cache_l2.attach_messages import Commit
-from kv_types.ids import KEY_BYTES, PageKey, Stamp
+from cache_l2.namespaces import NamespaceRecord
+from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import PutStatus, RefuseReason
-from kv_types.selectors import Origin
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
-from tests.sim.arena_entries import Entry
+from kv_types.record import PageDescription
 from tests.sim.clockwork import MS, Signal
 from tests.sim.environment import PAGE_BYTES
 
@@ -33,24 +31,8 @@ QUEUE_MAX = 8
 class ShelfRecord:
     """A page as it rests in L3."""
 
-    namespace: Namespace
-    chain: tuple[PageKey, ...]
-    stamp: Stamp
-    producer: bytes
-    tags: tuple[bytes, ...]
-    from_ms: int
-    until_ms: int
-    rests_on_nothing: bool
-    """Whether whoever stored it computed it from no page at all: one that is stored again is somebody else's."""
+    page: PageDescription
     payload: bytes
-
-    @property
-    def origin(self) -> Origin:
-        """Nobody keeps what an ancestor on the shelf was made of, so that it may be anything (invariant I6)."""
-        return Origin(
-            producer=self.producer, tags=self.tags, from_ms=self.from_ms, until_ms=self.until_ms,
-            revision=self.stamp.revision, lineage_known=len(self.chain) == 1 and self.rests_on_nothing,
-        )  # fmt: skip
 
 
 class ShelfKeeper:
@@ -60,11 +42,12 @@ class ShelfKeeper:
         self._world = world
         self._life = life
         self._shelf = world.shelf
-        self._queue: deque[ShelfRecord] = deque()
+        self._queue: deque[int] = deque()
         self._has_work = asyncio.Event()
-        self._promoting: set[PageKey] = set()
+        self._loading: set[PageKey] = set()
         self.dropped = 0
-        """Pages that were not written because too much waited."""
+        """Pages that were not written because too much waited, or because they were gone at their turn."""
+        life.store.on_stored = self._stored
 
     @property
     def is_idle(self) -> bool:
@@ -73,22 +56,14 @@ class ShelfKeeper:
 
     # --- writing behind ---
 
-    def stored(self, entry: Entry, terms: Commit) -> None:
-        """A client's page was committed: it goes to the shelf as well, unless too much waits already."""
-        if len(self._queue) >= QUEUE_MAX:
-            self.dropped += 1
-            return
-        chain = self._life.arena.chain(entry.key, pages_max=1 << 16) or b""
-        keys = tuple(PageKey(chain[at : at + KEY_BYTES]) for at in range(0, len(chain), KEY_BYTES))
-        self._queue.append(
-            ShelfRecord(
-                namespace=self._life.store.namespace_of_number(entry.namespace_slot).namespace, chain=keys,
-                stamp=terms.stamp, producer=terms.producer, tags=terms.tags, from_ms=terms.computed_from_ms,
-                until_ms=terms.computed_until_ms, rests_on_nothing=terms.rests_on == NO_INSTANCE,
-                payload=b"".join(word.to_bytes(8, "little") for word in entry.place),
-            )
-        )  # fmt: skip
-        self._has_work.set()
+    def _stored(self, instances: list[int]) -> None:
+        """A client's pages were committed: they go to the shelf as well, unless too much waits already."""
+        for instance in instances:
+            if len(self._queue) >= QUEUE_MAX:
+                self.dropped += 1
+                continue
+            self._queue.append(instance)
+            self._has_work.set()
 
     async def run(self) -> None:
         """Write what waits, one after the other."""
@@ -96,57 +71,69 @@ class ShelfKeeper:
             await self._has_work.wait()
             while self._queue:
                 await self._linger()
-                self._write(self._queue.popleft())
+                await self._write(self._queue.popleft())
             self._has_work.clear()
 
-    def _write(self, record: ShelfRecord) -> None:
-        there = self._shelf.get(record.chain[-1])
-        if there is not None and self._judge(there) is RefuseReason.NONE:
-            return  # a valid page is there: what is known is not sent again
-        self._shelf[record.chain[-1]] = record
+    async def _write(self, instance: int) -> None:
+        store = self._life.store
+        page, lease = store.describe(instance), store.pin(instance)
+        if page is None or lease is None:
+            self.dropped += 1
+            return
+        with lease:
+            there = self._shelf.get(page.key)
+            if there is not None and store.judge_shared(instance, there.page) is RefuseReason.NONE:
+                return  # a valid page is there: what is known is not sent again
+            await self._linger()
+            self._shelf[page.key] = ShelfRecord(page, bytes(lease[0]))
 
-    # --- promoting ---
+    # --- loading ---
 
     def ask(self, space: Namespace, keys: Sequence[PageKey]) -> Signal:
         """Bring what the shelf has of a chain into L2; the signal is set when that is over."""
         done = Signal(self._world.clockwork)
-        self._life.loop.call_soon(lambda: self._life.spawn(self._promote(space, keys, done)))
+        self._life.loop.call_soon(lambda: self._life.spawn(self._load(space, keys, done)))
         return done
 
-    async def _promote(self, space: Namespace, keys: Sequence[PageKey], done: Signal) -> None:
-        for index, key in enumerate(keys):
-            if self._life.arena.find(key) is not None:
-                continue
-            record = self._shelf.get(key)
-            if key in self._promoting or record is None or self._judge(record) is not RefuseReason.NONE:
-                break
-            self._promoting.add(key)
-            await self._linger()
-            is_there = self._publish(space, record, keys[index - 1] if index else None)
-            self._promoting.discard(key)
-            if not is_there:
-                break
+    async def _load(self, space: Namespace, keys: Sequence[PageKey], done: Signal) -> None:
+        kept = self._life.store.register(space.canonical, PAGE_BYTES)
+        resident = next(
+            (index for index, key in enumerate(keys) if self._life.arena.find(key) is None), len(keys)
+        )
+        parent = keys[resident - 1] if resident else None
+        run = self._probed(kept, parent, keys[resident:])
+        wanted = [record.page.key for record in run]
+        self._loading.update(wanted)
+        if run:
+            await self._fill(kept, parent, run)
+        self._loading.difference_update(wanted)
         done.set()
 
-    def _publish(self, space: Namespace, record: ShelfRecord, parent: PageKey | None) -> bool:
-        """Judged by the store as every commit is, now and by the record's own stamp."""
-        store = self._life.store
-        kept = store.register(space.canonical, PAGE_BYTES)
-        ((status, _, reservation, offset),) = store.reserve(
-            store.own_row, kept, parent, record.chain[-1], ttl_s=None
-        )
-        if status != PutStatus.STORED:
-            return status == PutStatus.KNOWN
-        store.reader.fill([offset], [record.payload], page_bytes=PAGE_BYTES)
-        ((status, _),) = store.commit(
-            store.own_row, [reservation], stamp=record.stamp, producer=record.producer, tags=record.tags,
-            computed_from_ms=record.from_ms, computed_until_ms=record.until_ms,
-            rests_on=NO_INSTANCE if record.origin.lineage_known else UNKNOWN_INSTANCE,
-        )  # fmt: skip
-        return status == PutStatus.STORED
+    def _probed(
+        self, kept: NamespaceRecord, parent: PageKey | None, keys: Sequence[PageKey]
+    ) -> list[ShelfRecord]:
+        """What the shelf has of a run that nobody loads yet, as far as it is valid now."""
+        run: list[ShelfRecord] = []
+        for key in keys:
+            record = self._shelf.get(key)
+            if record is None or key in self._loading:
+                break
+            run.append(record)
+        reasons = self._life.store.judge_probed(kept, parent, [record.page for record in run])
+        return [record for record, reason in zip(run, reasons, strict=True) if reason is RefuseReason.NONE]
 
-    def _judge(self, record: ShelfRecord) -> RefuseReason:
-        return self._life.validity.judge(record.namespace, record.stamp, record.origin, lambda: record.chain)
+    async def _fill(self, kept: NamespaceRecord, parent: PageKey | None, run: list[ShelfRecord]) -> None:
+        """Judged by the store as every commit is, when it is published and by the page's own stamp."""
+        store = self._life.store
+        rows = store.reserve_for_load(kept, parent, b"".join(record.page.key for record in run))
+        places = [
+            (reservation, offset) for status, _, reservation, offset in rows if status == PutStatus.STORED
+        ]
+        for (reservation, offset), record in zip(places, run, strict=False):
+            await self._linger()
+            store.reader.fill([offset], [record.payload], page_bytes=PAGE_BYTES)
+            store.publish_loaded(reservation, record.page)
+        store.abort(store.own_row, [reservation for reservation, _ in places[len(run) :]])
 
     async def _linger(self) -> None:
         longest_ns = 5 * MS if self._world.is_quiet else self._world.plan.shelf_ns

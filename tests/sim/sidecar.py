@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache_l2.attach_messages import Abort, Commit, CommittedPages, Detach, Failed, ReservedPages
+from cache_l2.attach_messages import Abort, Detach, Failed, ReservedPages
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.listing import Listings
@@ -232,7 +232,7 @@ class Attachment:
     def fileno(self) -> int:
         return -1
 
-    def call(self, message: Any, *, deadline_s: float) -> Any:
+    def call(self, message: Any, *, deadline_s: float, request: int | None = None) -> Any:
         """Send a message and wait for its reply; raises as the real channel does."""
         from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
 
@@ -303,15 +303,6 @@ class Attachment:
             answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
         except StrataError as error:
             return Failed(error.code, str(error))
-        if (
-            isinstance(message, Commit)
-            and isinstance(answer, CommittedPages)
-            and self.life.keeper is not None
-        ):
-            for reservation, status in zip(message.reservations, answer.statuses, strict=True):
-                if status == PutStatus.STORED:
-                    entry = self.life.arena.entries[(reservation & 0xFFFFFFFF) - 1]
-                    self.life.keeper.stored(entry, message)
         return answer
 
     def _latency_ns(self) -> int:

@@ -52,6 +52,7 @@ _COMPACTION = "invalidation/compaction.py"
 _FENCE = "invalidation/fence.py"
 _REQUEST = "inference_worker/request.py"
 _JUDGING = "cache_l2/judging.py"
+_INTAKE = "cache_l2/intake.py"
 _APPLIER = "sidecar/log/applier.py"
 _SHELF = "tests/sim/shelf.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
@@ -68,7 +69,7 @@ MUTATIONS = (
         "1", "a page is stamped at its commit",
         (
             Edit(
-                "inference_worker/local.py",
+                "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
                 "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
             ),
@@ -79,8 +80,8 @@ MUTATIONS = (
         (
             Edit(
                 _REQUEST,
-                "        return self.namespace.pages.lease(keys, start, self._reused)\n",
-                "        lease = self.namespace.pages.lease(keys, start, self._reused)\n"
+                "        return self.namespace.pages.lease(keys, start, deadline, self._reused)\n",
+                "        lease = self.namespace.pages.lease(keys, start, deadline, self._reused)\n"
                 "        self._begun = self.namespace.pages.begin(Deadline(self._deadline_s))\n"
                 "        return lease\n",
             ),
@@ -106,20 +107,16 @@ MUTATIONS = (
     Mutation(
         "4", "of a chain only the page's own key is looked at",
         (
-            Edit(_JUDGING, "        return (*above, PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
+            Edit(_JUDGING, "        return (*unpack_keys(packed), PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
         ),
     ),
     Mutation(
-        "5", "a promotion is checked when it is fetched, not when it is published (in the model of L3)",
+        "5", "a load is checked when it is probed, not when it is published",
         (
             Edit(
-                _SHELF,
-                "        ((status, _),) = store.commit(\n"
-                "            store.own_row, [reservation], stamp=record.stamp, producer=record.producer, tags=record.tags,\n",
-                "        store._book.take(store.own_row, reservation)\n"
-                "        ((status, _),) = store._arena.commit(\n"
-                "            row=store.own_row, reservations=[reservation], incarnation=record.stamp.incarnation,\n"
-                "            revision=record.stamp.revision, producer=0, now_ns=self._life.arena.now_ns(),\n",
+                _INTAKE,
+                "        reason = self._judge_loaded(reservation, pending, page)\n",
+                "        reason = RefuseReason.NONE\n",
             ),
         ),
     ),
@@ -138,8 +135,8 @@ MUTATIONS = (
         (
             Edit(
                 _SHELF,
-                "        if there is not None and self._judge(there) is RefuseReason.NONE:\n",
-                "        if there is not None:\n",
+                "            if there is not None and store.judge_shared(instance, there.page) is RefuseReason.NONE:\n",
+                "            if there is not None:\n",
             ),
         ),
         breaks=LIVENESS,
@@ -149,11 +146,18 @@ MUTATIONS = (
         (
             Edit(
                 _JUDGING,
-                "        return self._judge.judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
-                "        below = self._arena.find(page.parent) if page.parent is not None else None\n"
+                "        return self._judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
+                "        arena = getattr(self, 'arena', None)\n"
+                "        below = arena.find(page.parent) if arena and page.parent is not None else None\n"
                 "        oldest = min(terms.stamp.revision, below['revision'] if below else terms.stamp.revision)\n"
                 "        stamp = Stamp(terms.stamp.incarnation, oldest)\n"
-                "        return self._judge.judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
+                "        return self._judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
+            ),
+            Edit(
+                _JUDGING,
+                "chain_of(arena), namespaces, vetted=Vetted())\n\n    def judge_all(",
+                "chain_of(arena), namespaces, vetted=Vetted())\n"
+                "        self._judging.arena = arena\n\n    def judge_all(",
             ),
         ),
         breaks=LIVENESS,
@@ -458,6 +462,16 @@ MUTATIONS = (
             ),
         ),
         profile=9,
+    ),
+    Mutation(
+        "F", "a loaded page vouches for its lineage, whatever stands below it (in the arena's model)",
+        (
+            Edit(
+                "tests/sim/arena_entries.py",
+                "    if birth in (0, U64_MAX):\n        return birth == 0\n",
+                "    if birth or not birth:\n        return True\n",
+            ),
+        ),
     ),
 )  # fmt: skip
 

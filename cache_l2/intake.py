@@ -1,0 +1,289 @@
+"""What comes into the arena: places for puts and for loads, each page judged by the log before it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cache_l2._native import Arena
+from cache_l2.arena_start import ArenaConfig
+from cache_l2.checks import check_batch, expiry_s
+from cache_l2.descriptions import page_description, terms_of
+from cache_l2.judging import (
+    BatchJudging,
+    CommitJudge,
+    CommitTerms,
+    PageJudging,
+    Vetted,
+    chain_of,
+    probed_chain,
+)
+from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
+from cache_l2.provenance import ProvenanceTable
+from cache_l2.reservations import PendingPage, ReservationBook
+from kv_types.clock import Clock
+from kv_types.errors import LimitExceededError
+from kv_types.ids import PageKey, Stamp
+from kv_types.limits import BATCH_PAGES_MAX
+from kv_types.outcomes import PutStatus, RefuseReason
+from kv_types.record import PageDescription
+from kv_types.validity import UNKNOWN_INSTANCE, stored_instance
+
+_SECOND_NS = 1_000_000_000
+
+PageRow = tuple[int, int, int, int]
+"""(PutStatus, RefuseReason, reservation, data offset); STORED means reserved."""
+
+
+class PageIntake:
+    """Reservations and what becomes of them. The half of ArenaStore that judges."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        config: ArenaConfig,
+        *,
+        clock: Clock,
+        judge: CommitJudge,
+        namespaces: NamespaceRegistry,
+    ) -> None:
+        self._arena = arena
+        self._config = config
+        self._clock = clock
+        self._judge = judge
+        self._namespaces = namespaces
+        self._provenances = ProvenanceTable()
+        self._book = ReservationBook()
+        self._loads_vetted, self._shared_vetted = Vetted(), Vetted()
+        self._draining = False
+        self._own_row = -1
+        self.on_stored: Callable[[list[int]], None] | None = None
+        """Told the instances of pages that a put has published, right after; not those of loads."""
+
+    # --- puts ---
+
+    def reserve(
+        self, row: int, record: NamespaceRecord, parent: PageKey | None, keys: bytes, ttl_s: int | None = None
+    ) -> list[PageRow]:
+        """Reserve places for a run of one chain (n × 32 bytes, n ≤ BATCH_PAGES_MAX) that follows `parent`.
+
+        Raises LimitExceededError, InvalidArgumentError.
+        """
+        return self._reserve(row, record, parent, keys, ttl_s=ttl_s, gives_way=False, until_ns=0)
+
+    def commit(
+        self,
+        row: int,
+        reservations: Sequence[int],
+        *,
+        stamp: Stamp,
+        producer: bytes = b"",
+        tags: tuple[bytes, ...] = (),
+        computed_from_ms: int = 0,
+        computed_until_ms: int = 0,
+        rests_on: int = UNKNOWN_INSTANCE,
+    ) -> list[tuple[int, int]]:
+        """Publish filled reservations, parents first: (PutStatus, RefuseReason) each. A refused one ends.
+
+        `rests_on` is the instance of the deepest page that their request reused. Raises LimitExceededError,
+        InvalidArgumentError; nothing has changed then.
+        """
+        if len(reservations) > BATCH_PAGES_MAX:
+            raise LimitExceededError(
+                f"a batch of {len(reservations)} pages exceeds {BATCH_PAGES_MAX}: split it"
+            )
+        provenance = self._provenances.number(producer, tags)
+        terms = CommitTerms(
+            stamp=stamp, producer=producer, tags=tags, computed_from_ms=computed_from_ms,
+            computed_until_ms=computed_until_ms, rests_on=rests_on,
+        )  # fmt: skip
+        reasons = self._judge_batch(row, reservations, terms)
+        permitted = [
+            reservation for reservation, reason in zip(reservations, reasons, strict=True) if not reason
+        ]
+        published = self._arena.commit(
+            row=row, reservations=permitted, incarnation=stamp.incarnation, revision=stamp.revision,
+            producer=provenance, computed_from_ms=computed_from_ms, computed_until_ms=computed_until_ms,
+            rests_on=rests_on, now_ns=self._clock.now_ns(),
+        )  # fmt: skip
+        self._tell_stored(permitted, published)
+        rest = iter(published)
+        return [(int(PutStatus.REFUSED), int(reason)) if reason else next(rest) for reason in reasons]
+
+    def abort(self, row: int, reservations: Sequence[int]) -> None:
+        """Give reservations of this row back, whose holder writes to them no more; others are ignored."""
+        mine = [reservation for reservation in reservations if self._book.take(row, reservation) is not None]
+        if mine:
+            self._arena.abort(row=row, reservations=mine)
+
+    def _judge_batch(self, row: int, reservations: Sequence[int], terms: CommitTerms) -> list[RefuseReason]:
+        """Take the reservations from the book and say why each must not be published, NONE where nothing speaks against.
+
+        Those that the log refuses end here.
+        """
+        judging = BatchJudging(
+            self._judge, self._arena, self._namespaces, terms, row=row, reservations=reservations
+        )
+        reasons, refused = judging.judge_all(self._book, is_closed=self._draining)
+        if refused:
+            self._arena.abort(row=row, reservations=refused)
+        return reasons
+
+    def _tell_stored(self, reservations: Sequence[int], published: Sequence[tuple[int, int]]) -> None:
+        if self.on_stored is None:
+            return
+        stored = [
+            stored_instance(reservation)
+            for reservation, (status, _) in zip(reservations, published, strict=True)
+            if status == PutStatus.STORED
+        ]
+        if stored:
+            self.on_stored(stored)
+
+    # --- what is shared with other nodes: described, and loaded into the sidecar's own row ---
+
+    @property
+    def own_row(self) -> int:
+        """The sidecar's own row: what it loads, and what is looked up, stored and leased here for others, counts there."""
+        return self._own_row
+
+    def describe(self, instance: int) -> PageDescription | None:
+        """Tell what travels with the bytes of the page that is this instance, whoever leases it; None: it is gone."""
+        entry = self._arena.describe(instance)
+        return None if entry is None else page_description(entry, self._namespaces, self._provenances)
+
+    def judge_probed(
+        self, record: NamespaceRecord, parent: PageKey | None, pages: Sequence[PageDescription]
+    ) -> list[RefuseReason]:
+        """Say of a run of pages elsewhere, which would follow `parent`, what publishing them would be refused for now.
+
+        It saves loading them: what they rest on counts as there, and only `publish_loaded` decides. After the first that is
+        refused all are, as PARENT_ABSENT. A page of another place in the chain, or of another size, is CORRUPT.
+        """
+        chain = probed_chain(self._arena, parent, [page.key for page in pages])
+        judging = PageJudging(self._judge.judge_loaded, chain, self._namespaces, vetted=Vetted())
+        position = self._judge.position
+        reasons: list[RefuseReason] = []
+        for page in pages:
+            if reasons and reasons[-1]:
+                reasons.append(RefuseReason.PARENT_ABSENT)
+                continue
+            pending = PendingPage(record.id, page.key, parent)
+            reason = RefuseReason.NONE if _is_of(page, pending, record) else RefuseReason.CORRUPT
+            reasons.append(
+                reason
+                or judging.judge(pending, terms_of(page), position=position, is_lineage_known=lambda: True)
+            )
+            parent = page.key
+        return reasons
+
+    def judge_shared(self, instance: int, there: PageDescription) -> RefuseReason:
+        """Say whether what is stored elsewhere under the key of a resident page would be loaded in its place: NONE, if so.
+
+        Only then is it known and need not be written again: what is refused here would be refused on every node, and must
+        be written over, or the page could never be had from there again (rule R4). PARENT_ABSENT: that page is gone.
+        """
+        ours = self.describe(instance)
+        if ours is None:
+            return RefuseReason.PARENT_ABSENT
+        pending = PendingPage(ours.namespace, ours.key, ours.parent)
+        is_same = PendingPage(there.namespace, there.key, there.parent) == pending
+        if not is_same or there.payload_bytes != ours.payload_bytes:
+            return RefuseReason.CORRUPT
+        judging = PageJudging(
+            self._judge.judge_loaded, chain_of(self._arena), self._namespaces, vetted=self._shared_vetted
+        )
+        return judging.judge(
+            pending, terms_of(there), position=self._judge.position,
+            is_lineage_known=lambda: self._arena.shared_lineage_known(instance=instance, rests_on=there.rests_on),
+        )  # fmt: skip
+
+    def reserve_for_load(
+        self,
+        record: NamespaceRecord,
+        parent: PageKey | None,
+        keys: bytes,
+        *,
+        ttl_s: int | None = None,
+        until_ns: int = 0,
+    ) -> list[PageRow]:
+        """Reserve places of the sidecar's own row that loads will fill, as `reserve` does for puts.
+
+        They give way: a put of the same page gets the key, and the load's place is freed when it is published (EXPIRED) or
+        aborted, never before. `until_ns`: when the transfer ends at the latest; they last at least until then.
+        """
+        return self._reserve(
+            self.own_row, record, parent, keys, ttl_s=ttl_s, gives_way=True, until_ns=until_ns
+        )
+
+    def publish_loaded(self, reservation: int, page: PageDescription) -> tuple[int, int]:
+        """Publish a page whose bytes lie in their place now, verified: (PutStatus, RefuseReason). A refused one ends.
+
+        Judged by its own stamp and origin over its whole chain, at this moment (rule R2). It keeps its birth, and its lineage
+        is known if what it rests on is resident below it, the very same computation.
+        """
+        pending = self._book.take(self.own_row, reservation)
+        if pending is None:
+            return int(PutStatus.REFUSED), int(RefuseReason.EXPIRED)
+        reason = self._judge_loaded(reservation, pending, page)
+        if reason:
+            self._arena.abort(row=self.own_row, reservations=[reservation])
+            return int(PutStatus.REFUSED), int(reason)
+        provenance = ProvenanceTable.OVERFLOW
+        if not page.origin_unknown:
+            provenance = self._provenances.number(page.producer, page.tags)
+        return self._arena.publish_loaded(
+            row=self.own_row, reservation=reservation, incarnation=page.stamp.incarnation,
+            revision=page.stamp.revision, producer=provenance, computed_from_ms=page.computed_from_ms,
+            computed_until_ms=page.computed_until_ms, birth=page.birth, rests_on=page.rests_on,
+            now_ns=self._clock.now_ns(),
+        )  # fmt: skip
+
+    def _judge_loaded(self, reservation: int, pending: PendingPage, page: PageDescription) -> RefuseReason:
+        if self._draining:
+            return RefuseReason.CLOSED
+        record = self._namespaces.find(pending.namespace)
+        if record is None:  # nothing of it is in the arena any more
+            return RefuseReason.EXPIRED
+        if not _is_of(page, pending, record):
+            return RefuseReason.CORRUPT
+        judging = PageJudging(
+            self._judge.judge_loaded, chain_of(self._arena), self._namespaces, vetted=self._loads_vetted
+        )
+        return judging.judge(
+            pending, terms_of(page), position=self._judge.position,
+            is_lineage_known=lambda: self._arena.loaded_lineage_known(
+                row=self.own_row, reservation=reservation, rests_on=page.rests_on
+            ),
+        )  # fmt: skip
+
+    def _reserve(
+        self,
+        row: int,
+        record: NamespaceRecord,
+        parent: PageKey | None,
+        keys: bytes,
+        *,
+        ttl_s: int | None,
+        gives_way: bool,
+        until_ns: int,
+    ) -> list[PageRow]:
+        pages = check_batch(keys)
+        if self._draining:
+            return [(PutStatus.REFUSED, RefuseReason.CLOSED, 0, 0)] * pages
+        now_ns = self._clock.now_ns()
+        rows = self._arena.reserve(
+            row=row, namespace_slot=record.number, parent=parent, keys=keys, payload_bytes=record.page_bytes,
+            expiry_s=expiry_s(self._config.default_ttl_s if ttl_s is None else ttl_s, now_ns),
+            deadline_ns=max(now_ns + int(self._config.reservation_s * _SECOND_NS), until_ns), now_ns=now_ns,
+            gives_way=gives_way,
+        )  # fmt: skip
+        reserved = [reservation if status == PutStatus.STORED else None for status, _, reservation, _ in rows]
+        self._book.add_run(row, record.id, parent, keys, reserved)
+        return rows
+
+
+def _is_of(page: PageDescription, pending: PendingPage, record: NamespaceRecord) -> bool:
+    """Whether what arrived is the page that was asked for."""
+    return (page.namespace, page.key, page.parent, page.payload_bytes) == (
+        pending.namespace, pending.key, pending.parent, record.page_bytes,
+    )  # fmt: skip
