@@ -62,6 +62,7 @@ class Connection {
   std::size_t gather(iovec* out, std::size_t parts_max);
   void sent(std::size_t bytes);
   bool seal_ahead();
+  void set_low_water();
   Turn fail(Status status, std::string text);
 
   const std::int64_t number_;
@@ -75,6 +76,8 @@ class Connection {
   std::size_t sent_bytes_ = 0;             // of that one
   std::size_t weight_ = 0;
   bool writable_ = true, readable_ = true, hung_up_ = false;
+  bool is_tcp_ = false;
+  std::size_t low_water_ = 1;  // of a TCP socket: bytes that make it readable
   bool unread_ = false;  // bytes were received that no request has read yet
   Status failure_ = Status::Lost;
   std::string failure_text_;

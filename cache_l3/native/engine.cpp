@@ -1,13 +1,10 @@
 // The engine's thread: commands in, bytes moved, deadlines kept, ends handed back.
 #include "engine.hpp"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -179,8 +176,6 @@ void Engine::take_connection(Command& command) {
   const auto shard = shards_.find(command.shard);
   if (shard == shards_.end()) return;
   const int descriptor = command.socket.get();
-  const int on = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // of no use, and refused, where it is no TCP
   auto made = std::make_unique<Connection>(
       command.number, command.shard, std::move(command.socket), settings_.limits, settings_.window);
   epoll_event event{};
