@@ -25,11 +25,12 @@ from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
 from benchmarks.raw_peer import raw_peer
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
+from kv_types.limits import L3_CONNECTIONS_PER_SHARD_DEFAULT
 
 ROUNDS = 60
 PAGES = 32
 COUNTS = (1, PAGES)
-CONNECTIONS = 4
+CONNECTIONS = L3_CONNECTIONS_PER_SHARD_DEFAULT
 """To each server."""
 PRIMARIES = 3
 FLOOR, OURS, REDIS_PY, HIREDIS = "plain sockets", "stratakv", "redis-py", "redis-py, hiredis"
