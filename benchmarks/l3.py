@@ -27,7 +27,7 @@ from benchmarks.raw_peer import raw_peer
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from kv_types.limits import L3_CONNECTIONS_PER_SHARD_DEFAULT
 
-ROUNDS = 60
+ROUNDS = 40
 PAGES = 32
 COUNTS = (1, PAGES)
 CONNECTIONS = L3_CONNECTIONS_PER_SHARD_DEFAULT
