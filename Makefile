@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 # Compiling every module of torch and transformers would take longer than compiling those that are used, when they are.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
-NATIVE := CMakeLists.txt $(wildcard cache_l2/native/*.cpp cache_l2/native/*.hpp)
+NATIVE := CMakeLists.txt $(wildcard cache_l[23]/native/*.cpp cache_l[23]/native/*.hpp)
 
 .PHONY: help demo test check lint types contracts gen gen-check bench sim sim-hunt sanitize native clean
 
@@ -89,11 +89,13 @@ sanitize: ## Stress the native core under ThreadSanitizer and AddressSanitizer
 	tests/native/run.sh thread $(SANITIZE_SECONDS)
 	tests/native/run.sh address $(SANITIZE_SECONDS)
 
-native: | $(BIN)/python ## Rebuild the native core into the tree (the quick inner loop)
+native: | $(BIN)/python ## Rebuild the native modules into the tree (the quick inner loop)
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/dev
-	install -m 755 build/dev/_native*.so cache_l2/  # a new file: one that is overwritten in place ends who runs it
+	# New files: one that is overwritten in place ends who runs it.
+	install -m 755 build/dev/_native*.so cache_l2/
+	install -m 755 build/dev/cache_l3/_native*.so cache_l3/
 
 clean: ## Remove what was built, not the environment
-	rm -rf build demo-output cache_l2/_native*.so
+	rm -rf build demo-output cache_l[23]/_native*.so
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ from benchmarks import local
 from benchmarks.fence_rounds import run_rounds
 from benchmarks.fleet import BenchFleet, bench_fleet
 from benchmarks.storm import run_storm
-from invalidation.redis.address import parse_addresses
+from cache_l3.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 

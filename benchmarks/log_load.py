@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.own_redis import OwnRedis, own_redis
+from cache_l3.address import parse_addresses
 from invalidation.log import Member, Renewal, RenewalStatus
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry, LogRecord
-from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected

@@ -22,10 +22,10 @@ from rich.table import Table
 from benchmarks.own_redis import OwnRedis, own_redis
 from benchmarks.workload import Chains, namespace_of
 from cache_l2.store import ArenaConfig, ArenaStore
+from cache_l3.address import parse_addresses
 from invalidation.log import Boot, Member, Renewal
 from invalidation.notes import MemberNote
 from invalidation.records import LogEntry
-from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from invalidation.validity import Validity
 from kv_types.clock import BoottimeClock

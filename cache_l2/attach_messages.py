@@ -28,6 +28,9 @@ class MessageType(IntEnum):
     PONG = 14
     FAILED = 15
     UNREGISTER = 16
+    LOAD = 17
+    LOADED = 18
+    CANCEL_LOAD = 19
 
 
 class Role(IntEnum):
@@ -74,7 +77,8 @@ class Hello:
 class Welcome:
     """The sidecar accepts: the row to use, the sizes of the three files in bytes, and its own clock.
 
-    `attachment` is a random name of this attachment, by which the client says in a later Hello that it is gone.
+    `attachment` is a random name of this attachment, by which the client says in a later Hello that it is gone. Without
+    `has_l3` no load can bring anything.
     """
 
     version: int
@@ -89,6 +93,7 @@ class Welcome:
     time_namespace: int
     boot_now_ns: int
     attachment: int
+    has_l3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,54 @@ class Abort:
     reservations: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainToLoad:
+    """Pages of one chain that L2 may lack; `parent` is the page before keys[0], None for a root. `keys` is n × 32 bytes."""
+
+    namespace_number: int
+    parent: PageKey | None
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Ask for pages to be brought from L3 into L2. Answered once, by LoadedPages, when that is done or `deadline_ms` is over.
+
+    With `group` the rows are shards of one tensor-parallel group: no more is brought for one than for all.
+    """
+
+    rows: tuple[ChainToLoad, ...]
+    deadline_ms: int
+    group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRow:
+    """What has become of one row: `pages` of it are resident, those from index `from_l3` on because of this load.
+
+    `reason` is the MissReason for which there are no more, `pending` how many may yet come.
+    """
+
+    pages: int
+    from_l3: int
+    reason: int
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPages:
+    """One entry a row of the Load."""
+
+    rows: tuple[LoadedRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLoad:
+    """Nobody waits for the Load of this request any more; it is answered with what there is by now."""
+
+    request: int
+
+
 @dataclass(frozen=True, slots=True)
 class Detach:
     """The client leaves and has unmapped, or will not touch, the arena any more."""
@@ -191,7 +244,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Abort, unregister or detach was carried out."""
+    """Abort, unregister, the cancelling of a load, or detach was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,5 +262,7 @@ class Failed:
     text: str
 
 
-ClientMessage = Hello | Register | Unregister | Reserve | Commit | Abort | Detach | Ping
-SidecarMessage = Welcome | Refused | Registered | ReservedPages | CommittedPages | Done | Pong | Failed
+ClientMessage = Hello | Register | Unregister | Reserve | Commit | Abort | Load | CancelLoad | Detach | Ping
+SidecarMessage = (
+    Welcome | Refused | Registered | ReservedPages | CommittedPages | LoadedPages | Done | Pong | Failed
+)

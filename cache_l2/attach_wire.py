@@ -15,8 +15,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cache_l2.attach_body import COUNT, Body
 from cache_l2.attach_messages import (
     Abort,
+    CancelLoad,
+    ChainToLoad,
     ClientMessage,
     Commit,
     CommittedPages,
@@ -24,6 +27,9 @@ from cache_l2.attach_messages import (
     Done,
     Failed,
     Hello,
+    Load,
+    LoadedPages,
+    LoadedRow,
     MessageType,
     Ping,
     Pong,
@@ -55,6 +61,8 @@ from kv_types.limits import (
     CLIENT_NAME_BYTES_MAX,
     FAILURE_CODE_BYTES_MAX,
     FAILURE_TEXT_BYTES_MAX,
+    LOAD_KEYS_MAX,
+    LOAD_ROWS_MAX,
     NAMESPACE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     TAG_BYTES_MAX,
@@ -63,8 +71,8 @@ from kv_types.limits import (
 from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"
-PROTOCOL_VERSION = 2
-PROTOCOL_VERSION_MIN = 2
+PROTOCOL_VERSION = 3
+PROTOCOL_VERSION_MIN = 3
 HELLO_DESCRIPTORS = 1
 WELCOME_DESCRIPTORS = 3
 
@@ -72,56 +80,15 @@ _HEADER = struct.Struct("<4sHHII")
 _ENGINE_SHIFT = 4
 """HELLO's byte of what a client is: its role in the low half, its engine mode in the high one."""
 _HELLO = struct.Struct("<HHIBQQ")
-_WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQQ")
+_WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQQB")
 _REGISTERED = struct.Struct(f"<{KEY_BYTES}sIII")
 _RESERVE = struct.Struct(f"<IBqB{KEY_BYTES}sH")
 _COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQQH")
-_COUNT = struct.Struct("<H")
+_LOAD = struct.Struct("<IBH")
+_LOAD_ROW = struct.Struct(f"<IB{KEY_BYTES}sH")
+_LOADED_ROW = struct.Struct("<HHBH")
 _LENGTH = struct.Struct("<I")
 _PONG = struct.Struct("<Q")
-
-
-class _Body:
-    """Bounded reading of one body: never past its end, and nothing may be left over."""
-
-    __slots__ = ("_at", "_bytes")
-
-    def __init__(self, body: memoryview) -> None:
-        self._bytes = body
-        self._at = 0
-
-    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        return layout.unpack(self.take(layout.size))
-
-    def take(self, size: int) -> memoryview:
-        end = self._at + size
-        if end > len(self._bytes):
-            raise ProtocolError(f"a message body ends at byte {len(self._bytes)}, inside a field up to {end}")
-        part = self._bytes[self._at : end]
-        self._at = end
-        return part
-
-    def counted(self, layout: struct.Struct, limit: int, what: str) -> int:
-        (count,) = self.unpack(layout)
-        if count > limit:
-            raise ProtocolError(f"{what}: {count} is more than the limit of {limit}")
-        return count
-
-    def short_bytes(self, limit: int, what: str) -> bytes:
-        return bytes(self.take(self.counted(_COUNT, limit, what)))
-
-    def text(self, limit: int, what: str) -> str:
-        try:
-            return self.short_bytes(limit, what).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ProtocolError(f"{what} is not UTF-8: {error}") from error
-
-    def numbers(self, count: int) -> tuple[int, ...]:
-        return struct.unpack(f"<{count}Q", self.take(8 * count))
-
-    def done(self) -> None:
-        if self._at != len(self._bytes):
-            raise ProtocolError(f"{len(self._bytes) - self._at} bytes are left over after the last field")
 
 
 def encode_message(
@@ -166,7 +133,7 @@ def decode_sidecar_message(datagram: bytes | memoryview) -> tuple[int, SidecarMe
     return request, message
 
 
-def _open(datagram: bytes | memoryview) -> tuple[int, int, _Body]:
+def _open(datagram: bytes | memoryview) -> tuple[int, int, Body]:
     view = memoryview(datagram)
     if not _HEADER.size <= len(view) <= ATTACH_MESSAGE_BYTES_MAX:
         raise ProtocolError(
@@ -179,7 +146,7 @@ def _open(datagram: bytes | memoryview) -> tuple[int, int, _Body]:
         raise ProtocolError(f"a message of protocol version {version}; agreed was {PROTOCOL_VERSION} at most")
     if size != len(view) - _HEADER.size:
         raise ProtocolError(f"a message names a body of {size} bytes and brings {len(view) - _HEADER.size}")
-    return kind, request, _Body(view[_HEADER.size :])
+    return kind, request, Body(view[_HEADER.size :])
 
 
 _STABLE_KINDS = frozenset((MessageType.HELLO, MessageType.REFUSED))
@@ -198,12 +165,12 @@ def _write_welcome(message: Welcome) -> bytes:
     return _WELCOME.pack(
         message.version, message.layout_version, message.row, message.life, message.control_bytes,
         message.clients_bytes, message.data_bytes, message.batch_pages_max, message.reservation_ms,
-        message.time_namespace, message.boot_now_ns, message.attachment,
+        message.time_namespace, message.boot_now_ns, message.attachment, message.has_l3,
     )  # fmt: skip
 
 
 def _write_refused(message: Refused) -> bytes:
-    return _COUNT.pack(message.code) + _clipped(message.text)
+    return COUNT.pack(message.code) + _clipped(message.text)
 
 
 def _write_register(message: Register) -> bytes:
@@ -218,9 +185,7 @@ def _write_registered(message: Registered) -> bytes:
 
 
 def _write_reserve(message: Reserve) -> bytes:
-    count, rest = divmod(len(message.keys), KEY_BYTES)
-    if rest:
-        raise InvalidArgumentError(f"packed keys are n × {KEY_BYTES} bytes; got {len(message.keys)}")
+    count = _pages_of(message.keys)
     if message.ttl_s is not None and message.ttl_s < 0:
         raise InvalidArgumentError(f"a time to live of {message.ttl_s} s; it is 0 (never) or more")
     head = _RESERVE.pack(
@@ -237,7 +202,7 @@ def _write_reserve(message: Reserve) -> bytes:
 def _write_reserved(message: ReservedPages) -> bytes:
     count = _batch(len(message.statuses))
     columns = struct.pack(f"<{2 * count}Q", *message.reservations, *message.offsets)
-    return _COUNT.pack(count) + message.statuses + message.reasons + columns
+    return COUNT.pack(count) + message.statuses + message.reasons + columns
 
 
 def _write_commit(message: Commit) -> bytes:
@@ -253,11 +218,40 @@ def _write_commit(message: Commit) -> bytes:
 
 
 def _write_committed(message: CommittedPages) -> bytes:
-    return _COUNT.pack(_batch(len(message.statuses))) + message.statuses + message.reasons
+    return COUNT.pack(_batch(len(message.statuses))) + message.statuses + message.reasons
+
+
+def _write_load(message: Load) -> bytes:
+    if len(message.rows) > LOAD_ROWS_MAX:
+        raise LimitExceededError(f"a load of {len(message.rows)} chains exceeds {LOAD_ROWS_MAX}: split it")
+    rows = b"".join(_chain_to_load(row) for row in message.rows)
+    pages = sum(len(row.keys) for row in message.rows) // KEY_BYTES
+    if pages > LOAD_KEYS_MAX:
+        raise LimitExceededError(f"a load of {pages} pages exceeds {LOAD_KEYS_MAX}: split it")
+    return _LOAD.pack(message.deadline_ms, message.group, len(message.rows)) + rows
+
+
+def _chain_to_load(row: ChainToLoad) -> bytes:
+    has_parent, parent = row.parent is not None, row.parent or bytes(KEY_BYTES)
+    return _LOAD_ROW.pack(row.namespace_number, has_parent, parent, _pages_of(row.keys)) + row.keys
+
+
+def _write_loaded(message: LoadedPages) -> bytes:
+    if len(message.rows) > LOAD_ROWS_MAX:
+        raise LimitExceededError(f"an answer to {len(message.rows)} chains exceeds {LOAD_ROWS_MAX}")
+    rows = [_LOADED_ROW.pack(row.pages, row.from_l3, row.reason, row.pending) for row in message.rows]
+    return COUNT.pack(len(rows)) + b"".join(rows)
 
 
 def _write_failed(message: Failed) -> bytes:
     return _text(message.code, FAILURE_CODE_BYTES_MAX, "a failure's code") + _clipped(message.text)
+
+
+def _pages_of(keys: bytes) -> int:
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest:
+        raise InvalidArgumentError(f"packed keys are n × {KEY_BYTES} bytes; got {len(keys)}")
+    return count
 
 
 def _batch(count: int) -> int:
@@ -275,7 +269,7 @@ def _numbers(values: Sequence[int], limit: int = BATCH_PAGES_MAX) -> bytes:
 def _short(value: bytes, limit: int, what: str) -> bytes:
     if len(value) > limit:
         raise LimitExceededError(f"{what} of {len(value)} bytes exceeds {limit}")
-    return _COUNT.pack(len(value)) + value
+    return COUNT.pack(len(value)) + value
 
 
 def _text(value: str, limit: int, what: str) -> bytes:
@@ -288,7 +282,7 @@ def _clipped(value: str) -> bytes:
     return _short(encoded.decode("utf-8", "ignore").encode("utf-8"), FAILURE_TEXT_BYTES_MAX, "a text")
 
 
-def _read_hello(body: _Body) -> Hello:
+def _read_hello(body: Body) -> Hello:
     version_min, version_max, layout_version, what, time_namespace, boot_now_ns = body.unpack(_HELLO)
     role, engine = what & ((1 << _ENGINE_SHIFT) - 1), what >> _ENGINE_SHIFT
     if role not in tuple(Role) or engine not in tuple(EngineMode):
@@ -297,12 +291,12 @@ def _read_hello(body: _Body) -> Hello:
         version_min=version_min, version_max=version_max, layout_version=layout_version, role=Role(role),
         time_namespace=time_namespace, boot_now_ns=boot_now_ns,
         name=body.text(CLIENT_NAME_BYTES_MAX, "the client's name"),
-        gone=body.numbers(body.counted(_COUNT, ATTACHMENTS_GONE_MAX, "attachments that are gone")),
+        gone=body.numbers(body.counted(COUNT, ATTACHMENTS_GONE_MAX, "attachments that are gone")),
         engine=EngineMode(engine),
     )  # fmt: skip
 
 
-def _read_welcome(body: _Body) -> Welcome:
+def _read_welcome(body: Body) -> Welcome:
     (
         version,
         layout,
@@ -316,31 +310,32 @@ def _read_welcome(body: _Body) -> Welcome:
         time_namespace,
         now,
         attachment,
+        has_l3,
     ) = _WELCOME.unpack(body.take(_WELCOME.size))
     return Welcome(
         version=version, layout_version=layout, row=row, life=LifeId(life), control_bytes=control,
         clients_bytes=clients, data_bytes=data, batch_pages_max=batch, reservation_ms=reservation_ms,
-        time_namespace=time_namespace, boot_now_ns=now, attachment=attachment,
+        time_namespace=time_namespace, boot_now_ns=now, attachment=attachment, has_l3=_flag(has_l3),
     )  # fmt: skip
 
 
-def _read_refused(body: _Body) -> Refused:
-    (code,) = body.unpack(_COUNT)
+def _read_refused(body: Body) -> Refused:
+    (code,) = body.unpack(COUNT)
     return Refused(code, body.text(FAILURE_TEXT_BYTES_MAX, "a refusal's text"))
 
 
-def _read_register(body: _Body) -> Register:
+def _read_register(body: Body) -> Register:
     (page_bytes,) = body.unpack(_LENGTH)
     size = body.counted(_LENGTH, NAMESPACE_BYTES_MAX, "a namespace's bytes")
     return Register(bytes(body.take(size)), page_bytes)
 
 
-def _read_registered(body: _Body) -> Registered:
+def _read_registered(body: Body) -> Registered:
     namespace, number, counter, page_bytes = _REGISTERED.unpack(body.take(_REGISTERED.size))
     return Registered(namespace=NamespaceId(namespace), number=number, counter=counter, page_bytes=page_bytes)
 
 
-def _read_reserve(body: _Body) -> Reserve:
+def _read_reserve(body: Body) -> Reserve:
     number, has_ttl, ttl_s, has_parent, parent, count = _RESERVE.unpack(body.take(_RESERVE.size))
     if has_ttl > 1 or has_parent > 1 or (not has_ttl and ttl_s) or (not has_parent and any(parent)):
         raise ProtocolError(
@@ -358,7 +353,7 @@ def _read_reserve(body: _Body) -> Reserve:
     )
 
 
-def _read_commit(body: _Body) -> Commit:
+def _read_commit(body: Body) -> Commit:
     incarnation, revision, from_ms, until_ms, rests_on, tag_count = _COMMIT.unpack(body.take(_COMMIT.size))
     if tag_count > TAGS_PER_RECORD_MAX:
         raise ProtocolError(f"{tag_count} tags; a record has at most {TAGS_PER_RECORD_MAX}")
@@ -370,27 +365,60 @@ def _read_commit(body: _Body) -> Commit:
     )  # fmt: skip
 
 
-def _read_numbers(body: _Body) -> tuple[int, ...]:
-    return body.numbers(body.counted(_COUNT, BATCH_PAGES_MAX, "reservations of one message"))
+def _read_numbers(body: Body) -> tuple[int, ...]:
+    return body.numbers(body.counted(COUNT, BATCH_PAGES_MAX, "reservations of one message"))
 
 
-def _read_reserved(body: _Body) -> ReservedPages:
-    count = body.counted(_COUNT, BATCH_PAGES_MAX, "pages of one reply")
+def _read_reserved(body: Body) -> ReservedPages:
+    count = body.counted(COUNT, BATCH_PAGES_MAX, "pages of one reply")
     statuses, reasons = bytes(body.take(count)), bytes(body.take(count))
     return ReservedPages(statuses, reasons, body.numbers(count), body.numbers(count))
 
 
-def _read_committed(body: _Body) -> CommittedPages:
-    count = body.counted(_COUNT, BATCH_PAGES_MAX, "pages of one reply")
+def _read_committed(body: Body) -> CommittedPages:
+    count = body.counted(COUNT, BATCH_PAGES_MAX, "pages of one reply")
     return CommittedPages(bytes(body.take(count)), bytes(body.take(count)))
 
 
-def _read_failed(body: _Body) -> Failed:
+def _read_load(body: Body) -> Load:
+    deadline_ms, group, count = body.unpack(_LOAD)
+    if count > LOAD_ROWS_MAX:
+        raise ProtocolError(f"a load of {count} chains exceeds {LOAD_ROWS_MAX}")
+    rows = tuple(_read_chain_to_load(body) for _ in range(count))
+    pages = sum(len(row.keys) for row in rows) // KEY_BYTES
+    if pages > LOAD_KEYS_MAX:
+        raise ProtocolError(f"a load of {pages} pages exceeds {LOAD_KEYS_MAX}")
+    return Load(rows, deadline_ms, _flag(group))
+
+
+def _read_chain_to_load(body: Body) -> ChainToLoad:
+    number, has_parent, parent, count = _LOAD_ROW.unpack(body.take(_LOAD_ROW.size))
+    if not _flag(has_parent) and any(parent):
+        raise ProtocolError("a chain to load has a parent that its flag denies")
+    return ChainToLoad(
+        namespace_number=number,
+        parent=PageKey(parent) if has_parent else None,
+        keys=bytes(body.take(count * KEY_BYTES)),
+    )
+
+
+def _read_loaded(body: Body) -> LoadedPages:
+    count = body.counted(COUNT, LOAD_ROWS_MAX, "chains of one answer")
+    return LoadedPages(tuple(LoadedRow(*body.unpack(_LOADED_ROW)) for _ in range(count)))
+
+
+def _flag(value: int) -> bool:
+    if value > 1:
+        raise ProtocolError(f"a flag of {value} is neither 0 nor 1")
+    return bool(value)
+
+
+def _read_failed(body: Body) -> Failed:
     code = body.text(FAILURE_CODE_BYTES_MAX, "a failure's code")
     return Failed(code, body.text(FAILURE_TEXT_BYTES_MAX, "a failure's text"))
 
 
-def _read_pong(body: _Body) -> Pong:
+def _read_pong(body: Body) -> Pong:
     return Pong(body.unpack(_PONG)[0])
 
 
@@ -411,28 +439,34 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Commit: (MessageType.COMMIT, _write_commit),
     CommittedPages: (MessageType.COMMITTED, _write_committed),
     Abort: (MessageType.ABORT, lambda message: _numbers(message.reservations)),
+    Load: (MessageType.LOAD, _write_load),
+    LoadedPages: (MessageType.LOADED, _write_loaded),
+    CancelLoad: (MessageType.CANCEL_LOAD, lambda message: _LENGTH.pack(message.request)),
     Detach: (MessageType.DETACH, _write_nothing),
     Ping: (MessageType.PING, _write_nothing),
     Done: (MessageType.DONE, _write_nothing),
     Pong: (MessageType.PONG, lambda message: _PONG.pack(message.boot_now_ns)),
     Failed: (MessageType.FAILED, _write_failed),
 }
-_CLIENT_READERS: dict[int, Callable[[_Body], ClientMessage]] = {
+_CLIENT_READERS: dict[int, Callable[[Body], ClientMessage]] = {
     MessageType.HELLO: _read_hello,
     MessageType.REGISTER: _read_register,
     MessageType.UNREGISTER: lambda body: Unregister(body.unpack(_LENGTH)[0]),
     MessageType.RESERVE: _read_reserve,
     MessageType.COMMIT: _read_commit,
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),
+    MessageType.LOAD: _read_load,
+    MessageType.CANCEL_LOAD: lambda body: CancelLoad(body.unpack(_LENGTH)[0]),
     MessageType.DETACH: lambda body: Detach(),
     MessageType.PING: lambda body: Ping(),
 }
-_SIDECAR_READERS: dict[int, Callable[[_Body], SidecarMessage]] = {
+_SIDECAR_READERS: dict[int, Callable[[Body], SidecarMessage]] = {
     MessageType.WELCOME: _read_welcome,
     MessageType.REFUSED: _read_refused,
     MessageType.REGISTERED: _read_registered,
     MessageType.RESERVED: _read_reserved,
     MessageType.COMMITTED: _read_committed,
+    MessageType.LOADED: _read_loaded,
     MessageType.DONE: lambda body: Done(),
     MessageType.PONG: _read_pong,
     MessageType.FAILED: _read_failed,

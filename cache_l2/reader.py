@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cache_l2._native import Reader
 from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
 from cache_l2.attach_handshake import decline, shake_hands
+from cache_l2.attach_loads import LoadTicket, Wanted, cancel_load, load_message, loaded_rows, with_grace
 from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
@@ -24,6 +25,8 @@ from cache_l2.attach_messages import (
     CommittedPages,
     Detach,
     Failed,
+    Load,
+    LoadedRow,
     Ping,
     Pong,
     Register,
@@ -50,7 +53,16 @@ from kv_types.errors import (
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
-from kv_types.outcomes import STORED, Known, PutOutcome, PutStatus, Refused, RefuseReason, put_outcome
+from kv_types.outcomes import (
+    STORED,
+    Known,
+    MissReason,
+    PutOutcome,
+    PutStatus,
+    Refused,
+    RefuseReason,
+    put_outcome,
+)
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 _DETACH_DEADLINE_S = 0.2
@@ -161,6 +173,11 @@ class AttachedArena:
         return self._welcome.reservation_ms / 1000
 
     @property
+    def has_l3(self) -> bool:
+        """Whether the sidecar has a slower tier to load pages from."""
+        return self._welcome.has_l3
+
+    @property
     def alive(self) -> bool:
         """False once this was closed or forked, the connection broke, or the sidecar closed its header."""
         reader = self._reader
@@ -268,6 +285,42 @@ class AttachedArena:
         for begin in range(0, len(ids), BATCH_PAGES_MAX):
             self._call(Abort(tuple(ids[begin : begin + BATCH_PAGES_MAX])), deadline_s)
 
+    def load(
+        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
+    ) -> tuple[LoadedRow, ...] | MissReason:
+        """Have the sidecar bring what L2 lacks of these rows, and wait for it; one answer a row, or why there is none.
+
+        They have LOAD_ROWS_MAX rows and LOAD_KEYS_MAX pages in all at most. `group`: they are shards of one tensor-parallel
+        group, and no more is brought for one than for all. The sidecar stops at `deadline_s` and tells what came; a tenth
+        more, 10 ms at least, is waited for its answer. Raises LimitExceededError, OverloadedError, ClosedError.
+        """
+        message = load_message(rows, deadline_s=deadline_s, group=group)
+        request = self._channel.draw_request()
+        try:
+            reply = self._call(message, with_grace(deadline_s), request=request)
+        except StrataError:
+            raise
+        except BaseException:  # a signal handler raised: nobody waits any more
+            cancel_load(self._channel, request)
+            raise
+        if isinstance(reply, RefuseReason):
+            return MissReason.DEADLINE if reply is RefuseReason.DEADLINE else MissReason.UNREACHABLE
+        return self._checked_rows(reply, message)
+
+    def begin_load(
+        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
+    ) -> LoadTicket | MissReason:
+        """Ask as `load` does and wait for nothing; or say why that can't be asked now. Raises LimitExceededError, ClosedError."""
+        if self._closed or self._forked:
+            raise self._closed_error()
+        message = load_message(rows, deadline_s=deadline_s, group=group)
+        try:
+            return LoadTicket(self._channel, self._channel.post(message), message)
+        except DeadlinePassed:
+            return MissReason.OVERLOADED
+        except ConnectionBroken:
+            return MissReason.UNREACHABLE
+
     def ping(self, *, deadline_s: float) -> bool:
         """Whether the sidecar answers within `deadline_s`. Raises ClosedError."""
         return isinstance(self._call(Ping(), deadline_s), Pong)
@@ -308,12 +361,21 @@ class AttachedArena:
     ) -> None:
         self.close()
 
-    def _call(self, message: ClientMessage, deadline_s: float) -> SidecarMessage | RefuseReason:
+    def _checked_rows(self, reply: SidecarMessage, message: Load) -> tuple[LoadedRow, ...]:
+        try:
+            return loaded_rows(reply, message)
+        except ProtocolError:
+            self._channel.close()
+            raise
+
+    def _call(
+        self, message: ClientMessage, deadline_s: float, *, request: int | None = None
+    ) -> SidecarMessage | RefuseReason:
         """Return the reply, or the reason why there is none; raises what a Failed reply stands for."""
         if self._closed or self._forked:
             raise self._closed_error()
         try:
-            reply = self._channel.call(message, deadline_s=deadline_s)
+            reply = self._channel.call(message, deadline_s=deadline_s, request=request)
         except DeadlinePassed:
             return RefuseReason.DEADLINE
         except ConnectionBroken:

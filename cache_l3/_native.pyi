@@ -21,6 +21,15 @@ def xxh3_64_by(kernel: int, cuts: list[int], data: Buffer, /) -> int:
     """The same, by one of XXH3_KERNELS, taken in up to each of `cuts` in turn as bytes arrive. For tests."""
 
 @final
+class Alarm:
+    """A timer of CLOCK_BOOTTIME for an event loop, which knows no such clock."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def set(self, at_ns: int) -> None:
+        """Readable from then on, until it is set again."""
+
+@final
 class Stored:
     """Bytes of a record that were received apart from their place; lends them by the buffer protocol."""
 
@@ -29,7 +38,7 @@ class Stored:
 
 @final
 class Engine:
-    """The thread, its connections and its queues."""
+    """The thread, its connections and its queues. It holds the memory that it was lent until the end was drained."""
 
     def __init__(
         self,
@@ -39,8 +48,7 @@ class Engine:
         header_bytes_min: int,
         header_bytes_max: int,
         window: int,
-        requests_max: int,
-        connections_max: int,
+        passed_over_max: int,
         line_bytes_max: int,
         reply_bytes_max: int,
     ) -> None: ...
@@ -64,12 +72,14 @@ class Engine:
         deadline_ns: int,
     ) -> int: ...
     def ask(self, shard: int, request: bytes, replies: int, *, deadline_ns: int) -> int: ...
+    def flush(self) -> None:
+        """Wake the thread for what was submitted: once for many, since waking costs more than submitting."""
     def cancel(self, request: int) -> None: ...
     def drain(self) -> list[tuple[int, int, bool, Any]]:
-        """What has ended: (number, status, was sent, value).
+        """What has ended: (number, status, was sent, value). Can be called after `close`.
 
         Status 0: of a GET (header, stored bytes, in place, Stored | None, checksum), of a SET None, of a question the list
-        of its replies, each bytes, int, None or (error text,). 1: absent. Above: text; numbers of `native_path`.
+        of its replies, each bytes, int, None or (error text,). Otherwise text; the numbers are those of `native_path`.
         Negative numbers are connections, ~connection, that have ended.
         """
     def statistics(self) -> dict[str, int]: ...

@@ -23,7 +23,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -202,9 +202,7 @@ class DataPath(Protocol):
         """
         ...
 
-    def cancel(
-        self, future: asyncio.Future[Got | Absent] | asyncio.Future[None] | asyncio.Future[list[Reply]]
-    ) -> None:
+    def cancel(self, future: asyncio.Future[Any]) -> None:
         """End a request soon as Cancelled; one that was sent closes its connection. Done already: nothing happens."""
         ...
 

@@ -33,12 +33,15 @@ class AbsentPages:
         found = self._acquire(self._namespace, Deadline(self._deadline_s))
         return Miss(found) if isinstance(found, MissReason) else found.match(keys, start)
 
-    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
+    def lease(
+        self, keys: Keys, start: int, deadline: Deadline | None, reused: ReusedPages | None = None
+    ) -> PageLease:
         """Lease when the pages are in reach, else return an empty lease."""
         wanted = pages_after(keys, start)
-        found = self._acquire(self._namespace, Deadline(self._deadline_s))
+        deadline = Deadline(self._deadline_s) if deadline is None else deadline
+        found = self._acquire(self._namespace, deadline)
         if not isinstance(found, MissReason):
-            return found.lease(keys, start, reused)
+            return found.lease(keys, start, deadline, reused)
         self._count(wanted, start, found)
         return empty_lease(found)
 

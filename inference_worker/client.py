@@ -20,9 +20,11 @@ from inference_worker.endpoint import parse_endpoint
 from inference_worker.lease import PageLease
 from inference_worker.link import Link
 from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
+from inference_worker.prefetch import Prefetch
 from inference_worker.request import Request
 from inference_worker.reused import ReusedPages
 from inference_worker.settings import ClientSettings
+from inference_worker.shards import checked_shards, match_shards
 from inference_worker.validity import ClientValidity
 from inference_worker.weights import Announced
 from kv_types.computation import check_name
@@ -33,7 +35,7 @@ from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
-__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
+__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "Prefetch", "RegisteredNamespace", "Request"]
 
 
 class Client:
@@ -118,11 +120,15 @@ class Client:
             raise self._foreign(namespace)
         return namespace.pages.match(keys, start)
 
-    def lease(self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0) -> PageLease:
+    def lease(
+        self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0, deadline_s: float | None = None
+    ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
-        `start` pages came from the caller's own L1; they are counted as such. Over gRPC the pages are fetched into
-        memory of the worker. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        `start` pages came from the caller's own L1; they are counted as such. What this node lacks and L3 has is brought
+        meanwhile, within `deadline_s` (None: settings.deadline_s; 0: this node's pages only, and nothing is waited for).
+        Over gRPC the pages are fetched into memory of the worker, within the same time. Raises InvalidArgumentError,
+        LimitExceededError, ClosedError.
         """
         try:
             is_own = namespace.owner is self._link
@@ -130,7 +136,8 @@ class Client:
             is_own = False
         if not is_own:
             raise self._foreign(namespace)
-        return namespace.pages.lease(keys, start)
+        deadline = None if deadline_s is None else Deadline(deadline_s)
+        return namespace.pages.lease(keys, start, deadline)
 
     def get(
         self,
@@ -141,7 +148,7 @@ class Client:
         start: int = 0,
         deadline_s: float | None = None,
     ) -> LookUpOutcome:
-        """Copy the longest servable prefix of keys[start:] into `destinations`.
+        """Copy the longest servable prefix of keys[start:] into `destinations`; `deadline_s` as for `lease`.
 
         Destinations: a list of one writable contiguous buffer of page_bytes a page, or one buffer for all of them;
         CPU tensors too. Those after the hit's end are unspecified. Raises BufferMismatchError, InvalidArgumentError,
@@ -233,22 +240,37 @@ class Client:
             page_views(sources, pages=offered, page_bytes=namespace.page_bytes, writable=False, what="source")
         return [Refused(refused)] * offered
 
-    def prefetch(self, namespace: RegisteredNamespace, keys: Keys) -> bool:
-        """Ask the sidecar to bring pages that only a slower tier has into L2, without waiting.
+    def match_shards(
+        self, shards: Sequence[tuple[RegisteredNamespace, Keys]], *, deadline_s: float | None = None
+    ) -> LookUpOutcome:
+        """Tell how many pages could be served to every shard of a tensor-parallel group: one question for all of them.
 
-        Returns whether it was asked: not when all pages are resident, when too many prefetches are under way (they
-        are counted as dropped), or when the computation is uncacheable. Raises InvalidArgumentError,
+        A shard is its namespace and the keys of its chain; all chains have one length, and at most LOAD_ROWS_MAX shards
+        are asked about. What some shards lack and L3 has is brought within `deadline_s` (None: settings.deadline_s; 0:
+        nothing is), and no more of it than all of them can have. Over gRPC nothing is brought. Pins nothing, and is not
+        counted as a look-up. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        for namespace, _ in shards:
+            self._own(namespace)
+        return match_shards(self._link, checked_shards(shards), self._deadline(deadline_s))
+
+    def prefetch(
+        self, namespace: RegisteredNamespace, keys: Keys, *, deadline_s: float | None = None
+    ) -> Prefetch | None:
+        """Ask the sidecar to bring pages that only L3 has into L2, within `deadline_s` (None: settings.deadline_s).
+
+        Waits for nothing: ask at a request's arrival, and look up when it is its turn. Of a longer chain LOAD_KEYS_MAX
+        pages are asked for. None: it was not asked, because all pages are resident, there is no L3, too many prefetches are
+        under way (they are counted as dropped), or the computation is uncacheable. Raises InvalidArgumentError,
         LimitExceededError, ClosedError.
         """
         self._own(namespace)
         self._check_open()
         packed, wanted = packed_chain(keys, 0)
+        within_s = self._deadline(deadline_s).remaining_s()
         if not wanted or namespace.uncacheable is not None:
-            return False
-        arena = self._link.arena
-        if arena is not None and arena.resident(packed) == wanted:
-            return False
-        return self._link.remote.prefetch(namespace, packed, self._settings.deadline_s)
+            return None
+        return self._link.prefetch(namespace, packed, deadline_s=within_s)
 
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.
@@ -293,6 +315,7 @@ class Client:
             **missed,
             "bytes_read": total.bytes_read,
             "bytes_written": total.bytes_written,
+            **self._link.loads.statistics(),
             **self._link.remote.prefetches.statistics(),
         }
 

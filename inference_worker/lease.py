@@ -63,11 +63,12 @@ class PageLease:
     and in a process forked after it was taken; an exported view must not be touched in such a process at all.
     """
 
-    __slots__ = ("_held", "_home")
+    __slots__ = ("_held", "_home", "_pages_l3")
 
-    def __init__(self, held: HeldPages, home: Home) -> None:
+    def __init__(self, held: HeldPages, home: Home, pages_l3: int = 0) -> None:
         self._held = held
         self._home = home
+        self._pages_l3 = pages_l3
 
     @property
     def pages(self) -> int:
@@ -78,6 +79,11 @@ class PageLease:
     def reason(self) -> MissReason:
         """Why the prefix ended where it did; NONE when all pages are there."""
         return MissReason(self._checked().reason)
+
+    @property
+    def pages_l3(self) -> int:
+        """How many of the last of them were brought from L3 for this very look-up."""
+        return self._pages_l3
 
     @property
     def view(self) -> int:

@@ -1,59 +1,20 @@
-"""Pages in shared memory: the thin layer between the client and the native reader of one sidecar's life."""
+"""Shared memory of one sidecar's life as a client has it: its mapping, its row, the namespaces that are bound to it."""
 
 from __future__ import annotations
 
 import contextlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.reader import AttachedArena, Registration
 from inference_worker.accounting import PageCounts, of_row
-from inference_worker.buffers import Buffers, page_views
-from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
-from inference_worker.lease import Home, PageLease
-from inference_worker.namespaces import Begun, Pages, PutTerms, RegisteredNamespace, pages_maybe_stored
-from inference_worker.reused import ReusedPages, Run
+from inference_worker.lease import Home
+from inference_worker.loading import LoadCounts, Loader
+from inference_worker.local_pages import LocalPages
+from inference_worker.namespaces import Pages, RegisteredNamespace
 from inference_worker.settings import ClientSettings
-from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
-from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp
-from kv_types.limits import BATCH_PAGES_MAX, OUTCOMES_SHARED_MAX
-from kv_types.outcomes import (
-    KNOWN,
-    Hit,
-    LookUpOutcome,
-    Miss,
-    MissReason,
-    PutOutcome,
-    Refused,
-    RefuseReason,
-    Stored,
-    Tier,
-)
-from kv_types.page_keys import Keys
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, stored_instance
-
-_REASONS = tuple(MissReason)
-_OUTCOMES: dict[tuple[int, int], LookUpOutcome] = {}
-_ABORT_DEADLINE_S = 0.01
-"""An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
-_Put = tuple[PutOutcome, int]
-"""What became of one page of a put, and its instance: unknown where it was not stored, or is not known to be."""
-
-
-def outcome_of(found: tuple[int, int]) -> LookUpOutcome:
-    """Turn the native (pages, reason) into an outcome. Outcomes are frozen, so the common ones are shared."""
-    known = _OUTCOMES.get(found)
-    if known is not None:
-        return known
-    pages, reason = found
-    outcome: LookUpOutcome = (
-        Hit(pages, Tier.L2, _REASONS[reason]) if pages or not reason else Miss(_REASONS[reason])
-    )
-    if len(_OUTCOMES) < OUTCOMES_SHARED_MAX:
-        _OUTCOMES[found] = outcome
-    return outcome
-
+from kv_types.errors import ClosedError, ProtocolError
+from kv_types.ids import LifeId, LogIncarnation, Stamp
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -62,23 +23,36 @@ Writer = Callable[[RegisteredNamespace], Pages]
 class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
-    __slots__ = ("_attached", "_bound", "_is_leaving", "_lease_ns", "_requests", "_writer", "reader")
+    __slots__ = (
+        "_attached", "_bound", "_is_leaving", "_requests", "_settings", "_writer", "loader", "reader",
+    )  # fmt: skip
 
-    def __init__(self, attached: AttachedArena, settings: ClientSettings, writer: Writer | None) -> None:
+    def __init__(
+        self,
+        attached: AttachedArena,
+        settings: ClientSettings,
+        writer: Writer | None,
+        loads: LoadCounts | None = None,
+    ) -> None:
         super().__init__()
         self._attached = attached
+        self._settings = settings
         self._writer = writer
+        self.loader = Loader(attached, loads or LoadCounts()) if attached.has_l3 else None
+        """Brings what L2 lacks; None where there is nothing to bring it from."""
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
         self._requests: set[object] = set()
         self._is_leaving = False
-        self._lease_ns = int(settings.copy_lease_s * 1e9)
         self.reader = attached.reader
 
     @classmethod
-    def attach(cls, path: str, settings: ClientSettings, *, writer: Writer | None) -> LocalArena:
+    def attach(
+        cls, path: str, settings: ClientSettings, *, writer: Writer | None, loads: LoadCounts
+    ) -> LocalArena:
         """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError.
 
-        `writer` takes the puts of a client that attaches read-only; None: they go into shared memory.
+        `writer` takes the puts of a client that attaches read-only; None: they go into shared memory. `loads` counts what
+        look-ups have the sidecar load.
         """
         attached = AttachedArena.connect(
             path,
@@ -88,7 +62,7 @@ class LocalArena(Home):
             engine=settings.engine,
             deadline_s=settings.attach_deadline_s,
         )
-        return cls(attached, settings, writer)
+        return cls(attached, settings, writer, loads)
 
     @property
     def life(self) -> LifeId:
@@ -109,7 +83,7 @@ class LocalArena(Home):
         registration = self._attached.register(
             identity.canonical, namespace.page_bytes, deadline_s=deadline.remaining_s()
         )
-        pages = LocalPages(self, namespace, registration, lease_ns=self._lease_ns)
+        pages = LocalPages(self, namespace, registration, settings=self._settings)
         self._bound[namespace] = pages
         return pages
 
@@ -141,6 +115,11 @@ class LocalArena(Home):
             return self.reader.match(packed)[0]
         except ValueError:
             return 0
+
+    def number_of(self, namespace: RegisteredNamespace) -> int | None:
+        """What the sidecar calls a namespace in this life; None where it was not told of it yet."""
+        pages = self._bound.get(namespace)
+        return None if pages is None else pages.registration.number
 
     def stamp(self) -> Stamp | None:
         """The present log position; None when the mapping was closed meanwhile."""
@@ -225,247 +204,3 @@ class LocalArena(Home):
     def writer(self, namespace: RegisteredNamespace) -> Pages | None:
         """Who takes puts instead of shared memory; None when nobody does."""
         return None if self._writer is None else self._writer(namespace)
-
-
-class LocalPages:
-    """Pages of one namespace in one life. See namespaces.Pages."""
-
-    __slots__ = ("_arena", "_counter", "_lease_ns", "_namespace", "_reader", "_take", "registration")
-
-    def __init__(
-        self, arena: LocalArena, namespace: RegisteredNamespace, registration: Registration, *, lease_ns: int
-    ) -> None:
-        self._arena = arena
-        self._namespace = namespace
-        self._reader = arena.reader
-        self._take = arena.reader.lease
-        self._counter = registration.counter
-        self._lease_ns = lease_ns
-        self.registration = registration
-
-    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
-        """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys."""
-        try:
-            held = self._take(self._counter, keys, start=start)  # type: ignore[arg-type]
-        except (ValueError, TypeError) as error:
-            packed, _ = packed_chain(keys, start)
-            if packed is not keys:
-                return self.lease(packed, start, reused)
-            return self._elsewhere(error).lease(packed, start, reused)
-        if reused is not None and held.pages:
-            packed, _ = packed_chain(keys, start)
-            run = Run(self._arena.life, start, held.pages, held.instance, held.instances(), held.stands_on)
-            reused.found(packed, run)
-        return PageLease(held, self._arena)
-
-    def match(self, keys: Keys, start: int) -> LookUpOutcome:
-        """Tell how many pages of keys[start:] could be served."""
-        try:
-            return outcome_of(self._reader.match(keys, start=start))  # type: ignore[arg-type]
-        except (ValueError, TypeError) as error:
-            packed, _ = packed_chain(keys, start)
-            if packed is not keys:
-                return self.match(packed, start)
-            return self._elsewhere(error).match(packed, start)
-
-    def get(
-        self,
-        keys: Keys,
-        destinations: Buffers,
-        start: int,
-        deadline: Deadline,
-        reused: ReusedPages | None = None,
-    ) -> LookUpOutcome:
-        """Copy the longest servable prefix of keys[start:] out, without the GIL."""
-        try:
-            return self._copy_out(keys, destinations, start, reused)
-        except (ValueError, TypeError) as error:
-            packed, wanted = packed_chain(keys, start)
-            views = self._views(destinations, wanted, writable=True)
-            if packed is not keys or views is not destinations:
-                return self._get_views(packed, views, start, deadline, reused)
-            return self._elsewhere(error).get(packed, views, start, deadline, reused)
-
-    def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
-        """Store keys[terms.start:]: what is known already is not sent, the rest goes in batches, parents first."""
-        writer = self._arena.writer(self._namespace)
-        if writer is not None:
-            return writer.put(keys, sources, terms)
-        packed, offered = packed_chain(keys, terms.start)
-        views = self._views(sources, offered, writable=False)
-        try:
-            known = max(0, self._reader.match(packed)[0] - terms.start)
-            stored = self._store(packed, views[known:], terms.start + known, terms)
-            return [KNOWN] * known + stored
-        except ValueError as error:
-            return self._elsewhere(error).put(packed, views, terms)
-
-    def begin(self, deadline: Deadline) -> Begun:
-        """Load freshness, then the view (R16), and publish that a request rests on it (R19)."""
-        reader, request = self._reader, self._arena.request_begins()
-        try:
-            freshness_ns = reader.freshness_ns()
-            slot, view, incarnation, revision = reader.begin_request()
-        except BaseException as error:
-            self._arena.request_ended(request)
-            if not isinstance(error, ValueError):
-                raise
-            return self._elsewhere(error).begin(deadline)
-        if slot < 0:
-            self._arena.request_ended(request)
-            # A request that holds no place could not hold back `drained`: nothing of it may be kept.
-            return Begun(view=view, freshness_ns=freshness_ns, refused=RefuseReason.QUOTA)
-        stamp = Stamp(LogIncarnation(incarnation), revision)
-        return Begun(
-            stamp=stamp,
-            view=view,
-            freshness_ns=freshness_ns,
-            end=lambda: self._end_request(slot, request),
-        )
-
-    def _store(
-        self, packed: bytes, views: Sequence[memoryview], first: int, terms: PutTerms
-    ) -> list[PutOutcome]:
-        rests_on = terms.rests_on(packed, first=first, life=self._arena.life)
-        puts: list[_Put] = []
-        for begin in range(0, len(views), BATCH_PAGES_MAX):
-            batch = views[begin : begin + BATCH_PAGES_MAX]
-            puts += self._store_batch(packed, batch, first + begin, terms, rests_on)
-            if isinstance(puts[-1][0], Refused):
-                # What follows stands on a page that is not there.
-                puts += [(puts[-1][0], UNKNOWN_INSTANCE)] * (len(views) - len(puts))
-                break
-        if terms.reused is not None:
-            self._note_stored(terms.reused, packed, first, puts)
-        return [outcome for outcome, _ in puts]
-
-    def _note_stored(self, reused: ReusedPages, packed: bytes, first: int, puts: Sequence[_Put]) -> None:
-        pages = pages_maybe_stored([outcome for outcome, _ in puts])
-        numbers = array("Q", [number for _, number in puts[:pages]])
-        if pages:
-            reused.stored(packed, Run(self._arena.life, first, pages, numbers[-1], numbers))
-
-    def _store_batch(
-        self,
-        packed: bytes,
-        batch: Sequence[memoryview],
-        first: int,
-        terms: PutTerms,
-        rests_on: int,
-    ) -> list[_Put]:
-        """Reserve, fill and commit one batch: two round trips. What was not confirmed is refused with the reason."""
-        attached = self._arena.connection()
-        keys = packed[first * KEY_BYTES : (first + len(batch)) * KEY_BYTES]
-        parent = PageKey(packed[(first - 1) * KEY_BYTES : first * KEY_BYTES]) if first else None
-        try:
-            places = attached.reserve(
-                self.registration, parent, keys, ttl_s=terms.ttl_s, deadline_s=terms.deadline.remaining_s()
-            )
-        except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
-            return [(Refused(RefuseReason.UNREACHABLE), UNKNOWN_INSTANCE)] * len(batch)
-        reserved = [(at, place) for at, place in enumerate(places) if isinstance(place, Reserved)]
-        puts: list[_Put] = [
-            (Refused(RefuseReason.UNREACHABLE) if isinstance(place, Reserved) else place, UNKNOWN_INSTANCE)
-            for place in places
-        ]
-        if reserved:
-            committed = self._fill_and_commit(attached, reserved, batch, terms, rests_on)
-            for (at, place), outcome in zip(reserved, committed, strict=True):
-                is_stored = isinstance(outcome, Stored)
-                puts[at] = (outcome, stored_instance(place.id) if is_stored else UNKNOWN_INSTANCE)
-        return puts
-
-    def _fill_and_commit(
-        self,
-        attached: AttachedArena,
-        reserved: Sequence[tuple[int, Reserved]],
-        batch: Sequence[memoryview],
-        terms: PutTerms,
-        rests_on: int,
-    ) -> list[PutOutcome]:
-        ids = [place.id for _, place in reserved]
-        settled = False
-        try:
-            self._reader.fill(
-                [place.offset for _, place in reserved],
-                [batch[at] for at, _ in reserved],
-                page_bytes=self._namespace.page_bytes,
-                counter=self._counter,
-            )
-            if terms.deadline.passed:
-                return [Refused(RefuseReason.DEADLINE)] * len(ids)
-            outcomes = attached.commit(
-                ids,
-                stamp=terms.stamp,
-                producer=terms.producer,
-                tags=terms.tags,
-                computed_from_ms=terms.computed_from_ms,
-                computed_until_ms=terms.computed_until_ms,
-                rests_on=rests_on,
-                deadline_s=terms.deadline.remaining_s(),
-            )
-        except (ClosedError, ProtocolError):  # withdrawn by another thread, or cut off for talking nonsense
-            return [Refused(RefuseReason.UNREACHABLE)] * len(ids)
-        else:
-            settled = True
-            return outcomes
-        finally:
-            # Nothing was published: kept, the places would make these pages BUSY for everybody until they run out.
-            if not settled:
-                with contextlib.suppress(ClosedError):
-                    attached.abort(ids, deadline_s=_ABORT_DEADLINE_S)
-
-    def _get_views(
-        self,
-        packed: bytes,
-        views: list[memoryview],
-        start: int,
-        deadline: Deadline,
-        reused: ReusedPages | None,
-    ) -> LookUpOutcome:
-        try:
-            return self._copy_out(packed, views, start, reused)
-        except ValueError as error:
-            return self._elsewhere(error).get(packed, views, start, deadline, reused)
-
-    def _copy_out(
-        self, keys: Keys, destinations: Buffers, start: int, reused: ReusedPages | None
-    ) -> LookUpOutcome:
-        """Ask the native reader; a request is told which pages came. Raises ValueError, TypeError as it does."""
-        words = None if reused is None else array("Q", bytes(8 * (len(keys) // KEY_BYTES)))
-        pages, reason, last = self._reader.get(
-            self._counter,
-            keys,  # type: ignore[arg-type]
-            destinations,  # type: ignore[arg-type]
-            page_bytes=self._namespace.page_bytes,
-            start=start,
-            lease_ns=self._lease_ns,
-            instances=words,
-        )
-        if reused is not None and words is not None and pages:
-            packed, _ = packed_chain(keys, start)
-            stands_on = words[start - 1] if start else NO_INSTANCE
-            run = Run(self._arena.life, start, pages, last, words[start : start + pages], stands_on)
-            reused.found(packed, run)
-        return outcome_of((pages, reason))
-
-    def _views(self, buffers: Buffers, pages: int, *, writable: bool) -> list[memoryview]:
-        what = "destination" if writable else "source"
-        return page_views(
-            buffers, pages=pages, page_bytes=self._namespace.page_bytes, writable=writable, what=what
-        )
-
-    def _elsewhere(self, error: Exception) -> Pages:
-        """Where to ask when the native reader refused arguments that are right: its mapping was closed meanwhile."""
-        pages = self._namespace.pages
-        if pages is self:
-            raise InvalidArgumentError(str(error)) from error
-        return pages
-
-    def _end_request(self, slot: int, request: object) -> None:
-        if not self._arena.inherited:
-            with contextlib.suppress(
-                ValueError
-            ):  # the mapping was closed, and with it ended all that rested on it
-                self._reader.end_request(slot)
-            self._arena.request_ended(request)

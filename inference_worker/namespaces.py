@@ -73,8 +73,10 @@ class Pages(Protocol):
         """Tell how many pages of keys[start:] could be served."""
         ...
 
-    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
-        """Pin the longest servable prefix of keys[start:]."""
+    def lease(
+        self, keys: Keys, start: int, deadline: Deadline | None, reused: ReusedPages | None = None
+    ) -> PageLease:
+        """Pin the longest servable prefix of keys[start:]; `deadline` None is the client's usual one."""
         ...
 
     def get(

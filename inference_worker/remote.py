@@ -15,7 +15,7 @@ from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
 from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
 from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
-from inference_worker.prefetch import Prefetches
+from inference_worker.prefetch import Prefetches, RemotePrefetch
 from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
@@ -106,12 +106,14 @@ class RemoteSidecar:
                 self.reconnects += 1
             self.life = life
 
-    def prefetch(self, namespace: RegisteredNamespace, packed: bytes, deadline_s: float) -> bool:
-        """Ask the sidecar to load what it has only in a slower tier, without waiting; False when dropped."""
+    def prefetch(
+        self, namespace: RegisteredNamespace, packed: bytes, deadline_s: float
+    ) -> RemotePrefetch | None:
+        """Ask the sidecar to load what it has only in a slower tier, without waiting; None when dropped."""
         try:
             calls = self._open()
         except StrataError:
-            return False
+            return None
         register = cache_pb2.RegisterNamespaceRequest(
             canonical=namespace.identified.canonical, page_bytes=namespace.page_bytes
         )
@@ -185,7 +187,9 @@ class RemotePages:
         pages = outcome.pages - start
         return Hit(pages, outcome.tier, outcome.ended_by) if pages > 0 else Miss(_reason(outcome))
 
-    def lease(self, keys: Keys, start: int, reused: ReusedPages | None = None) -> PageLease:
+    def lease(
+        self, keys: Keys, start: int, deadline: Deadline | None, reused: ReusedPages | None = None
+    ) -> PageLease:
         """Fetch the longest servable prefix of keys[start:] into memory of our own."""
         packed, wanted = packed_chain(keys, start)
         if not wanted:
@@ -195,7 +199,8 @@ class RemotePages:
         affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
         asked = packed[: (start + min(wanted, affordable)) * KEY_BYTES]
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=min(wanted, affordable))
-        outcome = self._receive(asked, start, receiver, Deadline(self._lease_deadline_s))
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        outcome = self._receive(asked, start, receiver, deadline)
         pages = outcome.pages if isinstance(outcome, Hit) else 0
         reason = _reason(outcome)
         if pages == affordable < wanted and reason is MissReason.NONE:

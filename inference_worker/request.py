@@ -102,10 +102,21 @@ class Request:
         self._check()
         return self.namespace.pages.match(keys, start)
 
-    def lease(self, keys: Keys, *, start: int = 0) -> PageLease:
+    @property
+    def pages_l3(self) -> int:
+        """Pages that were brought from L3 for look-ups of this request."""
+        return self._reused.pages_l3
+
+    @property
+    def load_waited_s(self) -> float:
+        """How long look-ups of this request have waited for loads, all together; over gRPC that can't be told."""
+        return self._reused.waited_ns / 1e9
+
+    def lease(self, keys: Keys, *, start: int = 0, deadline_s: float | None = None) -> PageLease:
         """See Client.lease."""
         self._check()
-        return self.namespace.pages.lease(keys, start, self._reused)
+        deadline = Deadline(self._deadline_s if deadline_s is None else deadline_s)
+        return self.namespace.pages.lease(keys, start, deadline, self._reused)
 
     def get(
         self, keys: Keys, destinations: Buffers, *, start: int = 0, deadline_s: float | None = None

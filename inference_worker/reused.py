@@ -59,9 +59,12 @@ class _Noted:
 class ReusedPages:
     """Of one request, used by one thread at a time. Remembers REUSED_RUNS_MAX runs; after more it knows nothing."""
 
-    __slots__ = ("_count", "_noted")
+    __slots__ = ("_count", "_noted", "pages_l3", "waited_ns")
 
     def __init__(self) -> None:
+        self.pages_l3 = 0
+        self.waited_ns = 0
+        """Pages that were brought from L3 for this request's look-ups, and how long these waited for loads."""
         self._noted: dict[int, dict[bytes, dict[bytes, _Noted]]] = {}
         """Index of a run's first page → its key → that of its last page, which names the whole chain up to there → the run."""
         self._count = 0

@@ -127,8 +127,8 @@ LISTING_S_MAX = 0.25
 """How long a registration waits for the fleet's directory at most."""
 LISTINGS_IN_FLIGHT_PER_CLIENT_MAX = 16
 """Registrations of one client that wait for the fleet's directory at a time."""
-LOG_CANDIDATES_MAX = 16
-"""Servers that may be named for one log."""
+SERVERS_NAMED_MAX = 16
+"""Servers that one list of URLs may name."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
 LOG_NAMESPACES_BATCH_MAX = 128
@@ -168,6 +168,8 @@ LOG_BACKOFF_S_MAX = 1.0
 L3_WINDOW_DEFAULT = 4
 """Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
 L3_WINDOW_MAX = 64
+L3_PASSED_OVER_MAX = 8
+"""How often more urgent requests of a shard go before one that waits."""
 L3_CONNECTIONS_MAX = 1024
 """Connections of one data path."""
 L3_REQUESTS_MAX = 8192
@@ -181,6 +183,107 @@ L3_REPLY_BYTES_MAX = 16 * 1024
 """One reply to a question: the header of a record and what goes with it."""
 L3_LINE_BYTES_MAX = 1024
 """A line of a reply: a length, a number, an error's text."""
+
+# The store of L3
+L3_BREAKER_FAILURES = 3
+L3_BREAKER_SILENT_S = 0.1
+"""Requests in a row without an answer, over so long a silence, and a server is asked nothing but probes."""
+L3_BREAKER_COOL_S_MIN = 0.1
+L3_BREAKER_COOL_S_MAX = 2.0
+"""Between two probes, at first and at most."""
+L3_RETRIES_BURST_MAX = 256
+L3_RETRIES_PER_S_MAX = 64
+"""Requests that are sent to one server again after a failure: so many at once, then at this rate."""
+L3_ATTEMPTS_MAX = 16
+"""How often one request is sent at most, its redirections included."""
+L3_RETRY_PAUSE_S_MIN = 0.005
+L3_RETRY_PAUSE_S_MAX = 0.2
+"""Between two attempts, at first and at most."""
+L3_CONNECTIONS_PER_SHARD_DEFAULT = 4
+L3_CONNECTIONS_PER_SHARD_MAX = 32
+L3_SHARDS_MAX = 256
+"""Primaries of one L3."""
+L3_SHARD_IDLE_S = 10.0
+"""A server that is no primary any more is let go when nobody has asked it for so long."""
+L3_CONNECT_S = 2.0
+"""How long a server may take to be connected to, in each step and in all; with TLS on a busy machine that is much."""
+L3_CONNECTING_MAX = 8
+"""Connections that are opened at a time, each in a thread."""
+L3_OPENINGS_BURST_MAX = 64
+L3_OPENINGS_PER_S_MAX = 50
+"""Connections to one server that are opened anew, because late requests ended them: so many at once, then at this rate."""
+L3_REOPEN_S = 0.05
+"""Pause after a connection that could not be opened while others are there; twice as long each time."""
+L3_LOOK_S = 1.0
+L3_LOOK_ANSWER_S = 1.0
+"""How often a server is asked for its memory and role, and how long it may take to answer."""
+L3_TABLE_S = 1.0
+"""How long one server may take to tell a Cluster's slot table before another is asked."""
+L3_REFRESH_S_MIN = 0.1
+L3_REFRESH_S = 30.0
+"""How often a Cluster's slot table is read anew: after trouble at most, and without any."""
+L3_PROBE_RECORDS_MAX = 64
+"""Records in one question to one server: one ms of reading its answers, after which the event loop serves others."""
+L3_CODEC_THREADS_MAX = 2
+"""Threads that compress and decompress."""
+L3_ENCODED_MAX = 16
+"""Compressed records that wait to be sent."""
+L3_DISCARDS_MAX = 64
+L3_DISCARD_S = 1.0
+"""Damaged records that are removed at a time, and how long each may take."""
+L3_RESERVE_FRACTION = 0.1
+L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
+"""What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
+L3_ZSTD_LEVEL_DEFAULT = 1
+L3_ZSTD_LEVEL_MIN = 1
+L3_ZSTD_LEVEL_MAX = 19
+"""Levels of compression; further ones take hundreds of MiB for a context."""
+
+# What a sidecar does with L3
+L3_LOADS_MAX = 1024
+"""Requests for pages of L3 that are under way; more are answered OVERLOADED at once."""
+L3_LOAD_S_MAX = 60.0
+"""The longest time that one of them takes, whatever its caller says."""
+L3_PAGES_WANTED_MAX = 32_768
+"""Pages that are asked about, wanted or on their way."""
+L3_FLIGHTS_MAX = 64
+"""Pages on their way into the arena at a time: enough for a window on each connection of a few servers."""
+L3_FLIGHT_BYTES_FRACTION = 0.25
+"""The part of the arena that they may take together."""
+L3_RUN_PAGES = 32
+"""Pages of one request that are fetched before another has its turn."""
+L3_PROBE_PAGES_MAX = 512
+"""Pages of one question to L3."""
+L3_ABSENT_MEMO_S = 0.25
+L3_ABSENT_MEMO_MAX = 65_536
+"""How long a record that was not there is not asked for again, and how many such are remembered."""
+L3_PUT_AWAITED_S = 0.1
+"""How long a load waits for a page that a client is storing."""
+L3_TURN_PAGES = 128
+"""Records that are judged, or pages that are described, without letting others run."""
+L3_STORE_QUEUE_PAGES_MAX = 65_536
+L3_STORE_QUEUE_BYTES_DEFAULT = 4 * 1024 * 1024 * 1024
+"""Pages that wait to be stored in L3, and their bytes; a full queue takes no more."""
+L3_STORE_QUEUE_S_MAX = 60.0
+"""How long one waits there at most."""
+L3_STORE_ATTEMPTS_MAX = 3
+"""How often one is sent when no answer comes."""
+L3_STORE_BATCH_PAGES = 64
+"""Pages that are asked about together before they are stored."""
+L3_STORES_IN_FLIGHT_MAX = 16
+L3_STORES_IN_FLIGHT_WHILE_LOADING = 2
+"""Pages that are being stored at a time; few while somebody waits for loads."""
+L3_STORE_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
+"""Their bytes, which stay pinned so long; one page may be larger than that, alone."""
+L3_STORE_BACKOFF_S_MIN = 0.1
+L3_STORE_BACKOFF_S_MAX = 2.0
+"""How long storing pauses when L3 can't be reached, at first and at most."""
+L3_TTL_S_DEFAULT = 86_400
+"""How long a record lives that nobody stores again."""
+L3_CALL_FRACTION = 0.5
+"""The part of a gRPC call's time that may be spent on L3: the rest is for sending what there is."""
+L3_DRAIN_FRACTION = 0.5
+"""The part of the drain time in which pages may still be stored."""
 
 # Administration
 ADMIN_CALLS_MAX = 32
@@ -239,6 +342,14 @@ GRPC_COMPRESSION_BYTES_MIN = 1024
 METRICS_CONNECTIONS_MAX = 16
 METRICS_REQUEST_BYTES_MAX = 8 * 1024
 
+# Loads that a client asks for
+LOAD_ROWS_MAX = 64
+"""Chains of one load: the shards of one tensor-parallel group."""
+LOAD_KEYS_MAX = 3072
+"""Pages of one load, of all its chains; a longer chain is asked for in several, one after another."""
+LOADS_IN_FLIGHT_PER_CLIENT_MAX = 128
+"""Loads of one client at a time, prefetches among them; more are answered at once as overloaded."""
+
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
@@ -267,12 +378,21 @@ RECONNECT_BACKOFF_S_MAX = 2.0
 assert PAGE_BYTES_MAX < RECORD_BYTES_MAX < 512 * 1024 * 1024, (
     "every page has a record, and a server takes each"
 )
+assert L3_PROBE_RECORDS_MAX <= L3_ASK_COMMANDS_MAX, "a question about records must be one that may be asked"
+assert L3_CONNECTIONS_PER_SHARD_MAX <= L3_CONNECTIONS_MAX, "one shard must fit the data path"
 assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a segment that holds it"
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"
 )
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
+assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
+    "a full load must fit one attach message"
+)
+assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
+    "prefetches must leave room for look-ups' loads"
+)
+assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"

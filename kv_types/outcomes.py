@@ -106,11 +106,15 @@ class RefuseReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The longest prefix of valid pages: `pages` of those asked for, and why it ended there."""
+    """The longest prefix of valid pages: `pages` of those asked for, and why it ended there.
+
+    `tier` is where its last page was found. The last `pages_l3` were brought from L3 for this very look-up.
+    """
 
     pages: int
     tier: Tier
     ended_by: MissReason = MissReason.NONE
+    pages_l3: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,16 +75,21 @@ def ttl_from_wire(number: int) -> int | None:
     return number or None
 
 
-def row_to_wire(outcome: LookUpOutcome, *, pages_asked: int) -> cache_pb2.RowOutcome:
-    """Return the message of one row's outcome; `pages_asked` tells a whole hit from one that ended early."""
+def row_to_wire(outcome: LookUpOutcome, *, pages_asked: int, pending: int = 0) -> cache_pb2.RowOutcome:
+    """Return the message of one row's outcome; `pages_asked` tells a whole hit from one that ended early.
+
+    `pending`: pages after those that are served now which are being loaded.
+    """
     if isinstance(outcome, Hit):
         ended_by = outcome.ended_by
         if outcome.pages < pages_asked and ended_by is MissReason.NONE:
             ended_by = MissReason.ABSENT
         tiers = [cache_pb2.TierPages(tier=int(outcome.tier), pages=outcome.pages)]  # type: ignore[arg-type]
-        return cache_pb2.RowOutcome(pages=outcome.pages, tiers=tiers, ended_by=int(ended_by))  # type: ignore[arg-type]
+        return cache_pb2.RowOutcome(
+            pages=outcome.pages, tiers=tiers, ended_by=int(ended_by), pending_pages=pending  # type: ignore[arg-type]
+        )  # fmt: skip
     if isinstance(outcome, Miss):
-        return cache_pb2.RowOutcome(ended_by=int(outcome.reason))  # type: ignore[arg-type]
+        return cache_pb2.RowOutcome(ended_by=int(outcome.reason), pending_pages=pending)  # type: ignore[arg-type]
     return cache_pb2.RowOutcome(pending_pages=outcome.pages, ended_by=int(MissReason.ABSENT))  # type: ignore[arg-type]
 
 

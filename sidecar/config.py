@@ -21,6 +21,7 @@ ENVIRONMENT_PREFIX = "STRATAKV_"
 AUTO = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = ("redis://", "rediss://", "unix://")
+_CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 OFF = "off"
 
 
@@ -73,7 +74,7 @@ def _urls(value: Any) -> Any:
         raise ValueError(
             "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between"
         )
-    from invalidation.redis.address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
+    from cache_l3.address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
 
     try:
         parse_addresses(value)
@@ -82,9 +83,26 @@ def _urls(value: Any) -> Any:
     return value
 
 
+def _servers(value: Any) -> Any:
+    if not isinstance(value, str) or not value.strip().startswith(_CLUSTER_SCHEMES):
+        return _urls(value)
+    from cache_l3.address import parse_servers  # noqa: PLC0415 - only whoever names servers pays for redis-py
+
+    try:
+        parse_servers(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def is_cluster(urls: str) -> bool:
+    """Whether what l3_url says is a Redis Cluster."""
+    return urls.strip().startswith(_CLUSTER_SCHEMES)
+
+
 def without_secrets(urls: str) -> str:
     """Return URLs without users and passwords, to be shown: whatever stands before the last @ of each."""
-    return re.sub(r"://(?:(?!(?:rediss?|unix)://).)*@", "://***@", urls)
+    return re.sub(r"://(?:(?!(?:rediss?(?:\+cluster)?|unix)://).)*@", "://***@", urls)
 
 
 Directory = Annotated[Path, BeforeValidator(_path)]
@@ -99,6 +117,7 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 Fraction = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name)]
 UrlsOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _urls))]
+ServersOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _servers))]
 
 
 class Settings(BaseSettings):
@@ -133,14 +152,36 @@ class Settings(BaseSettings):
     """Whether there is anything beyond this node. Without (`--no-l3`), the invalidation log is this sidecar's own too,
     unless log_url names one."""
 
-    l3_url: UrlsOrAuto = None
-    """Redis or Valkey servers that the fleet shares, with a comma between: redis://, rediss:// or unix:// URLs of servers
-    any of which may be the primary; log_replicas must then say how many of them confirm. auto: a private server of this
-    sidecar's own, which ends with it."""
+    l3_url: ServersOrAuto = None
+    """Redis or Valkey servers that the fleet shares pages through, with a comma between: redis://, rediss:// or unix:// URLs
+    of servers any of which may be the primary, and log_replicas must then say how many of them confirm; or a Cluster, by
+    redis+cluster:// or rediss+cluster://, with a log_url beside it. A server that is down keeps nothing from starting. auto:
+    pages stay on this node, and only the invalidation log is on a private server of this sidecar's own, which ends with it."""
 
     log_url: UrlsOrAuto = None
-    """Where the fleet's invalidation log is, as for l3_url; auto: where l3_url is. A server that is down at start does not
-    keep the sidecar from starting: it serves no hits until the log answers, and says so."""
+    """Where the fleet's invalidation log is, as for l3_url, but never a Cluster; auto: where l3_url is. A server that is down
+    at start does not keep the sidecar from starting: it serves no hits until the log answers, and says so."""
+
+    l3_ttl: Duration = Field(default=float(limits.L3_TTL_S_DEFAULT), ge=1.0, le=float(limits.TTL_S_MAX))
+    """How long a page stays in L3 that nobody stores again; whole seconds. Every page there has an end, none later than that
+    of its own time to live."""
+
+    l3_codec: Literal["raw", "zstd"] = "raw"
+    """How pages are stored in L3: raw, as fast as the network is; zstd, smaller, for some ms of a processor a MiB. Whatever it
+    says, pages of both kinds are read."""
+
+    l3_connections: Number = Field(
+        default=limits.L3_CONNECTIONS_PER_SHARD_DEFAULT, ge=1, le=limits.L3_CONNECTIONS_PER_SHARD_MAX
+    )
+    """Connections to each server of L3."""
+
+    l3_deadline: Duration = Field(default=limits.CALL_DEADLINE_S_DEFAULT, ge=0.01, le=limits.L3_LOAD_S_MAX)
+    """How long one page may take on its way into L3, and what a call over gRPC waits for L3 at most. Workers on this node say
+    themselves how long they wait."""
+
+    l3_queue: Size = Field(default=limits.L3_STORE_QUEUE_BYTES_DEFAULT, ge=limits.PAGE_BYTES_MAX)
+    """Bytes of pages that may wait to be stored in L3. They stay where they are, in the arena, and may be evicted from it
+    meanwhile; what finds the queue full is not stored, and counted."""
 
     fleet: Name = "default"
     """Sidecars of one fleet share pages and invalidations. Several fleets can share one server."""
@@ -241,6 +282,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 "l3_url names servers and l3 is off; leave one of them out, or name log_url instead"
             )
+        if self.l3_url is not None and is_cluster(self.l3_url) and self.log_url is None:
+            raise ValueError(
+                "l3_url names a Redis Cluster, which holds pages but not the invalidation log: that lies on one server and its "
+                "replicas, from which no slot may move. Name such a server by log_url"
+            )
         self._check_replicas()
         if self.segment_size is not None and self.segment_size > self.arena_size:
             raise ValueError(
@@ -251,7 +297,9 @@ class Settings(BaseSettings):
 
     def _check_replicas(self) -> None:
         """Raise ValueError where a failover is expected and nobody could notice that its old primary lives on (rule R10)."""
-        servers = len((self.log_url or self.l3_url or "").split(","))
+        servers = len(
+            (self.log_url or self.l3_url or "").split(",")
+        )  # never a Cluster's: it has a log_url beside it
         if servers > 1 and self.log_replicas == 0:
             name = "log_url" if self.log_url is not None else "l3_url"
             raise ValueError(
@@ -262,11 +310,11 @@ class Settings(BaseSettings):
             )
 
 
-_SIZES = frozenset({"arena_size", "segment_size", "redis_memory"})
+_SIZES = frozenset({"arena_size", "segment_size", "redis_memory", "l3_queue"})
 _DURATIONS = frozenset(
     {
         "freshness_lease", "reservation_time", "default_ttl", "drain_time", "log_deadline", "pause_bound",
-        "skew_bound",
+        "skew_bound", "l3_ttl", "l3_deadline",
     }
 )  # fmt: skip
 _URLS = frozenset({"l3_url", "log_url"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -13,6 +13,9 @@ from cache_l2.store import NamespaceCounts
 from kv_types import limits
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
+from sidecar.l3.loads import RowLoaded
+from sidecar.l3.metrics import l3_metrics, outcome_of
+from sidecar.l3.tier import L3State
 from sidecar.log.metrics import log_metrics
 from sidecar.log.state import LogState
 
@@ -58,6 +61,7 @@ class Snapshot:
     arena_bytes: int
     freshness_remaining_s: float
     log: LogState
+    l3: L3State
     calls_running: int
     calls_refused: int
 
@@ -93,6 +97,13 @@ class Metrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self._loads = Histogram(
+            "stratakv_l3_load_duration_seconds",
+            "Time that a request for pages of L3 took, by what came of it: whole, part, nothing, or late.",
+            ("outcome",),
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
         self.registry.register(_StoreCollector(version, life, snapshot))
 
     def observe_call(self, method: str, code: str, duration_s: float) -> None:
@@ -106,6 +117,10 @@ class Metrics:
     def observe_applying(self, duration_s: float) -> None:
         """Count one batch of records that was applied."""
         self._applying.observe(duration_s)
+
+    def observe_load(self, duration_s: float, rows: Sequence[RowLoaded]) -> None:
+        """Count one request for pages of L3 that was answered."""
+        self._loads.labels(outcome_of(rows)).observe(duration_s)
 
     def observe_lag(self, lag_s: float) -> None:
         """Count one wake-up of the event loop."""
@@ -129,6 +144,7 @@ class _StoreCollector(Collector):
         yield from _arena_metrics(snapshot)
         yield from _daemon_metrics(snapshot)
         yield from log_metrics(snapshot.log)
+        yield from l3_metrics(snapshot.l3)
 
 
 def namespace_labels(snapshot: Snapshot) -> dict[NamespaceId, str]:

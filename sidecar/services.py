@@ -16,6 +16,8 @@ from sidecar.admin.service import AdminService
 from sidecar.attach.server import AttachServer
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
+from sidecar.l3.choice import choose_l3
+from sidecar.l3.tier import L3Tier
 from sidecar.log.choice import ChosenLog
 from sidecar.log.following import Following
 from sidecar.logs import logger
@@ -57,9 +59,21 @@ class Services:
             chosen, store, validity, listings, settings, version=version, clock=clock,
             observe=self.metrics.observe_applying,
         )  # fmt: skip
-        service = ArenaService(store, directory=self.following.directory)
+        self._l3 = L3Tier(
+            store, validity, choose_l3(settings, log_candidates=chosen.candidates), settings, clock=clock,
+            observe=self.metrics.observe_load,
+        )  # fmt: skip
+        service = ArenaService(
+            store, directory=self.following.directory, loads=self._l3.loads, clock=clock,
+            prefetch_s=settings.l3_deadline,
+        )  # fmt: skip
         self._report = StatusReport(
-            store, self.following.picture, version=version, clock=clock, addresses=self._addresses
+            store,
+            self.following.picture,
+            self._l3.state,
+            version=version,
+            clock=clock,
+            addresses=self._addresses,
         )
         self._attach = AttachServer(
             store,
@@ -68,6 +82,7 @@ class Services:
             observe=self.metrics.observe_attach,
             engine_came=self.following.shell.look_at_clients,
             directory=self.following.directory,
+            loads=self._l3.loads,
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
@@ -77,7 +92,10 @@ class Services:
         )  # fmt: skip
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
         admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
-        self._grpc = GrpcServer(CacheService(service, self._calls, self._status).handler(), admin.handler())
+        self._grpc = GrpcServer(
+            CacheService(service, self._calls, self._status, load_s=settings.l3_deadline).handler(),
+            admin.handler(),
+        )
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._attach_started = False
 
@@ -86,6 +104,7 @@ class Services:
         if self._settings.metrics_port is not None:
             await self._metrics_server.start(self._settings.metrics_port)
             self._addresses.metrics = self._metrics_server.address
+        await self._l3.start()
         await self._grpc.start(self._directory.grpc_path, tcp=self._settings.grpc_tcp)
         self._addresses.grpc = self._grpc.addresses
         await self._attach.start()
@@ -98,6 +117,7 @@ class Services:
             "grpc": self._addresses.grpc,
             "metrics": f"http://{self._addresses.metrics}/metrics" if self._addresses.metrics else "off",
             "life": self._store.life.hex(),
+            "l3": self._l3.state().why_off or "on",
             "log": self.following.chosen.address or str(self.following.chosen.kind),
         }
 
@@ -109,9 +129,10 @@ class Services:
         await self._grpc.stop_serving()
         self._store.drain()
         self._administration.end()
-        finished, _, _ = await asyncio.gather(
-            self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s)
-        )
+        finished, _, _, _ = await asyncio.gather(
+            self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s),
+            self._l3.drain(drain_s),
+        )  # fmt: skip
         if finished:
             return
         _log.warning("calls still ran at the end of the drain time and are ended", calls=self._calls.running)
@@ -124,6 +145,7 @@ class Services:
         await self._grpc.stop(_FLUSH_S)
         if self._attach_started:
             await self._attach.stop(0.0)
+        await self._l3.close()
         await self._metrics_server.stop()
 
     def _status(self) -> cache_pb2.StatusResponse:

@@ -14,6 +14,7 @@ from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
 from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
+from sidecar.l3.tier import L3State
 from sidecar.log.state import LogPicture
 from sidecar.metrics import Snapshot
 
@@ -37,6 +38,7 @@ class StatusReport:
         self,
         store: ArenaStore,
         log: Callable[[], LogPicture],
+        l3: Callable[[], L3State],
         *,
         version: str,
         clock: Clock,
@@ -44,6 +46,7 @@ class StatusReport:
     ) -> None:
         self._store = store
         self._log = log
+        self._l3 = l3
         self._version = version
         self._clock = clock
         self._addresses = addresses
@@ -71,6 +74,7 @@ class StatusReport:
             runtime_dir=self._addresses.runtime_dir,
             freshness_remaining_ms=int(self._freshness_remaining_s() * 1000),
             log=_log_status(log),
+            l3=_l3_status(self._l3()),
             weights_versions=log.weights,
         )
         for record in self._store.namespaces():
@@ -93,6 +97,7 @@ class StatusReport:
             arena_bytes=self._store.config.arena_bytes,
             freshness_remaining_s=self._freshness_remaining_s(),
             log=self._log().state,
+            l3=self._l3(),
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
@@ -131,6 +136,26 @@ def _log_status(log: LogPicture) -> cache_pb2.LogStatus:
         server_errors=state.server_errors,
         server_warnings=state.server_warnings,
     )
+
+
+def _l3_status(state: L3State) -> cache_pb2.L3Status:
+    picture = state.picture
+    servers = () if picture is None else picture.servers
+    return cache_pb2.L3Status(
+        why_off=state.why_off,
+        kind="" if picture is None else picture.kind,
+        servers=[
+            cache_pb2.L3ServerStatus(
+                server=one.server, breaker=one.breaker, connections=one.connections, last_error=one.last_error,
+                writes=one.writes,
+            )
+            for one in servers
+        ],
+        trouble="" if picture is None else picture.trouble,
+        loads=dict(state.loads),
+        stores=dict(state.stores),
+        records=dict(state.records),
+    )  # fmt: skip
 
 
 def _namespace(

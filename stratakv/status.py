@@ -19,6 +19,7 @@ from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import address_of, fail
 from stratakv.commands import AdminCommand
+from stratakv.l3_status import render_l3, where_l3
 from stratakv.presentation import Paper, plain, print_json, table_of
 
 _DEADLINE_S = 5.0
@@ -87,7 +88,7 @@ def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
 
 def render(answer: cache_pb2.StatusResponse) -> Group:
     """Return the answer as tables for a terminal."""
-    parts: list[Any] = [_headline(answer), *_log(answer), _memory(answer)]
+    parts: list[Any] = [_headline(answer), *_log(answer), *render_l3(answer.l3), _memory(answer)]
     if answer.namespaces:
         parts.append(_namespaces(answer))
     parts.append(_clients(answer))
@@ -129,6 +130,7 @@ def _headline(answer: cache_pb2.StatusResponse) -> Text:
         ("attach ", answer.attach_path),
         ("grpc   ", ", ".join(answer.grpc_addresses)),
         ("log    ", _where(answer.log)),
+        ("L3     ", where_l3(answer.l3)),
         ("metrics", f"http://{answer.metrics_address}/metrics" if answer.metrics_address else "off"),
     ):
         text.append(f"\n{label} ", style="dim")

@@ -9,9 +9,10 @@ from typing import TypeVar
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
+from cache_l3.address import RedisAddress
+from cache_l3.errors import tls_hint
 from invalidation.log import LogUnavailableError
-from invalidation.redis.address import RedisAddress
-from invalidation.redis.errors import tls_hint, unavailable
+from invalidation.redis.errors import unavailable
 from invalidation.redis.replies import MalformedReplyError
 from kv_types.clock import Clock
 from kv_types.limits import LOG_UNCONFIRMED_MAX

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cache_l3.server_info import parse_info
 from invalidation.log import LogUnavailableError
 from invalidation.redis.connections import Command
 from invalidation.redis.errors import RIGHTS, unavailable
@@ -90,12 +91,6 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int, candida
         errors=tuple(errors),
         warnings=tuple(_warnings(info, told, replicas, candidates)),
     )
-
-
-def parse_info(text: str) -> Mapping[str, str]:
-    """Read INFO's lines of `name:value`."""
-    lines = (line.strip().partition(":") for line in text.splitlines())
-    return {name: value for name, colon, value in lines if colon and not name.startswith("#")}
 
 
 def _configuration(replies: Sequence[object]) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from redis.exceptions import NoScriptError
 
+from cache_l3.address import RedisAddress
 from invalidation.log import (
     Appended,
     Boot,
@@ -26,7 +27,6 @@ from invalidation.log import (
 )
 from invalidation.records import LogEntry, LogRecord
 from invalidation.redis import replies, requests
-from invalidation.redis.address import RedisAddress
 from invalidation.redis.connections import Candidates, Command, Line, Talk
 from invalidation.redis.errors import unavailable
 from invalidation.redis.facts import RedisFacts, facts_commands, read_facts

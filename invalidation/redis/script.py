@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import astuple
 from importlib import resources
 
+from cache_l3.key_space import check_fleet
 from invalidation.log import LogLimits
-from kv_types.errors import InvalidArgumentError
-from kv_types.limits import FLEET_NAME_BYTES_MAX
 
 KEY_NAMES = (
     "state",
@@ -26,23 +24,11 @@ KEY_NAMES = (
 )
 """In the order of the script's KEYS."""
 
-_FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
 
 @functools.cache
 def script_text() -> str:
     """Text of the script, which stands beside this module."""
     return resources.files("invalidation.redis").joinpath("log.lua").read_text()
-
-
-def check_fleet(fleet: str) -> str:
-    """Return a fleet's name; raises InvalidArgumentError on one that Redis keys can't carry."""
-    if not _FLEET.fullmatch(fleet) or len(fleet) > FLEET_NAME_BYTES_MAX:
-        raise InvalidArgumentError(
-            f"a fleet's name is 1 to {FLEET_NAME_BYTES_MAX} letters, digits, dots, dashes or underscores and begins "
-            f"with a letter or digit; got {fleet!r}"
-        )
-    return fleet
 
 
 def script_keys(fleet: str) -> Sequence[str]:

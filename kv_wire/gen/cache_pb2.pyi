@@ -385,8 +385,61 @@ class LogStatus(_message.Message):
     draining_held_by: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ..., server: _Optional[str] = ..., server_errors: _Optional[_Iterable[str]] = ..., server_warnings: _Optional[_Iterable[str]] = ..., draining_held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class L3ServerStatus(_message.Message):
+    __slots__ = ("server", "breaker", "connections", "last_error", "writes")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    breaker: str
+    connections: int
+    last_error: str
+    writes: str
+    def __init__(self, server: _Optional[str] = ..., breaker: _Optional[str] = ..., connections: _Optional[int] = ..., last_error: _Optional[str] = ..., writes: _Optional[str] = ...) -> None: ...
+
+class L3Status(_message.Message):
+    __slots__ = ("why_off", "kind", "servers", "trouble", "loads", "stores", "records")
+    class LoadsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class StoresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RecordsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WHY_OFF_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    why_off: str
+    kind: str
+    servers: _containers.RepeatedCompositeFieldContainer[L3ServerStatus]
+    trouble: str
+    loads: _containers.ScalarMap[str, int]
+    stores: _containers.ScalarMap[str, int]
+    records: _containers.ScalarMap[str, int]
+    def __init__(self, why_off: _Optional[str] = ..., kind: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[L3ServerStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., loads: _Optional[_Mapping[str, int]] = ..., stores: _Optional[_Mapping[str, int]] = ..., records: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions")
+    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions", "l3")
     class ArenaEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +480,7 @@ class StatusResponse(_message.Message):
     RUNTIME_DIR_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    L3_FIELD_NUMBER: _ClassVar[int]
     version: str
     life: bytes
     pid: int
@@ -446,4 +500,5 @@ class StatusResponse(_message.Message):
     runtime_dir: str
     log: LogStatus
     weights_versions: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    l3: L3Status
+    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ..., l3: _Optional[_Union[L3Status, _Mapping]] = ...) -> None: ...

@@ -7,12 +7,16 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cache_l2.attach_messages import SidecarMessage
 from cache_l2.attach_socket import Peer, send_datagram
 from cache_l2.attach_wire import encode_message
 from kv_types.limits import ATTACH_QUEUE_MESSAGES_MAX
 from kv_types.validity import EngineMode
+
+if TYPE_CHECKING:
+    from sidecar.attach.loads import LoadUnderWay
 
 
 class ReceiverTooSlowError(Exception):
@@ -37,6 +41,8 @@ class AttachedProcess:
     registered: set[int] = field(default_factory=set)
     listing: int = 0
     """Registrations that wait for the fleet's directory."""
+    loads: dict[int, LoadUnderWay] = field(default_factory=dict)
+    """Loads that are not answered yet, by request."""
 
 
 class Connection:
@@ -113,6 +119,17 @@ class Connection:
                 break
             self._waiting.popleft()
         self._loop.remove_writer(self.socket)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a client: whose it is, what it is called, and since when (`time.perf_counter`) it is carried out."""
+
+    connection: Connection
+    process: AttachedProcess
+    request: int
+    kind: str
+    began: float
 
 
 def close_pidfd(process: AttachedProcess, loop: asyncio.AbstractEventLoop) -> None:

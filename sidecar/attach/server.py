@@ -12,12 +12,25 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import structlog
 
-from cache_l2.attach_messages import Detach, Done, Failed, Hello, Refusal, Refused, Register, SidecarMessage
+from cache_l2.attach_messages import (
+    CancelLoad,
+    Detach,
+    Done,
+    Failed,
+    Hello,
+    Load,
+    LoadedPages,
+    Refusal,
+    Refused,
+    Register,
+    SidecarMessage,
+)
 from cache_l2.attach_socket import Datagram, DatagramReceiver, close_all, peer_of
 from cache_l2.attach_wire import HELLO_DESCRIPTORS, PROTOCOL_VERSION, decode_client_message
 from cache_l2.namespaces import NamespaceRecord
@@ -30,10 +43,12 @@ from kv_types.limits import (
     LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
 )
 from kv_types.validity import EngineMode
-from sidecar.attach.connection import AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
+from sidecar.attach.connection import Asked, AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
 from sidecar.attach.endpoint import listen_on, unlink_own
+from sidecar.attach.loads import ClientLoads
 from sidecar.attach.requests import Request, carry_out
 from sidecar.attach.welcome import Refusing, judge_hello, welcome
+from sidecar.l3.loads import Loads
 from sidecar.log.directory import ListsNamespaces
 
 _BACKLOG = 128
@@ -56,10 +71,13 @@ class AttachServer:
         *,
         clock: Clock,
         directory: ListsNamespaces,
+        loads: Loads,
         observe: Observer | None = None,
         engine_came: Callable[[], object] = lambda: None,
     ) -> None:
         """`directory` must list a namespace before its registration is answered: what a client begins then may be stored.
+
+        `loads` brings what clients ask for from L3.
 
         `observe` is told the name and the seconds of each request that was carried out.
 
@@ -67,6 +85,7 @@ class AttachServer:
         """
         self._store = store
         self._directory = directory
+        self._loads = ClientLoads(store, loads, clock=clock)
         self._observe = observe
         self._engine_came = engine_came
         self._path = path
@@ -106,6 +125,8 @@ class AttachServer:
             self._listener.close()
             self._listener = None
             unlink_own(self._path, self._inode)
+        for process in list(self._processes.values()):
+            self._loads.close(process)
         if self._connections and drain_s > 0:
             self._empty.clear()
             try:
@@ -185,9 +206,19 @@ class AttachServer:
         except Exception:  # noqa: BLE001  (the boundary to what clients send: one of them must not stop the loop)
             self._drop_unhandled(connection)
 
-    def _drop_unhandled(self, connection: Connection) -> None:
+    def _drop_unhandled(self, connection: Connection, error: BaseException | None = None) -> None:
+        """`error`: None is the one that is being handled."""
         self._counts["handler_errors"] += 1
-        _log.exception("a client's message could not be handled; it is dropped", pid=connection.pid)
+        _log.error(
+            "a client's message could not be handled; it is dropped",
+            pid=connection.pid,
+            exc_info=error or True,
+        )
+        self._close(connection)
+
+    def _drop_slow(self, connection: Connection) -> None:
+        self._counts["dropped_slow"] += 1
+        _log.warning("a client does not read its replies; it is dropped", pid=connection.pid)
         self._close(connection)
 
     def _take_message(self, connection: Connection) -> bool:
@@ -219,9 +250,7 @@ class AttachServer:
             )
             self._close(connection)
         except ReceiverTooSlowError:
-            self._counts["dropped_slow"] += 1
-            _log.warning("a client does not read its replies; it is dropped", pid=connection.pid)
-            self._close(connection)
+            self._drop_slow(connection)
         except OSError:
             self._close(connection)
         finally:
@@ -243,21 +272,50 @@ class AttachServer:
         if isinstance(message, Detach):
             self._detach(connection, request, process)
             return
-        began = time.perf_counter()
+        asked = Asked(connection, process, request, type(message).__name__.lower(), time.perf_counter())
+        reply: SidecarMessage | None
         try:
-            if isinstance(message, Register) and self._is_put_off(connection, request, process, message):
-                return
-            reply = carry_out(self._store, self._clock, process, message)
+            reply = self._reply_to(asked, message)
         except StrataError as error:
             reply = self._failed(error)
-        self._answer(connection, request, message, reply, began)
+        if reply is not None:
+            self._answer(asked, reply)
 
-    def _answer(
-        self, connection: Connection, request: int, message: Request, reply: SidecarMessage, began: float
-    ) -> None:
-        connection.send(reply, request, version=PROTOCOL_VERSION)
+    def _reply_to(self, asked: Asked, message: Request | Load | CancelLoad) -> SidecarMessage | None:
+        """Carry out a request; None where it is answered later. Raises StrataError."""
+        if isinstance(message, Load):
+            return self._loads.begin(asked.process, asked.request, message, partial(self._answer_load, asked))
+        if isinstance(message, CancelLoad):
+            self._loads.cancel(asked.process, message.request)
+            return Done()
+        if isinstance(message, Register) and self._is_put_off(asked, message):
+            return None
+        return carry_out(self._store, self._clock, asked.process, message)
+
+    def _answer_load(self, asked: Asked, outcome: LoadedPages | BaseException) -> None:
+        """Answer a load whose turn it is."""
+        if isinstance(outcome, LoadedPages):
+            self._answer_later(asked, outcome)
+        elif isinstance(outcome, StrataError):
+            self._answer_later(asked, self._failed(outcome))
+        else:
+            self._drop_unhandled(asked.connection, outcome)
+
+    def _answer_later(self, asked: Asked, reply: SidecarMessage) -> None:
+        """Answer when the client sends nothing: it may have gone meanwhile, and is dropped where it does not listen."""
+        if asked.connection.process is not asked.process:
+            return
+        try:
+            self._answer(asked, reply)
+        except ReceiverTooSlowError:
+            self._drop_slow(asked.connection)
+        except OSError:
+            self._close(asked.connection)
+
+    def _answer(self, asked: Asked, reply: SidecarMessage) -> None:
+        asked.connection.send(reply, asked.request, version=PROTOCOL_VERSION)
         if self._observe is not None:
-            self._observe(type(message).__name__.lower(), time.perf_counter() - began)
+            self._observe(asked.kind, time.perf_counter() - asked.began)
 
     def _failed(self, error: StrataError) -> Failed:
         self._counts["failed_requests"] += 1
@@ -265,49 +323,38 @@ class AttachServer:
 
     # --- registrations that wait for the fleet's directory ---
 
-    def _is_put_off(
-        self, connection: Connection, request: int, process: AttachedProcess, message: Register
-    ) -> bool:
+    def _is_put_off(self, asked: Asked, message: Register) -> bool:
         """Whether the registration is answered later, because the directory does not list the namespace yet."""
         record = self._store.register(message.canonical, message.page_bytes)
         if self._directory.is_listed(record.id):
             return False
-        if process.listing >= LISTINGS_IN_FLIGHT_PER_CLIENT_MAX:
-            raise OverloadedError(f"{process.listing} registrations of this client wait already; try again")
-        process.listing += 1
+        if asked.process.listing >= LISTINGS_IN_FLIGHT_PER_CLIENT_MAX:
+            raise OverloadedError(
+                f"{asked.process.listing} registrations of this client wait already; try again"
+            )
+        asked.process.listing += 1
         task = self._running_loop().create_task(
-            self._register_listed(connection, request, process, message, record), name="registration"
+            self._register_listed(asked, message, record), name="registration"
         )
         self._listing.add(task)
         task.add_done_callback(self._listing.discard)
         return True
 
-    async def _register_listed(
-        self,
-        connection: Connection,
-        request: int,
-        process: AttachedProcess,
-        message: Register,
-        record: NamespaceRecord,
-    ) -> None:
-        began = time.perf_counter()
+    async def _register_listed(self, asked: Asked, message: Register, record: NamespaceRecord) -> None:
         reply: SidecarMessage
         try:
             try:
                 await self._directory.list_namespace(record)
-                if connection.process is not process:  # gone meanwhile, and its row with it
+                if asked.connection.process is not asked.process:  # gone meanwhile, and its row with it
                     return
-                reply = carry_out(self._store, self._clock, process, message)
+                reply = carry_out(self._store, self._clock, asked.process, message)
             except StrataError as error:
                 reply = self._failed(error)
             finally:
-                process.listing -= 1
-            if connection.process is process:
-                self._answer(connection, request, message, reply, began)
-        except (ReceiverTooSlowError, OSError):
-            self._close(connection)
+                asked.process.listing -= 1
+            self._answer_later(asked, reply)
         except Exception:  # noqa: BLE001  (as in _on_readable)
-            self._drop_unhandled(connection)
+            self._drop_unhandled(asked.connection)
 
     def _close(self, connection: Connection) -> None:
         """The connection is over. Its process, if it attached, becomes an orphan until its pidfd fires."""
@@ -316,6 +363,8 @@ class AttachServer:
         connection.close()
         self._connections.discard(connection)
         process, connection.process = connection.process, None  # no cycle that only the collector ends
+        if process is not None:
+            self._loads.abandon(process)
         if process is not None and self._processes.get(process.row) is process:
             process.connection = None
             self._counts["orphaned"] += 1
@@ -354,7 +403,14 @@ class AttachServer:
         self._processes[row] = process
         self._counts["attached"] += 1
         try:
-            welcome(self._store, self._clock, connection, request, process)
+            welcome(
+                self._store,
+                self._clock,
+                connection,
+                request,
+                process,
+                has_l3=self._loads.is_available,
+            )
         except BaseException:
             self._end(process)  # nobody has heard of this row: a client that gave up must not leave an orphan
             raise
@@ -402,6 +458,7 @@ class AttachServer:
         if self._processes.pop(process.row, None) is None:
             return
         close_pidfd(process, self._running_loop())
+        self._loads.abandon(process)
         self._counts["ended"] += 1
         self._store.end_client(process.row)
 

@@ -35,7 +35,13 @@ def judge_hello(hello: Hello, peer: Peer, descriptors: list[int], *, now_ns: int
 
 
 def welcome(
-    store: ArenaStore, clock: Clock, connection: Connection, request: int, process: AttachedProcess
+    store: ArenaStore,
+    clock: Clock,
+    connection: Connection,
+    request: int,
+    process: AttachedProcess,
+    *,
+    has_l3: bool,
 ) -> None:
     """Send the welcome with the arena's descriptors. Raises ReceiverTooSlowError, OSError."""
     geometry = store.geometry
@@ -44,7 +50,7 @@ def welcome(
         control_bytes=geometry["control_bytes"], clients_bytes=geometry["clients_bytes"],
         data_bytes=geometry["data_bytes"], batch_pages_max=BATCH_PAGES_MAX,
         reservation_ms=int(store.config.reservation_s * 1000), time_namespace=time_namespace(),
-        boot_now_ns=clock.now_ns(), attachment=process.attachment,
+        boot_now_ns=clock.now_ns(), attachment=process.attachment, has_l3=has_l3,
     )  # fmt: skip
     descriptors = store.descriptors(writable=process.writable)
     try:

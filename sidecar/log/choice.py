@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from cache_l3.address import parse_addresses
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
-from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import Clock
 from kv_types.errors import ConfigError, InvalidArgumentError

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from cache_l2._native import Lease
 from cache_l2.store import ArenaStore
+from kv_types.clock import Clock
 from kv_types.errors import LogUnreachableError
-from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.outcomes import (
     Known,
     LookUpOutcome,
@@ -19,6 +20,7 @@ from kv_types.outcomes import (
     put_outcome,
 )
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from sidecar.l3.loads import LoadRow, Loads, RowLoaded
 from sidecar.log.directory import ListsNamespaces
 from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
@@ -45,8 +47,20 @@ class ArenaService:
     So they are told under a mask of this life: what an earlier one told names no page here.
     """
 
-    def __init__(self, store: ArenaStore, *, directory: ListsNamespaces) -> None:
+    def __init__(
+        self,
+        store: ArenaStore,
+        *,
+        directory: ListsNamespaces,
+        loads: Loads,
+        clock: Clock,
+        prefetch_s: float,
+    ) -> None:
+        """`loads` brings what the arena lacks; a prefetch may take `prefetch_s` seconds."""
         self._store = store
+        self._loads = loads
+        self._clock = clock
+        self._prefetch_s = prefetch_s
         self._directory = directory
         self._mask = int.from_bytes(store.life[:8], "little")
 
@@ -81,10 +95,47 @@ class ArenaService:
         """Tell how much of a chain could be served now."""
         return self._store.look_up(namespace, keys)
 
-    def lease_chain(self, namespace: NamespaceId, keys: bytes, *, start: int) -> ArenaLease:
-        """Pin what can be served of keys[start:]."""
-        lease = self._store.lease(namespace, keys, start=start)
+    async def lease_chain(
+        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+    ) -> ArenaLease:
+        """Pin what can be served of keys[start:], after a load of what the arena lacks."""
+        if not self._loads.is_available or wait_s <= 0:
+            return self._leased(self._store.lease(namespace, keys, start=start))
+        record = self._store.namespace(namespace)
+        counter, reader = self._store.own_counter(record), self._store.reader
+        here = reader.lease(counter, keys, start=start, may_load=True)
+        if here.reason != MissReason.ABSENT:
+            return self._leased(here)
+        try:  # it is begun, and is counted once it is over; until then what is here stays
+            loaded = await self._load(namespace, keys, start + here.pages, wait_s)
+        except BaseException:
+            reader.complete(counter, requested=len(keys) // KEY_BYTES, l1=start, reason=MissReason.ABORTED)
+            raise
+        else:
+            from_l3 = None if loaded.from_l3 == loaded.pages else start + here.pages + loaded.from_l3
+            lease = reader.complete_lease(counter, keys, start=start, l3_from=from_l3, reason=loaded.reason)
+        finally:
+            here.release()
+        return self._leased(lease)
+
+    async def _load(self, namespace: NamespaceId, keys: bytes, begin: int, wait_s: float) -> RowLoaded:
+        row = _row(namespace, keys, begin)
+        (loaded,) = await self._loads.begin([row], deadline_ns=self._after_ns(wait_s)).wait()
+        return loaded
+
+    def _leased(self, lease: Lease) -> ArenaLease:
         return ArenaLease(lease, self._masked(lease.instance))
+
+    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+        """Begin to load what the arena lacks of chains; returns the pages of each that may come."""
+        if not self._loads.is_available:
+            return [0] * len(rows)
+        wanted = [_row(namespace, keys, 0) for keys in rows]
+        load = self._loads.begin(wanted, deadline_ns=self._after_ns(self._prefetch_s))
+        return [row.pending for row in load.so_far()]
+
+    def _after_ns(self, seconds: float) -> int:
+        return self._clock.now_ns() + int(seconds * 1e9)
 
     def reserve_page(
         self, namespace: NamespaceId, *, parent: PageKey | None, key: PageKey, ttl_s: int | None
@@ -129,3 +180,8 @@ class ArenaService:
     def count_written(self, namespace: NamespaceId, written_bytes: int) -> None:
         """Account payload bytes of a put: the reader's own counters see only copies that it makes itself."""
         self._store.count_written(namespace, written_bytes)
+
+
+def _row(namespace: NamespaceId, keys: bytes, begin: int) -> LoadRow:
+    parent = PageKey(keys[(begin - 1) * KEY_BYTES : begin * KEY_BYTES]) if begin else None
+    return LoadRow(namespace, parent, keys[begin * KEY_BYTES :])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 
@@ -39,11 +39,14 @@ class CacheService:
         status: Callable[[], cache_pb2.StatusResponse],
         *,
         idle_s: float = limits.GRPC_IDLE_S_MAX,
+        load_s: float = limits.CALL_DEADLINE_S_DEFAULT,
     ) -> None:
+        """`load_s`: how long one call waits at most for what this node lacks."""
         self._store = store
         self._calls = calls
         self._status = status
         self._idle_s = idle_s
+        self._load_s = load_s
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return the handlers of all methods; requests and answers are raw bytes, so that bad ones can be named."""
@@ -88,11 +91,12 @@ class CacheService:
         namespace = self._store.served_namespace(namespace_id(request.namespace_id)).id
         stamp = self._store.stamp()
         answer = cache_pb2.LookUpResponse(stamp=stamp_to_wire(stamp))
+        chains = [chain_keys(row.keys) for row in request.rows]
+        pending = self._store.prefetch(namespace, chains) if request.prefetch else [0] * len(chains)
         turn_ends = time.perf_counter() + _TURN_S
-        for row in request.rows:
-            keys = chain_keys(row.keys)
+        for keys, may_come in zip(chains, pending, strict=True):
             outcome = self._store.look_up_chain(namespace, keys)
-            answer.rows.append(row_to_wire(outcome, pages_asked=len(keys) // KEY_BYTES))
+            answer.rows.append(row_to_wire(outcome, pages_asked=len(keys) // KEY_BYTES, pending=may_come))
             if time.perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN_S
@@ -111,7 +115,7 @@ class CacheService:
         if compression is not None and namespace.page_bytes > limits.GRPC_COMPRESSION_BYTES_MIN:
             context.set_compression(compression)
             chunk_bytes = min(chunk_bytes, _COMPRESSED_CHUNK_BYTES)
-        with self._leased(request, namespace) as (leased, header):
+        async with self._leased(request, namespace, context) as (leased, header):
             await self._send(leased, request.start, header, chunk_bytes, context)
 
     async def get_whole(self, raw: bytes, context: Context) -> bytes:
@@ -123,7 +127,7 @@ class CacheService:
                 f"{pages} pages of {namespace.page_bytes} bytes do not fit one message: at most "
                 f"{limits.GRPC_MESSAGE_CHUNKS_MAX} pages and {limits.GRPC_CHUNK_BYTES} bytes do; call Get"
             )
-        with self._leased(request, namespace) as (leased, header):
+        async with self._leased(request, namespace, context) as (leased, header):
             body = whole_message(leased.views, start=request.start, header=header, instance=leased.instance)
         # A large body is left as it is: compressing it would hold up the event loop.
         return body if len(body) > _COMPRESSED_CHUNK_BYTES else _answer(body, context)
@@ -135,12 +139,14 @@ class CacheService:
         chain_keys(request.chain.keys, start=request.start)
         return request, namespace
 
-    @contextmanager
-    def _leased(
-        self, request: cache_pb2.GetRequest, namespace: ServedNamespace
-    ) -> Iterator[tuple[LeasedPages, cache_pb2.GetHeader]]:
+    @asynccontextmanager
+    async def _leased(
+        self, request: cache_pb2.GetRequest, namespace: ServedNamespace, context: Context
+    ) -> AsyncIterator[tuple[LeasedPages, cache_pb2.GetHeader]]:
         stamp = self._store.stamp()  # before the look-up (rule R1)
-        leased = self._store.lease_chain(namespace.id, request.chain.keys, start=request.start)
+        leased = await self._store.lease_chain(
+            namespace.id, request.chain.keys, start=request.start, wait_s=self._wait_s(context)
+        )
         try:
             header = cache_pb2.GetHeader(
                 pages=len(leased.views),
@@ -151,6 +157,13 @@ class CacheService:
             yield leased, header
         finally:
             leased.release()
+
+    def _wait_s(self, context: Context) -> float:
+        """How long this call may wait for what this node lacks: a part of its own time, so that what came can be sent."""
+        remaining_s = context.time_remaining()
+        return (
+            self._load_s if remaining_s is None else min(self._load_s, remaining_s * limits.L3_CALL_FRACTION)
+        )
 
     async def put(self, _: object, context: Context) -> bytes:
         """Store the pages of one chain as they arrive."""

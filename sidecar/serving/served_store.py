@@ -97,8 +97,17 @@ class ServedStore(Protocol):
         """Tell how much of a chain could be served now; pins nothing, counts nothing."""
         ...
 
-    def lease_chain(self, namespace: NamespaceId, keys: bytes, *, start: int) -> LeasedPages:
-        """Pin what can be served of keys[start:]; counted as one look-up of the whole chain."""
+    async def lease_chain(
+        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+    ) -> LeasedPages:
+        """Pin what can be served of keys[start:], once what this node lacks was loaded, for `wait_s` seconds at most.
+
+        Counted as one look-up of the whole chain, when it is over.
+        """
+        ...
+
+    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+        """Begin to load what this node lacks of chains, and return at once: pages of each that may come."""
         ...
 
     def reserve_page(

@@ -102,7 +102,7 @@ def test_closing_while_others_wait_ends_their_calls(site: AttachSite) -> None:
         blocked = pool.submit(site.call, stall)
         assert stalled.wait(10)
         answers = pool.submit(arena.ping, deadline_s=10.0)
-        wait_until(arena._channel._lock.locked, what="the call to be under way")
+        wait_until(lambda: arena._channel.calls_under_way > 0, what="the call to be under way")
         arena.close()
         assert answers.result(5) is False
         resume.set()

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from cache_l2 import attach_wire as wire
 from cache_l2.attach_messages import (
     Abort,
+    CancelLoad,
+    ChainToLoad,
     ClientMessage,
     Commit,
     CommittedPages,
@@ -20,6 +22,9 @@ from cache_l2.attach_messages import (
     Done,
     Failed,
     Hello,
+    Load,
+    LoadedPages,
+    LoadedRow,
     MessageType,
     Ping,
     Pong,
@@ -40,12 +45,15 @@ from kv_types.limits import (
     ATTACHMENTS_GONE_MAX,
     BATCH_PAGES_MAX,
     FAILURE_TEXT_BYTES_MAX,
+    LOAD_KEYS_MAX,
+    LOAD_ROWS_MAX,
     NAMESPACE_BYTES_MAX,
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
 from kv_types.validity import EngineMode
 
+U8 = st.integers(0, 2**8 - 1)
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -71,6 +79,10 @@ def committed_pages(draw: st.DrawFn) -> CommittedPages:
     return CommittedPages(*(draw(st.binary(min_size=count, max_size=count)) for _ in range(2)))
 
 
+CHAINS_TO_LOAD = st.builds(
+    ChainToLoad, namespace_number=U32, parent=st.none() | KEY.map(PageKey),
+    keys=st.lists(KEY, max_size=10).map(b"".join),
+)  # fmt: skip
 CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
@@ -89,6 +101,8 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
         computed_from_ms=U64, computed_until_ms=U64, rests_on=U64,
     ),
     st.builds(Abort, IDS),
+    st.builds(Load, st.lists(CHAINS_TO_LOAD, max_size=8).map(tuple), U32, st.booleans()),
+    st.builds(CancelLoad, U32),
     st.just(Detach()),
     st.just(Ping()),
 )  # fmt: skip
@@ -96,12 +110,13 @@ SIDECAR_MESSAGES: st.SearchStrategy[SidecarMessage] = st.one_of(
     st.builds(
         Welcome, version=U16, layout_version=U32, row=U32, life=st.binary(min_size=16, max_size=16).map(LifeId),
         control_bytes=U64, clients_bytes=U64, data_bytes=U64, batch_pages_max=U32, reservation_ms=U32,
-        time_namespace=U64, boot_now_ns=U64, attachment=U64,
+        time_namespace=U64, boot_now_ns=U64, attachment=U64, has_l3=st.booleans(),
     ),
     st.builds(Refused, U16, st.text(max_size=100)),
     st.builds(Registered, namespace=KEY.map(NamespaceId), number=U32, counter=U32, page_bytes=U32),
     reserved_pages(),
     committed_pages(),
+    st.lists(st.builds(LoadedRow, U16, U16, U8, U16), max_size=LOAD_ROWS_MAX).map(tuple).map(LoadedPages),
     st.just(Done()),
     st.builds(Pong, U64),
     st.builds(Failed, NAMES, st.text(max_size=100)),
@@ -163,6 +178,78 @@ def test_full_batches_fit_a_message() -> None:
         ReservedPages(bytes(BATCH_PAGES_MAX), bytes(BATCH_PAGES_MAX), columns, columns), 1
     )
     assert max(len(reserve), len(reply)) <= ATTACH_MESSAGE_BYTES_MAX
+
+
+def _load(rows: int, pages: int) -> Load:
+    keys = os.urandom(32 * pages)
+    parent = PageKey(os.urandom(32))
+    return Load(
+        tuple(ChainToLoad(namespace_number=7, parent=parent, keys=keys) for _ in range(rows)), 2**32 - 1, True
+    )
+
+
+def test_a_full_load_and_its_answer_fit_a_message() -> None:
+    load = _load(LOAD_ROWS_MAX, LOAD_KEYS_MAX // LOAD_ROWS_MAX)
+    answer = LoadedPages((LoadedRow(LOAD_KEYS_MAX, LOAD_KEYS_MAX, 255, LOAD_KEYS_MAX),) * LOAD_ROWS_MAX)
+    encoded = wire.encode_message(load, 1), wire.encode_message(answer, 1)
+    assert max(map(len, encoded)) <= ATTACH_MESSAGE_BYTES_MAX
+    assert wire.decode_client_message(encoded[0]) == (1, load)
+    assert wire.decode_sidecar_message(encoded[1]) == (1, answer)
+
+
+@pytest.mark.parametrize(
+    ("rows", "pages"), [(LOAD_ROWS_MAX + 1, 0), (1, LOAD_KEYS_MAX + 1), (2, LOAD_KEYS_MAX)]
+)
+def test_a_load_beyond_its_limits_is_refused_on_both_sides(rows: int, pages: int) -> None:
+    with pytest.raises(LimitExceededError, match="split"):
+        wire.encode_message(_load(rows, pages), 1)
+    row = struct.pack("<IB32sH", 1, 0, bytes(32), pages) + bytes(32 * pages)
+    body = struct.pack("<IBH", 1000, 0, rows) + row * rows
+    forged = struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.LOAD, 1, len(body)) + body
+    with pytest.raises(ProtocolError, match=r"exceeds|bytes"):
+        wire.decode_client_message(forged)
+
+
+def test_an_answer_to_more_chains_than_a_load_has_is_refused_on_both_sides() -> None:
+    rows = (LoadedRow(0, 0, 1),) * (LOAD_ROWS_MAX + 1)
+    with pytest.raises(LimitExceededError, match=str(LOAD_ROWS_MAX)):
+        wire.encode_message(LoadedPages(rows), 1)
+    body = struct.pack("<H", len(rows)) + bytes(7 * len(rows))
+    forged = (
+        struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.LOADED, 1, len(body)) + body
+    )
+    with pytest.raises(ProtocolError, match="limit"):
+        wire.decode_sidecar_message(forged)
+
+
+GOLDEN: list[tuple[ClientMessage | SidecarMessage, str]] = [
+    (
+        Load((ChainToLoad(namespace_number=5, parent=None, keys=b"\x11" * 32),), 250),
+        "534b564103001100090000004e000000" "fa000000" "00" "0100" "05000000" "00" + "00" * 32 + "0100" + "11" * 32,
+    ),
+    (
+        Load(
+            (
+                ChainToLoad(namespace_number=1, parent=PageKey(b"\x22" * 32), keys=b""),
+                ChainToLoad(namespace_number=2, parent=None, keys=b""),
+            ),
+            1,
+            True,
+        ),
+        "534b564103001100090000005500000001000000" "01" "0200"
+        "01000000" "01" + "22" * 32 + "0000" "02000000" "00" + "00" * 32 + "0000",
+    ),
+    (
+        LoadedPages((LoadedRow(12, 4, 8, 3),)),
+        "534b5641030012000900000009000000" "0100" "0c00" "0400" "08" "0300",
+    ),
+    (CancelLoad(8), "534b5641030013000900000004000000" "08000000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "data"), GOLDEN)
+def test_the_bytes_of_loads_are_these(message: ClientMessage | SidecarMessage, data: str) -> None:
+    assert wire.encode_message(message, 9).hex() == data
 
 
 def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kv_types.outcomes import MissReason
+from tests.fleet.accounts import Account
 from tests.fleet.history import Breach, LookUp
+from tests.fleet.metronome import Pause, Pauses
 from tests.fleet.purges import Purged
 from tests.fleet.stamped import StampedPage
 
 _UNFRESH = frozenset({MissReason.STALE, MissReason.RACED, MissReason.UNREACHABLE, MissReason.CLOSED})
 """Misses that say nothing of the page: the look-up could not be answered just then."""
+_TOO_LATE = frozenset({MissReason.DEADLINE, MissReason.OVERLOADED, MissReason.L3_UNAVAILABLE})
+"""Misses that say that what is shared was not brought in time."""
 
 _Chain: TypeAlias = tuple[int, int, int]
 
@@ -93,11 +97,73 @@ def broke_sparing(look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Se
     return broken
 
 
-class _Residents:
-    """What the sidecars of a fleet must still have: what look-ups got before, as long as nothing may have taken it."""
+def broke_deadline(
+    look_ups: Iterable[LookUp], pauses: Pauses, stopped: Mapping[str, Sequence[Pause]]
+) -> list[Broken]:
+    """A look-up took longer than its deadline + max(20 %, 20 ms), without what the machine had no CPU for.
 
-    def __init__(self, purges: Sequence[Purged]) -> None:
+    `stopped`: when workers, by name, were stopped by the test.
+    """
+    broken = []
+    for look_up in look_ups:
+        allowed_ns = look_up.deadline_ns + max(look_up.deadline_ns // 5, 20_000_000)
+        if not look_up.deadline_ns or look_up.took_ns <= allowed_ns:
+            continue
+        since_ns, until_ns = look_up.answered_ns - look_up.took_ns, look_up.answered_ns
+        excused_ns = look_up.waited_ns + pauses.within_ns(since_ns, until_ns)
+        excused_ns += Pauses(stopped.get(look_up.worker, ())).within_ns(since_ns, until_ns)
+        if look_up.took_ns > allowed_ns + excused_ns:
+            took = f"took {look_up.took_ns / 1e6:.1f} ms of {look_up.deadline_ns / 1e6:.1f}"
+            broken.append(
+                Broken("deadline", f"{_told(look_up)} {took}, {excused_ns / 1e6:.1f} ms without a CPU")
+            )
+    return broken
+
+
+def broke_accounts(accounts: Iterable[Account]) -> list[Broken]:
+    """I7: what a worker counted and what its client says differ, or don't add up."""
+    return [
+        Broken("accounts", f"{account.worker} at {account.at_ns}: {'; '.join(differences)}")
+        for account in accounts
+        if (differences := account.differences())
+    ]
+
+
+def broke_sharing(
+    look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Sequence[Span], *, shared_after_ns: int
+) -> list[Broken]:
+    """I9 with L3: in a calm time a page was missed anywhere, though it had been got on some node long enough before.
+
+    Only what was wholly computed within the calm time counts: what was computed earlier may have been kept from L3.
+    """
+    broken = []
+    there = _Residents(purges, everywhere=True)
+    ordered = sorted(look_ups, key=lambda look_up: look_up.invoked_ns)
+    for span in calm:
+        there.forget()
+        for look_up in filter(span.holds, ordered):
+            due = there.due(look_up, at_ns=look_up.invoked_ns - shared_after_ns)
+            if (
+                look_up.deadline_ns
+                and len(look_up.pages) < due
+                and look_up.reason not in _UNFRESH | _TOO_LATE
+            ):
+                got = f"got {len(look_up.pages)} of {due} pages that the fleet had"
+                broken.append(Broken("sharing", f"{_told(look_up)} {got}"))
+            if all(page.lineage[-1].begun_ns >= span.since_ns for page in look_up.pages):
+                there.seen(look_up)
+    return broken
+
+
+class _Residents:
+    """What the sidecars of a fleet must still have: what look-ups got before, as long as nothing may have taken it.
+
+    With `everywhere`, what one of them had is due on each.
+    """
+
+    def __init__(self, purges: Sequence[Purged], *, everywhere: bool = False) -> None:
         self._purges = purges
+        self._everywhere = everywhere
         self._gone_from: dict[tuple[StampedPage, ...], float] = {}
         self._known: dict[_Chain, dict[tuple[StampedPage, ...], int]] = defaultdict(dict)
 
@@ -108,19 +174,23 @@ class _Residents:
     def seen(self, look_up: LookUp) -> None:
         """Take a look-up's pages for resident from its answer on; what a worker has in its own memory is another matter."""
         if look_up.pages and not look_up.l1:
-            self._known[_chain(look_up)].setdefault(look_up.pages, look_up.answered_ns)
+            self._known[self._chain(look_up)].setdefault(look_up.pages, look_up.answered_ns)
 
-    def due(self, look_up: LookUp) -> int:
-        """Pages that a look-up must get at least."""
-        known, due = self._known[_chain(look_up)], 0
+    def due(self, look_up: LookUp, *, at_ns: int | None = None) -> int:
+        """Pages that a look-up must get at least, of those that were there then; None: when it was invoked."""
+        known, due = self._known[self._chain(look_up)], 0
+        at_ns = look_up.invoked_ns if at_ns is None else at_ns
         for pages, since_ns in list(known.items()):
             if self._is_gone(pages[:1], look_up.invoked_ns):
                 del known[pages]
-            elif since_ns <= look_up.invoked_ns:
+            elif since_ns <= at_ns:
                 ends = range(1, len(pages) + 1)
                 gone = [self._is_gone(pages[:end], look_up.answered_ns) for end in ends]
                 due = max(due, gone.index(True) if True in gone else len(pages))
         return due
+
+    def _chain(self, look_up: LookUp) -> _Chain:
+        return 0 if self._everywhere else look_up.sidecar, look_up.tenant, look_up.chain
 
     def _is_gone(self, chain: tuple[StampedPage, ...], at_ns: int) -> bool:
         """Whether the last page of a chain may have been taken by then.
@@ -134,10 +204,6 @@ class _Residents:
             takers = [one.invoked_ns for one in self._purges if one.may_take(page, lineage_known=is_known)]
             self._gone_from[chain] = min(takers, default=math.inf)
         return self._gone_from[chain] <= at_ns
-
-
-def _chain(look_up: LookUp) -> _Chain:
-    return look_up.sidecar, look_up.tenant, look_up.chain
 
 
 def availability(look_ups: Iterable[LookUp], calm: Sequence[Span]) -> Mapping[str, int]:

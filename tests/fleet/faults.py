@@ -10,8 +10,11 @@ from typing import TypeAlias
 
 from redis.exceptions import OutOfMemoryError
 
-from tests.fleet.fleet import Fleet
-from tests.support.processes import wait_until_stopped
+from kv_types.clock import BoottimeClock
+from tests.fleet.fleet import Fleet, WorkerProcess
+from tests.support.processes import wait_until_running, wait_until_stopped
+
+_CLOCK = BoottimeClock()
 
 Fault: TypeAlias = Callable[[Fleet], AbstractContextManager[None]]
 
@@ -98,11 +101,20 @@ def worker_killed(fleet: Fleet) -> Iterator[None]:
 
 @contextlib.contextmanager
 def worker_stopped(fleet: Fleet) -> Iterator[None]:
-    worker = fleet.workers[3]
+    with one_stopped(fleet, fleet.workers[3]):
+        yield
+
+
+@contextlib.contextmanager
+def one_stopped(fleet: Fleet, worker: WorkerProcess) -> Iterator[None]:
+    """A worker stands still for the block; how long its look-up under way then takes is nobody's fault."""
+    since_ns = _CLOCK.now_ns()
     worker.send(signal.SIGSTOP)
     wait_until_stopped(worker.pid)
     yield
     worker.send(signal.SIGCONT)
+    wait_until_running(worker.pid)
+    fleet.was_stopped(worker, since_ns, _CLOCK.now_ns())
 
 
 FAULTS_OF_LOG: tuple[Fault, ...] = (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,26 @@ from kv_wire.admin_calls import AdminCalls
 from kv_wire.admin_conversions import selector_to_wire
 from kv_wire.channel import open_channel
 from kv_wire.gen import admin_pb2
-from tests.fleet.checker import Broken, Span, broke_fail_closed, broke_fence, broke_sparing, broke_whole
+from tests.fleet.accounts import Account
+from tests.fleet.checker import (
+    Broken,
+    Span,
+    broke_accounts,
+    broke_deadline,
+    broke_fail_closed,
+    broke_fence,
+    broke_sharing,
+    broke_sparing,
+    broke_whole,
+)
 from tests.fleet.history import HistoryFile, LookUp
+from tests.fleet.metronome import Metronome, Pause
 from tests.fleet.purges import Purge, Purged
 from tests.fleet.worker import WorkerPlan
 from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
+from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_servers import RedisServers, redis_servers
 from tests.support.sidecar_process import SidecarProcess
 
@@ -36,6 +52,8 @@ WINDOW_S = (LEASE_S + PAUSE_S) * 1.001
 """How long a fence waits for who is silent (rule R11)."""
 ARENA_BYTES = 16 * 2**20
 HISTORY_BYTES_MAX = 64 * 2**20
+SHARED_NS = 2_000_000_000
+"""So long after a worker has got a page, every node is due to have it through L3, on a machine that is busy with all this."""
 UNREACHABLE, UNCONFIRMED = 1, 3
 SIDECAR_FLAGS = (
     "--freshness-lease", f"{LEASE_S}s", "--pause-bound", f"{PAUSE_S}s", "--skew-bound", "0",
@@ -56,6 +74,8 @@ class Load:
     per_s: float = 60.0
     compute_ms_max: float = 200.0
     l1_share: float = 0.5
+    units: int = 1
+    deadlines_ms: tuple[float, ...] = ()
 
 
 class WorkerProcess:
@@ -128,9 +148,18 @@ class Fleet:
         workers: int,
         load: Load,
         program: tuple[str, ...],
+        arena_bytes: int,
     ) -> None:
         """`workers` a sidecar; `program`: see SidecarProcess. Nothing but a primary with one replica is started yet."""
         self.servers = servers
+        self.flags: tuple[str, ...] = SIDECAR_FLAGS
+        """Those of every sidecar that is started from now on, but for those of its log."""
+        self.cluster: RedisCluster | None = None
+        """What holds the pages, where that is a cluster of its own."""
+        self.line: FaultRelay | None = None
+        """What lies between the sidecars and their pages, where that is a line that can be bad."""
+        self.draw = random.Random(0)
+        """Which of several alike a fault takes."""
         self.primary = servers.start()
         self.replica = servers.start_replica(self.primary)
         self.load = load
@@ -139,9 +168,11 @@ class Fleet:
         self._directory = directory
         self._purged: list[Purged] = []
         self._calm_judged = 0
+        self._stopped: dict[str, list[Pause]] = defaultdict(list)
+        self._metronome = Metronome(directory / "pauses")
         self._lock = threading.Lock()
         self.sidecars = [
-            SidecarProcess(directory / f"s{number}", arena_bytes=ARENA_BYTES, program=program)
+            SidecarProcess(directory / f"s{number}", arena_bytes=arena_bytes, program=program)
             for number in range(sidecars)
         ]
         self._remote = (sidecars - 1, workers - 1)
@@ -163,13 +194,13 @@ class Fleet:
     def start_sidecar(self, number: int, *urls: str, replicas: int) -> None:
         """Start a sidecar, in another life, whose log is on the first of these servers that works."""
         sidecar = self.sidecars[number]
-        sidecar.flags = (*SIDECAR_FLAGS, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
+        sidecar.flags = (*self.flags, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
         sidecar.start()
 
     def start(self, *urls: str, replicas: int) -> None:
         """Start everything, and wait until every worker gets hits."""
         for sidecar in self.sidecars:
-            sidecar.flags = (*SIDECAR_FLAGS, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
+            sidecar.flags = (*self.flags, "--log-url", ",".join(urls), "--log-replicas", str(replicas))
             sidecar.start(wait=False)
         for sidecar in self.sidecars:
             sidecar.wait_up()
@@ -184,6 +215,7 @@ class Fleet:
                 worker.kill()
         for sidecar in self.sidecars:
             sidecar.end()
+        self._metronome.end()
 
     # --- invalidations ---
 
@@ -260,6 +292,36 @@ class Fleet:
         self.read()
         return [look_up for worker in self.workers for file in worker.files for look_up in file.look_ups]
 
+    def accounts(self) -> list[Account]:
+        """The newest account of each life of a worker, as far as there is one."""
+        self.read()
+        return [file.accounts[-1] for worker in self.workers for file in worker.files if file.accounts]
+
+    def was_stopped(self, worker: WorkerProcess, since_ns: int, until_ns: int) -> None:
+        """A worker stood still between these times, by the test's will."""
+        self._stopped[worker.name].append(Pause(since_ns, until_ns))
+
+    def await_l3_hits(self, *, timeout_s: float, sidecars: Sequence[int] | None = None) -> float:
+        """Wait until a worker of each of these sidecars has got pages through L3, from now on; returns the seconds it took."""
+        since_ns = _CLOCK.now_ns()
+        wanted = range(len(self.sidecars)) if sidecars is None else sidecars
+
+        def is_shared(number: int) -> bool:
+            for worker in self.workers:
+                if worker.sidecar == number and worker.is_running:
+                    worker.files[-1].read()
+                    later = [one for one in worker.files[-1].accounts if one.at_ns >= since_ns]
+                    if len(later) > 1 and later[-1].l3_pages > later[0].l3_pages:
+                        return True
+            return False
+
+        wait_until(
+            lambda: all(map(is_shared, wanted)),
+            timeout_s=timeout_s,
+            what=f"L3 hits on sidecars {list(wanted)}",
+        )
+        return (_CLOCK.now_ns() - since_ns) / 1e9
+
     def await_hits(
         self, *, timeout_s: float, since_ns: int | None = None, sidecars: Sequence[int] | None = None
     ) -> float:
@@ -305,12 +367,17 @@ class Fleet:
         fresh = [look_up for file in files for look_up in file.look_ups[file.judged :]]
         breaches = [breach for file in files for breach in file.breaches[file.breaches_judged :]]
         calm, self._calm_judged = self.calm[self._calm_judged :], len(self.calm)
+        accounts = [account for file in files for account in file.accounts[file.accounts_judged :]]
         for file in files:
             file.judged, file.breaches_judged = len(file.look_ups), len(file.breaches)
+            file.accounts_judged = len(file.accounts)
         return [
             *broke_fence(fresh, self.purged),
             *broke_fail_closed(fresh, self.dark),
             *broke_sparing(fresh, self.purged, calm),
+            *broke_sharing(fresh, self.purged, calm, shared_after_ns=SHARED_NS),
+            *broke_deadline(fresh, self._metronome.pauses(), self._stopped),
+            *broke_accounts(accounts),
             *broke_whole(breaches),
         ]
 
@@ -322,12 +389,19 @@ def fleet_of(
     workers: int = 2,
     load: Load | None = None,
     program: tuple[str, ...] = ("-m", "stratakv"),
+    arena_bytes: int = ARENA_BYTES,
+    l3: Callable[[Fleet], str] | None = None,
+    flags: tuple[str, ...] = (),
 ) -> Iterator[Fleet]:
-    """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both."""
+    """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both; `l3` gives the URL of its L3."""
     with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
         fleet = Fleet(
-            Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program
-        )
+            Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program,
+            arena_bytes=arena_bytes,
+        )  # fmt: skip
+        fleet.flags = (*fleet.flags, *flags)
+        if l3 is not None:
+            fleet.flags = (*fleet.flags, "--l3-url", l3(fleet))
         try:
             fleet.start(fleet.primary.url, fleet.replica.url, replicas=1)
             yield fleet

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_types.outcomes import MissReason
+from tests.fleet.accounts import Account
 from tests.fleet.stamped import Part, Place, StampedPage
 
 
@@ -17,7 +18,8 @@ from tests.fleet.stamped import Part, Place, StampedPage
 class LookUp:
     """One look-up: `pages` are those that it got, from the root on; `l1` of them from the worker's own memory.
 
-    `reason` says why it ended where it did. Times are CLOCK_BOOTTIME ns.
+    `reason` says why it ended where it did. Times are CLOCK_BOOTTIME ns. What is beyond L1 took `took_ns`, `waited_ns` of it
+    without a CPU; `deadline_ns` was the time it was given, 0: it was not to wait for anything but memory.
     """
 
     worker: str
@@ -30,6 +32,9 @@ class LookUp:
     l1: int
     pages: tuple[StampedPage, ...]
     reason: MissReason
+    deadline_ns: int = 0
+    took_ns: int = 0
+    waited_ns: int = 0
 
     @property
     def is_full(self) -> bool:
@@ -68,9 +73,28 @@ class Recorder:
         l1: int,
         pages: Iterable[StampedPage],
         reason: MissReason,
+        deadline_ns: int = 0,
+        took_ns: int = 0,
+        waited_ns: int = 0,
     ) -> None:
         got = [self._number(page) for page in pages]
-        self._write({"look": [invoked_ns, answered_ns, tenant, chain, wanted, l1, int(reason)], "got": got})
+        told = [
+            invoked_ns,
+            answered_ns,
+            tenant,
+            chain,
+            wanted,
+            l1,
+            int(reason),
+            deadline_ns,
+            took_ns,
+            waited_ns,
+        ]
+        self._write({"look": told, "got": got})
+
+    def account(self, account: Account) -> None:
+        """What the worker counted itself, and what its client says, between two look-ups."""
+        self._write({"account": account.told()})
 
     def breach(self, at_ns: int, what: str) -> None:
         self._write({"breach": [at_ns, what]})
@@ -103,7 +127,8 @@ class HistoryFile:
         self._pages: dict[int, StampedPage] = {}
         self.look_ups: list[LookUp] = []
         self.breaches: list[Breach] = []
-        self.judged = self.breaches_judged = 0
+        self.accounts: list[Account] = []
+        self.judged = self.breaches_judged = self.accounts_judged = 0
         """How many of these somebody has judged already."""
 
     def read(self) -> None:
@@ -124,12 +149,14 @@ class HistoryFile:
             self._pages[told["page"]] = StampedPage(Place(*told["place"]), lineage)
         elif "breach" in told:
             self.breaches.append(Breach(self._worker, *told["breach"]))
+        elif "account" in told:
+            self.accounts.append(Account.of(self._worker, told["account"]))
         else:
-            invoked_ns, answered_ns, tenant, chain, wanted, l1, reason = told["look"]
+            invoked_ns, answered_ns, tenant, chain, wanted, l1, reason, *times = told["look"]
             pages = tuple(self._pages[number] for number in told["got"])
             self.look_ups.append(
                 LookUp(
                     self._worker, self._sidecar, invoked_ns, answered_ns, tenant, chain, wanted, l1, pages,
-                    MissReason(reason),
+                    MissReason(reason), *times,
                 )
             )  # fmt: skip

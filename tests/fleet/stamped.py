@@ -65,13 +65,13 @@ class StampedPage:
         rested_on = dict.fromkeys(part for page in reused for part in page.lineage)
         return cls(place, (*rested_on, own))
 
-    def encode(self) -> bytes:
-        """PAGE_BYTES bytes; each part of them depends on all that the page says."""
+    def encode(self, page_bytes: int = PAGE_BYTES) -> bytes:
+        """So many bytes; each part of them depends on all that the page says."""
         place = self.place
         said = _HEAD.pack(_MAGIC, place.index, place.tenant, place.chain, len(self.lineage))
         said += b"".join(_PART.pack(*_words(part)) for part in self.lineage)
         total = _SUM.pack(zlib.crc32(said))
-        return (said + total * (PAGE_BYTES // _SUM.size))[:PAGE_BYTES]
+        return (said + total * (page_bytes // _SUM.size))[:page_bytes]
 
 
 def read_page(data: bytes | bytearray | memoryview, place: Place) -> StampedPage:
@@ -81,10 +81,10 @@ def read_page(data: bytes | bytearray | memoryview, place: Place) -> StampedPage
     if magic != _MAGIC or Place(tenant, chain, index) != place:
         raise BrokenPageError(f"the page of {place} says {magic!r}, {Place(tenant, chain, index)}")
     end = _HEAD.size + _PART.size * parts
-    if end > PAGE_BYTES:
+    if end > len(data):
         raise BrokenPageError(f"the page of {place} has {parts} parts")
     page = StampedPage(place, tuple(Part(*part) for part in _PART.iter_unpack(data[_HEAD.size : end])))
-    if page.encode() != data:
+    if page.encode(len(data)) != data:
         raise BrokenPageError(f"the page of {place} is torn")
     return page
 
@@ -105,8 +105,9 @@ def tag_name(tag: int) -> bytes:
     return f"tag-{tag}".encode()
 
 
-def space_of(tenant: int) -> Namespace:
-    return namespace_of(MODEL, tenant=tenant_name(tenant))
+def space_of(tenant: int, *, units: int = 1) -> Namespace:
+    """The namespace of a tenant; its pages have `units` × PAGE_BYTES."""
+    return namespace_of(MODEL, units=units, tenant=tenant_name(tenant))
 
 
 def chain_keys(tenant: int, chain: int, pages: int) -> list[PageKey]:

@@ -14,14 +14,13 @@ from kv_types.clock import BoottimeClock
 from kv_types.limits import LOG_RECORDS_KEPT_MAX
 from kv_types.selectors import Selector
 from tests.fleet.checker import availability
-from tests.fleet.faults import FAULTS_OF_LOG, FAULTS_OF_NODES, redis_full
+from tests.fleet.faults import FAULTS_OF_LOG, FAULTS_OF_NODES, one_stopped, redis_full
 from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet
 from tests.fleet.purges import Purge
 from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command
 from tests.support.logs import Logs, append, entry, within
 from tests.support.polling import wait_until
-from tests.support.processes import wait_until_stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -204,11 +203,9 @@ def test_workers_are_killed_and_stopped(fleet: Fleet) -> None:
             worker.kill()
             worker.start()
         stopped = fleet.workers[5]
-        stopped.send(signal.SIGSTOP)
-        wait_until_stopped(stopped.pid)
-        done = fleet.purge(Purge(tenant=0))
+        with one_stopped(fleet, stopped):
+            done = fleet.purge(Purge(tenant=0))
         assert done.is_confirmed, "workers without an index of their own are not waited for"
-        stopped.send(signal.SIGCONT)
         heal(fleet, "workers were killed")
 
 

@@ -23,6 +23,7 @@ from kv_types.outcomes import Hit, Miss, MissReason
 from kv_types.page_keys import pack_keys
 from kv_types.validity import ObservedView
 from tests.cache_l1.fakes import ByteMemory
+from tests.fleet.accounts import Account, Tally
 from tests.fleet.history import Recorder
 from tests.fleet.stamped import (
     PAGE_BYTES,
@@ -37,7 +38,9 @@ from tests.fleet.stamped import (
     space_of,
     tag_name,
 )
+from tests.support.timing import run_queue_s
 
+_ACCOUNT_NS = 500_000_000
 _COMPUTING_MAX = 16
 _L1_PAGES = 48
 _CLOCK = BoottimeClock()
@@ -47,7 +50,8 @@ _CLOCK = BoottimeClock()
 class WorkerPlan:
     """What one worker does. `compute_ms_max`: the longest that a computation takes; `l1_share`: of look-ups through L1.
 
-    Without `shared_memory` it uses gRPC alone, and has no L1 that could be trusted.
+    Without `shared_memory` it uses gRPC alone, and has no L1 that could be trusted. Pages have `units` × PAGE_BYTES.
+    `deadlines_ms`: a look-up is given one of them to bring what its node lacks; without any, look-ups wait for nothing.
     """
 
     endpoint: str
@@ -62,6 +66,8 @@ class WorkerPlan:
     compute_ms_max: float
     l1_share: float
     shared_memory: bool
+    units: int
+    deadlines_ms: Sequence[float]
     seed: int
 
 
@@ -104,8 +110,10 @@ class FleetWorker:
             for tenant in range(plan.tenants)
             for chain in range(plan.chains)
         }
-        self._room = [bytearray(PAGE_BYTES) for _ in range(plan.pages)]
+        self._room = [bytearray(plan.units * PAGE_BYTES) for _ in range(plan.pages)]
         self._computing: deque[_Computation] = deque()
+        self._tally = Tally()
+        self._account_due_ns = 0
 
     def run(self) -> None:
         """Step at the plan's pace until standard input ends or the history is full."""
@@ -113,18 +121,27 @@ class FleetWorker:
         while not self._recorder.is_full:
             wait_s = max(0.0, (due_ns - _CLOCK.now_ns()) / 1e9)
             if select.select([sys.stdin], [], [], wait_s)[0]:
-                return
+                break
             due_ns = max(due_ns + step_ns, _CLOCK.now_ns() - 10 * step_ns)
             self._finish_due()
             self._look_up()
+            if _CLOCK.now_ns() >= self._account_due_ns:
+                self._account()
+        self._account()
+
+    def _account(self) -> None:
+        now_ns = _CLOCK.now_ns()
+        self._recorder.account(Account.at(now_ns, self._tally, self._client.statistics()))
+        self._account_due_ns = now_ns + _ACCOUNT_NS
 
     def _tenant(self, number: int) -> _Tenant:
-        space = space_of(number)
+        space = space_of(number, units=self._plan.units)
+        page_bytes = self._plan.units * PAGE_BYTES
         l1 = L1Cache(
             capacity_pages=_L1_PAGES,
-            page_bytes=PAGE_BYTES,
+            page_bytes=page_bytes,
             namespace=space,
-            memory=ByteMemory(_L1_PAGES, PAGE_BYTES),
+            memory=ByteMemory(_L1_PAGES, page_bytes),
         )
         l1.synchronise(self._client.validity)
         return _Tenant(self._client.register(space), l1)
@@ -139,24 +156,30 @@ class FleetWorker:
         through_l1 = self._random.random() < self._plan.l1_share
         local = self._read_l1(request, state.l1, keys) if through_l1 else 0
         reason = MissReason.NONE
-        found = local
+        found, took_ns, waited_ns, deadline_ns = local, 0, 0, 0
         if local < wanted:
-            count, reason = self._read_l2(request, keys, local)
+            deadlines_ms = self._plan.deadlines_ms
+            deadline_s = self._random.choice(deadlines_ms) / 1000 if deadlines_ms else 0.0
+            deadline_ns = int(deadline_s * 1e9)
+            waiting_s, asked_ns = run_queue_s(), _CLOCK.now_ns()
+            count, reason = self._read_beyond(request, keys, local, deadline_s)
+            took_ns, waited_ns = _CLOCK.now_ns() - asked_ns, int(max(0.0, run_queue_s() - waiting_s) * 1e9)
             found += count
+            self._tally.count(wanted=wanted, l1=local, found=found, reason=reason)
         answered_ns = _CLOCK.now_ns()
         pages = self._read_pages(tenant, chain, found, answered_ns)
         self._recorder.look_up(
             invoked_ns=begun_ns, answered_ns=answered_ns, tenant=tenant, chain=chain, wanted=wanted, l1=local,
-            pages=pages, reason=reason,
+            pages=pages, reason=reason, deadline_ns=deadline_ns, took_ns=took_ns, waited_ns=waited_ns,
         )  # fmt: skip
         if len(pages) < found or found == wanted or len(self._computing) >= _COMPUTING_MAX:
             request.end()
             return
-        took_ns = int(self._random.random() * self._plan.compute_ms_max * 1e6)
+        computing_ns = int(self._random.random() * self._plan.compute_ms_max * 1e6)
         upto = self._random.randint(found + 1, wanted)
         self._computing.append(
             _Computation(
-                request, view, tenant, chain, keys, pages, upto, begun_ns, answered_ns + took_ns
+                request, view, tenant, chain, keys, pages, upto, begun_ns, answered_ns + computing_ns
             )
         )  # fmt: skip
 
@@ -169,16 +192,19 @@ class FleetWorker:
             l1.release(pages)
         return len(pages)
 
-    def _read_l2(self, request: Request, keys: bytes, start: int) -> tuple[int, MissReason]:
+    def _read_beyond(
+        self, request: Request, keys: bytes, start: int, deadline_s: float
+    ) -> tuple[int, MissReason]:
         """Copy pages or look at them under a lease, by turns."""
+        waits = {"deadline_s": deadline_s} if self._plan.deadlines_ms else {}
         if self._random.random() < 0.5:
-            match request.get(keys, self._room[start:], start=start):
+            match request.get(keys, self._room[start:], start=start, **waits):
                 case Hit(pages=count, ended_by=reason):
                     return count, reason
                 case Miss(reason=reason):
                     return 0, reason
             raise AssertionError("nothing of this fleet is pending")
-        with request.lease(keys, start=start) as lease:
+        with request.lease(keys, start=start, **waits) as lease:
             for index, page in enumerate(lease):
                 self._room[start + index][:] = page
             return lease.pages, lease.reason
@@ -211,7 +237,7 @@ class FleetWorker:
             if len(page.lineage) > PARTS_MAX:
                 return
             pages.append(page)
-        first, sources = len(done.reused), [page.encode() for page in pages]
+        first, sources = len(done.reused), [page.encode(len(self._room[0])) for page in pages]
         keys = done.keys[: len(pages) * KEY_BYTES]
         done.request.put(keys, sources[first:], start=first, tags=[tag_name(part.tag)])
         instances = done.request.instances(keys)

@@ -14,11 +14,11 @@ from kv_types.outcomes import STORED, Hit, MissReason, Tier
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import GetPart
-from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.served_store import Place, PutTerms
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
-from tests.support.directory import EverythingListed
+from tests.support.arena_services import service_of
+from tests.support.followed_store import at_once
 from tests.support.pages import chain as fresh_chain
 from tests.support.pages import namespace_of, page_bytes_of
 from tests.support.puts import put_fresh
@@ -125,7 +125,7 @@ class Life:
     def __init__(self, life: bytes) -> None:
         self.store = make_store()
         self.store.life = LifeId(life)
-        self.service = ArenaService(self.store, directory=EverythingListed())
+        self.service = service_of(self.store)
         self.space = namespace_of()
         self.id = add(self.store, self.space).id
 
@@ -139,7 +139,7 @@ class Life:
         assert self.service.commit_page(place, terms) == STORED
 
     def told(self, keys: list[Any]) -> int:
-        lease = self.service.lease_chain(self.id, b"".join(keys), start=0)
+        lease = at_once(self.service.lease_chain(self.id, b"".join(keys), start=0, wait_s=0))
         lease.release()
         return lease.instance
 

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from invalidation.log import LogUnavailableError
-from invalidation.redis.address import parse_address, parse_addresses
 from invalidation.redis.facts import RedisFacts, read_facts
 from kv_types.errors import ConfigError
-from kv_types.limits import LOG_CANDIDATES_MAX
 from tests.support.logs import Logs, append, within
 from tests.support.redis_servers import RedisServer, RedisServers
 
@@ -172,68 +170,6 @@ async def test_a_replica_is_no_place_for_a_log(servers: RedisServers, logs: Logs
     assert found.connected_replicas == 1
     assert "fences that are wrong" in found.warnings[0]
     assert "repl-backlog-ttl" in found.warnings[1]
-
-
-# --- addresses ---
-
-
-@pytest.mark.parametrize(
-    ("url", "label", "options"),
-    [
-        ("redis://h", "redis://h:6379", {"host": "h"}),
-        ("redis://u:p%40x@h:7/2", "redis://h:7", {"host": "h", "port": 7, "db": 2, "username": "u", "password": "p@x"}),
-        ("unix:///run/r.sock?db=3", "unix:///run/r.sock", {"path": "/run/r.sock", "db": 3}),
-        ("redis://[::1]:6380", "redis://::1:6380", {"host": "::1", "port": 6380}),
-        (
-            "rediss://h?ssl_ca_certs=/ca.pem",
-            "rediss://h:6379",
-            {"host": "h", "ssl_ca_certs": "/ca.pem"},
-        ),
-    ],
-)  # fmt: skip
-def test_urls_are_read(url: str, label: str, options: dict[str, object]) -> None:
-    address = parse_address(url)
-    assert (address.label, dict(address.options)) == (label, options)
-    assert address.connection() is not None
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "h:6379",
-        "http://h",
-        "redis://",
-        "redis://h:port",
-        "redis://h:99999",
-        "redis://h/name",
-        "redis://h?db=x",
-        "redis://h?protocol=3",
-        "redis://h?decode_responses=True",
-        "redis://h?ssl_ca_certs=/ca.pem",
-        "unix://",
-        "unix://relative",
-    ],
-)
-def test_a_url_that_means_nothing_is_an_error(url: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_address(url)
-
-
-def test_no_error_shows_a_password() -> None:
-    for url in ("redis://u:hunter2@h?protocol=3", "redis://u:hunter2@h/name", "redis://u:hunter2@h:x"):
-        with pytest.raises(ConfigError) as failed:
-            parse_address(url)
-        assert "hunter2" not in str(failed.value)
-
-
-def test_several_urls_are_candidates() -> None:
-    assert [each.label for each in parse_addresses("redis://a, redis://b:1")] == [
-        "redis://a:6379",
-        "redis://b:1",
-    ]
-    with pytest.raises(ConfigError, match="at most"):
-        parse_addresses(",".join(["redis://a"] * (LOG_CANDIDATES_MAX + 1)))
 
 
 @pytest.mark.asyncio

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import socket
-import subprocess
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,43 +12,20 @@ import pytest_asyncio
 from invalidation.log import LogUnavailableError
 from tests.support.logs import Logs, within
 from tests.support.redis_servers import RedisServer, RedisServers
+from tests.support.tls_servers import Certificate, make_certificate, start_tls_server
 
 TO_TLS, TO_PLAIN = "its URL begins with rediss://", "its URL begins with redis://"
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for localhost that signs itself, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    made, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-            "-keyout", str(key), "-out", str(made), "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return made, key
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def over_tls(servers: RedisServers, certificate: tuple[Path, Path]) -> tuple[RedisServer, str]:
+def over_tls(servers: RedisServers, certificate: Certificate) -> tuple[RedisServer, str]:
     """A server and its host and port for TLS."""
-    made, key = certificate
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    try:
-        server = servers.start(
-            tls_port=str(port), tls_cert_file=str(made), tls_key_file=str(key), tls_ca_cert_file=str(made),
-            tls_auth_clients="no",
-        )  # fmt: skip
-    except AssertionError as error:
-        if "tls" not in str(error).lower():
-            raise
-        pytest.skip("this redis-server was built without TLS")
+    server, port = start_tls_server(servers, certificate)
     return server, f"localhost:{port}"
 
 
@@ -64,10 +37,10 @@ async def failure(logs: Logs, url: str) -> str:
 
 @pytest.mark.asyncio
 async def test_tls_works_with_the_certificate_and_says_what_is_wrong_without(
-    logs: Logs, over_tls: tuple[RedisServer, str], certificate: tuple[Path, Path]
+    logs: Logs, over_tls: tuple[RedisServer, str], certificate: Certificate
 ) -> None:
     _, where = over_tls
-    facts = await logs.open(f"rediss://{where}?ssl_ca_certs={certificate[0]}").check(deadline_ns=within())
+    facts = await logs.open(f"rediss://{where}?ssl_ca_certs={certificate.path}").check(deadline_ns=within())
     assert facts.errors == ()
     said = await failure(logs, f"rediss://{where}")
     assert "certificate" in said

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Builds and runs the stress of the shared-memory protocol: run.sh [plain|thread|address] [seconds] [seed]
+# Builds and runs the stresses of the native modules: run.sh [plain|thread|address] [seconds] [seed]
 #
+# They are that of the shared-memory protocol and that of L3's data path; STRESS="arena" or "data_path" runs one alone.
 # thread: ThreadSanitizer. gcc's does not model stand-alone fences, so STRATAKV_TSAN turns them into read-modify-writes,
 # and copies whose lease may run out are not watched (their bytes are discarded by the generation check).
 # address: AddressSanitizer and UndefinedBehaviorSanitizer.
 set -eu
 mode=${1:-plain}
 seconds=${2:-5}
+seed=${3:-}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out="$root/build/stress"
 mkdir -p "$out"
@@ -16,18 +18,31 @@ case "$mode" in
   address) flags="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" ;;
   *) echo "unknown mode $mode: plain, thread or address" >&2; exit 2 ;;
 esac
-sources=""
-for source in "$root"/cache_l2/native/*.cpp; do
-  case "$source" in
-    *bindings*|*/buffers.cpp) ;;
-    *) sources="$sources $source" ;;
+
+# build_and_run NAME PACKAGE MAIN: all of the package's native sources but those that need Python
+build_and_run() {
+  sources=""
+  for source in "$root/$2"/native/*.cpp; do
+    case "$source" in
+      *bindings*|*/buffers.cpp) ;;
+      *) sources="$sources $source" ;;
+    esac
+  done
+  # shellcheck disable=SC2086
+  ${CXX:-g++} -std=c++17 -Wall -Wextra -DSTRATAKV_PAUSES $flags -I"$root/$2/native" "$root/tests/native/$3" $sources \
+    -o "$out/$1-$mode" -pthread
+  if [ "$mode" = thread ]; then
+    # ThreadSanitizer of gcc 12 needs the memory layout of kernels without wide address randomisation.
+    TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" setarch "$(uname -m)" -R "$out/$1-$mode" "$seconds" $seed
+  else
+    "$out/$1-$mode" "$seconds" $seed
+  fi
+}
+
+for stress in ${STRESS:-arena data_path}; do
+  case "$stress" in
+    arena) build_and_run stress cache_l2 stress.cpp ;;
+    data_path) build_and_run data-path-stress cache_l3 data_path_stress.cpp ;;
+    *) echo "unknown stress $stress: arena or data_path" >&2; exit 2 ;;
   esac
 done
-# shellcheck disable=SC2086
-${CXX:-g++} -std=c++17 -Wall -Wextra -DSTRATAKV_PAUSES $flags -I"$root/cache_l2/native" "$root/tests/native/stress.cpp" $sources \
-  -o "$out/stress-$mode" -pthread
-if [ "$mode" = thread ]; then
-  # ThreadSanitizer of gcc 12 needs the memory layout of kernels without wide address randomisation.
-  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" exec setarch "$(uname -m)" -R "$out/stress-$mode" "$seconds" ${3:-}
-fi
-exec "$out/stress-$mode" "$seconds" ${3:-}

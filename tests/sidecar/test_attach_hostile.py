@@ -48,7 +48,7 @@ from tests.support.attach_raw import (
 )
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put
-from tests.support.log_pictures import log_picture
+from tests.support.log_pictures import log_picture, no_l3
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
 
@@ -267,7 +267,7 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
 
 def test_garbage_in_clients_counters_keeps_nobody_from_reading_the_figures(site: AttachSite) -> None:
     report = StatusReport(
-        site.store, log_picture, version="1", clock=BoottimeClock(), addresses=Addresses()
+        site.store, log_picture, no_l3, version="1", clock=BoottimeClock(), addresses=Addresses()
     )  # fmt: skip
     namespace = namespace_of()
     liars = [attach_raw(site) for _ in range(2)]

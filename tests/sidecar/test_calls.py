@@ -24,11 +24,10 @@ from kv_wire.gen import cache_pb2
 from kv_wire.page_batches import put_messages
 from kv_wire.status import from_rpc_error
 from kv_wire.transfer import encode_put_request
-from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.cache_service import CacheService
 from sidecar.serving.calls import Calls
 from sidecar.serving.served_store import ServedStore
-from tests.support.directory import EverythingListed
+from tests.support.arena_services import service_of
 from tests.support.fake_served_store import FakeServedStore
 from tests.support.followed_store import FollowedStore
 from tests.support.grpc_servers import end_server
@@ -198,7 +197,7 @@ def test_c39_no_step_of_the_event_loop_takes_20_ms(tmp_path: Path, monkeypatch: 
         with contextlib.closing(FollowedStore(config)) as arena:
             space = space_of(limits.PAGE_BYTES_MAX)
             arena.register(space.canonical, limits.PAGE_BYTES_MAX)
-            async with serving(tmp_path, ArenaService(arena, directory=EverythingListed())):
+            async with serving(tmp_path, service_of(arena)):
                 await asyncio.to_thread(_transfer, tmp_path, space.id, arena.stamp(), steps.clear)
                 longest.append(max(steps))
                 assert len(steps) > 100

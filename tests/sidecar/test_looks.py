@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from cache_l3.address import parse_addresses
 from invalidation.fence import Wait
 from invalidation.log import FenceState, InvalidationLog, LogUnavailableError
 from invalidation.records import LogEntry
-from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected

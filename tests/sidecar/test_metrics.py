@@ -28,7 +28,7 @@ from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
 from sidecar.status_report import Addresses, StatusReport
 from tests.support.daemon import Daemon
-from tests.support.log_pictures import log_picture, log_state
+from tests.support.log_pictures import NO_L3, log_picture, log_state, no_l3
 from tests.support.pages import namespace_of
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
@@ -190,6 +190,7 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
         arena_bytes=2**20,
         freshness_remaining_s=-1.5,
         log=log_state(),
+        l3=NO_L3,
         calls_running=4,
         calls_refused=6,
     )
@@ -226,7 +227,9 @@ def test_what_forgotten_namespaces_counted_stays_with_the_others() -> None:
 
 def test_a_label_outlives_its_namespaces_registration_and_no_counter_steps_back() -> None:
     store = make_store()
-    report = StatusReport(store, log_picture, version="1", clock=BoottimeClock(), addresses=Addresses())
+    report = StatusReport(
+        store, log_picture, no_l3, version="1", clock=BoottimeClock(), addresses=Addresses()
+    )
 
     def requested() -> dict[str, float]:
         series = rendered(report.snapshot(attach={}, calls_running=0, calls_refused=0))

@@ -208,7 +208,7 @@ _NOWHERE: Any = _Nowhere()
 
 
 class SimulatedAddress:
-    """A server as one process reaches it; stands for invalidation.redis.address.RedisAddress."""
+    """A server as one process reaches it; stands for cache_l3.address.RedisAddress."""
 
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer

@@ -232,7 +232,7 @@ class Attachment:
     def fileno(self) -> int:
         return -1
 
-    def call(self, message: Any, *, deadline_s: float) -> Any:
+    def call(self, message: Any, *, deadline_s: float, request: int | None = None) -> Any:
         """Send a message and wait for its reply; raises as the real channel does."""
         from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
 

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from cache_l2.reader import AttachedArena, Registration
 from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach.server import AttachServer
+from sidecar.l3.loads import Loads, NoLoads
 from sidecar.log.directory import ListsNamespaces
 from tests.support.directory import EverythingListed
 from tests.support.followed_store import FollowedStore
@@ -35,20 +36,28 @@ class AttachSite:
     """Context manager. `call` runs a function of the store on the thread that owns it."""
 
     def __init__(
-        self, folder: Path, *, lease_s: float = 3.0, directory: ListsNamespaces | None = None, **settings: Any
+        self,
+        folder: Path,
+        *,
+        lease_s: float = 3.0,
+        directory: ListsNamespaces | None = None,
+        loads: Callable[[FollowedStore], Loads] | None = None,
+        **settings: Any,
     ) -> None:
         self.path = folder / "attach.sock"
         self._config = ArenaConfig(**{**SMALL, **settings})
         self._lease_s = lease_s
         self._directory = directory or EverythingListed()
+        self._make_loads = loads or (lambda store: NoLoads())
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop
         self.store: FollowedStore
         self.server: AttachServer
+        self.loads: Loads
 
-    def __enter__(self) -> AttachSite:
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(30), "the site did not start"
         if self._failure is not None:
@@ -94,7 +103,10 @@ class AttachSite:
         self._stopping = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.store = FollowedStore(self._config, lease_s=self._lease_s)
-        self.server = AttachServer(self.store, self.path, clock=BoottimeClock(), directory=self._directory)
+        self.loads = self._make_loads(self.store)
+        self.server = AttachServer(
+            self.store, self.path, clock=BoottimeClock(), directory=self._directory, loads=self.loads
+        )
         await self.server.start()
         self._ready.set()
         try:
@@ -102,8 +114,12 @@ class AttachSite:
         finally:
             self.store.drain()
             await self.server.stop(0.0)
+            await self._loads_end()
             self.store.check_invariants()
             self.store.close()
+
+    async def _loads_end(self) -> None:
+        """Nothing is on its way into the arena any more after this."""
 
     async def _tick_until_stopped(self) -> None:
         while True:

@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cache_l2.attach_loads import Wanted
 from cache_l2.reader import AttachedArena, Registration, Reserved
 from kv_types.ids import PageKey, Stamp, log_incarnation
 from kv_types.outcomes import STORED
@@ -103,6 +105,21 @@ def leases(path: str, root: str, pages: int, times: int) -> None:
     say(leased=sum(lease.pages for lease in held))
     if wait_for_line() == "return":
         say(kept=len(held))
+
+
+def loads(path: str, root: str) -> None:
+    """Ask for two loads, one of which is waited for; a child keeps the socket."""
+    arena, registration = attach(path)
+    keys = chain(2, root=bytes.fromhex(root))
+    wanted = [Wanted(registration.number, None, packed(keys))]
+    arena.begin_load(wanted, deadline_s=60.0)
+    duplicate = socket.socket(fileno=os.dup(arena.fileno()))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    threading.Thread(target=arena.load, args=(wanted,), kwargs={"deadline_s": 60.0}, daemon=True).start()
+    say(asked=2, child=child, socket=duplicate.fileno())
+    wait_for_line()
 
 
 def holds_socket_in_child(path: str, root: str) -> None:

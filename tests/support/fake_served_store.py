@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_types.errors import UnknownNamespaceError
@@ -52,6 +53,7 @@ class FakeServedStore:
     lists: bool = True
     asked_to_list: list[NamespaceId] = field(default_factory=list)
     written_bytes: int = 0
+    waits_s: list[float] = field(default_factory=list)
 
     def stamp(self) -> Stamp | None:
         return self.position
@@ -75,8 +77,11 @@ class FakeServedStore:
         found = len(self._prefix(keys))
         return Hit(found, Tier.L2) if found else Miss(MissReason.ABSENT)
 
-    def lease_chain(self, namespace: NamespaceId, keys: bytes, *, start: int) -> FakeLease:
+    async def lease_chain(
+        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+    ) -> FakeLease:
         del namespace
+        self.waits_s.append(wait_s)
         found = self._prefix(keys)[start:]
         whole = start + len(found) == len(keys) // 32
         views = [memoryview(self.pages[key]) for key in found]
@@ -84,6 +89,10 @@ class FakeServedStore:
         lease = FakeLease(views, MissReason.NONE if whole else MissReason.ABSENT, instance)
         self.leases.append(lease)
         return lease
+
+    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+        del namespace
+        return [len(keys) // 32 - len(self._prefix(keys)) for keys in rows]
 
     def reserve_page(
         self, namespace: NamespaceId, *, parent: PageKey | None, key: PageKey, ttl_s: int | None

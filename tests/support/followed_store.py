@@ -36,12 +36,22 @@ def at_once(call: Coroutine[Any, Any, _Answer]) -> _Answer:
 class FollowedStore(ArenaStore):
     """Follows a LocalLog of its own: joined at once, fresh for `lease_s` from each tick, applied when told to hide."""
 
-    def __init__(self, config: ArenaConfig, *, clock: Clock | None = None, lease_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        config: ArenaConfig,
+        *,
+        clock: Clock | None = None,
+        lease_s: float = 600.0,
+        log: LocalLog | None = None,
+    ) -> None:
+        """`log`: one that other stores follow too. Its wall clock goes with its clock."""
         self.validity = Validity(skew_ms=int(config.skew_bound_s * 1000))
         self.clock = clock or BoottimeClock()
-        self.log = LocalLog(clock=self.clock)
+        self.log = log or LocalLog(clock=self.clock)
         self._lease_ns = int(lease_s * SECOND_NS)
-        super().__init__(config, clock=self.clock, judge=self.validity)
+        super().__init__(
+            config, clock=self.clock, judge=self.validity, wall_ms=lambda: self.clock.now_ns() // 1_000_000
+        )
         self.join()
         self.tick()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kv_types.ids import Stamp, log_incarnation
+from sidecar.l3.tier import L3State
 from sidecar.log.state import LogPicture, LogState
 
 STATE = LogState(
@@ -13,6 +14,14 @@ STATE = LogState(
     acknowledged=40, drained=39, settled=True, replicas=1, confirmed_ago_s=0.5, held_by=(), draining_held_by=(),
     renewals={"ok": 3}, sizes={"tombstones": 7, "log_records": 44}, pages_hidden=5, records_applied=41,
 )  # fmt: skip
+
+
+NO_L3 = L3State(why_off="no servers are named")
+
+
+def no_l3() -> L3State:
+    """Of a sidecar without L3."""
+    return NO_L3
 
 
 def log_state(**changes: Any) -> LogState:

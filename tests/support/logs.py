@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from cache_l3.address import parse_addresses
 from invalidation.log import (
     Appended,
     InvalidationLog,
@@ -18,7 +19,6 @@ from invalidation.log import (
     RenewalStatus,
 )
 from invalidation.records import NO_DIGEST, LogEntry
-from invalidation.redis.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected

@@ -13,7 +13,7 @@ import xxhash
 from cache_l3.record_store import L3Picture, LoadedRecord, RecordName, ServerPicture
 from cache_l3.tally import Tally
 from kv_types.clock import Clock, Pause
-from kv_types.errors import CorruptRecordError
+from kv_types.errors import BufferMismatchError, CorruptRecordError
 from kv_types.limits import RECORD_BYTES_MAX
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import ChecksumKind, PageDescription, RecordHeader, split_record
@@ -80,6 +80,10 @@ class MemoryShelf:
 
     def ttl_s(self, name: RecordName) -> float:
         return (self._records[name].expires_ns - self._clock.now_ns()) / 1e9
+
+    def put(self, name: RecordName, data: bytes) -> None:
+        """Put bytes there as somebody else would, for a minute."""
+        assert self.set(name, data, ttl_s=60), "the shelf is full"
 
     def corrupt(self, name: RecordName, change: Callable[[bytes], bytes]) -> None:
         """Put other bytes in a record's place."""
@@ -173,6 +177,8 @@ class MemoryRecords:
     def load(
         self, name: RecordName, place: memoryview, *, deadline_ns: int
     ) -> asyncio.Future[LoadedRecord | MissReason]:
+        if place.readonly or not place.c_contiguous:
+            raise BufferMismatchError("a place is writable and in one piece")
         self.calls["load"] += 1
         future: asyncio.Future[LoadedRecord | MissReason] = asyncio.get_running_loop().create_future()
 
@@ -196,6 +202,8 @@ class MemoryRecords:
     def store(
         self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
     ) -> asyncio.Future[PutOutcome]:
+        if payload.nbytes != page.payload_bytes:
+            raise BufferMismatchError(f"{payload.nbytes} bytes of a page of {page.payload_bytes}")
         self.calls["store"] += 1
         future: asyncio.Future[PutOutcome] = asyncio.get_running_loop().create_future()
 

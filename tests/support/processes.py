@@ -29,6 +29,11 @@ def wait_until_stopped(pid: int) -> None:
     wait_until(lambda: all(state == "T" for state in _states(pid)), what=f"process {pid} to stop")
 
 
+def wait_until_running(pid: int) -> None:
+    """Wait until no thread of a process that got SIGCONT is stopped any more."""
+    wait_until(lambda: "T" not in _states(pid), what=f"process {pid} to go on")
+
+
 def _states(pid: int) -> list[str]:
     files = Path(f"/proc/{pid}/task").glob("*/stat")
     return [file.read_text().rsplit(")", 1)[1].split()[0] for file in files]

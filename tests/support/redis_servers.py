@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from sidecar.log import die_with_parent
 from tests.support.polling import wait_until
 from tests.support.processes import wait_until_stopped
+from tests.support.redis_guard import Guard
 
 _STARTS = 5
 """Attempts to get a port that another process took between the choice and the server's bind."""
@@ -67,14 +68,20 @@ def newest_binary() -> Path:
 
 
 class RedisServer:
-    """One server with a directory of its own; it ends with the test process, however that ends."""
+    """One server with a directory of its own; it ends with the test process, however that ends.
 
-    def __init__(self, directory: Path, *, binary: Path | None = None, **options: str) -> None:
+    With `guard` it asks for TLS, for passwords, or for both; its Unix socket, which the tests' own client uses, never for TLS.
+    """
+
+    def __init__(
+        self, directory: Path, *, binary: Path | None = None, guard: Guard | None = None, **options: str
+    ) -> None:
         self.directory = directory
         self.binary = binary or newest_binary()
         self.socket_path = directory / "s"
         self.port = 0
         self.log_path = directory / "log"
+        self.guard = guard or Guard()
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Redis | None = None
@@ -86,7 +93,7 @@ class RedisServer:
 
     @property
     def tcp_url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return self.guard.url(f"127.0.0.1:{self.port}")
 
     @property
     def pid(self) -> int:
@@ -94,34 +101,59 @@ class RedisServer:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def client(self) -> Redis:
         """A client of its own, apart from the code under test."""
         if self._client is None:
-            self._client = Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0)
+            self._client = Redis(
+                unix_socket_path=str(self.socket_path), socket_timeout=5.0, password=self.guard.admin_password
+            )
         return self._client
 
-    def start(self) -> RedisServer:
+    def start(self) -> Self:
         """Start, or start again with the dump that lies in the directory; waits until it has loaded."""
-        for attempt in range(_STARTS):
+        self.launch()
+        return self.wait_up()
+
+    def launch(self) -> None:
+        """Start, and don't wait for it: `wait_up` does."""
+        assert self._process is None, "started already"
+        if self.port == 0:
+            self.port = self.free_port()
+        self._spawn()
+
+    def wait_up(self) -> Self:
+        """Wait until it answers and has loaded its dump; where its port was taken meanwhile, it takes another one."""
+        for _ in range(_STARTS):
             with contextlib.suppress(_PortTakenError):
-                self._start_once(keep_port=self.port != 0 and attempt == 0)
+                wait_until(self._has_come_up, what=f"a redis-server in {self.directory} to answer")
                 return self
+            self.port = self.free_port()
+            self._spawn()
         raise AssertionError(f"no port in {_STARTS} attempts: {self.log_path.read_text()[-2000:]}")
 
-    def _start_once(self, *, keep_port: bool) -> None:
-        assert self._process is None, "started already"
-        if not keep_port:
-            self.port = _free_port()
-        options: dict[str, str] = {
+    def free_port(self) -> int:
+        """A port that it may take."""
+        return free_port()
+
+    def options(self) -> dict[str, str]:
+        """What it is started with now, as redis.conf has it."""
+        return {
             "bind": "127.0.0.1", "port": str(self.port), "unixsocket": str(self.socket_path),
             "dir": str(self.directory), "save": "", "appendonly": "no", "daemonize": "no",
             "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1",
-        } | self._options  # fmt: skip
+        } | self.guard.options(self.directory, self.port) | self._options  # fmt: skip
+
+    def _spawn(self) -> None:
+        options = self.options()
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen([*shim, str(self.binary), *words], stdout=log, stderr=log)
-        wait_until(self._has_come_up, what=f"a redis-server in {self.directory} to answer")
 
     def _has_come_up(self) -> bool:
         assert self._process is not None
@@ -189,12 +221,35 @@ class RedisServer:
             what=f"{count} replicas online",
         )  # fmt: skip
 
+    def swap_roles(self, replica: RedisServer) -> None:
+        """Replica and primary change places without a pause: the old primary follows the new one and refuses writes."""
+        replica.client.replicaof("NO", "ONE")
+        self.client.replicaof("127.0.0.1", str(replica.port))
+        wait_until(
+            lambda: self.info("replication").get("master_link_status") == "up", what="the swap of roles"
+        )
+
+    def command(self, *words: object) -> Any:
+        """The answer to any command."""
+        return self.client.execute_command(*words)  # type: ignore[no-untyped-call]
+
     def info(self, section: str) -> Mapping[str, Any]:
         return self.client.info(section)
 
     def config(self, **settings: str) -> None:
         for name, value in settings.items():
             self.client.config_set(name.replace("_", "-"), value)
+
+    @contextlib.contextmanager
+    def squeezed(self, *, policy: str, left_bytes: int = 0) -> Iterator[None]:
+        """For the block, so little memory is left before maxmemory; with 0 it is over it already."""
+        before = self.client.config_get("maxmemory*")
+        used = int(self.info("memory")["used_memory"])
+        self.config(maxmemory_policy=policy, maxmemory=str(max(1, used + left_bytes)))
+        try:
+            yield
+        finally:
+            self.config(maxmemory=str(before["maxmemory"]), maxmemory_policy=str(before["maxmemory-policy"]))
 
     def script_usec(self) -> tuple[int, int]:
         """How often EVALSHA was called and how many µs it took in all."""
@@ -213,18 +268,22 @@ class RedisServers:
         self._directory = directory
         self._made: list[RedisServer] = []
 
-    def start(self, *, binary: Path | None = None, **options: str) -> RedisServer:
+    def start(self, *, binary: Path | None = None, guard: Guard | None = None, **options: str) -> RedisServer:
         """Start one more; options are those of redis.conf, with _ for -."""
         written = {name.replace("_", "-"): value for name, value in options.items()}
-        server = RedisServer(self._directory / str(len(self._made)), binary=binary, **written)
+        server = RedisServer(self._directory / str(len(self._made)), binary=binary, guard=guard, **written)
         self._made.append(server)
         return server.start()
 
     def start_replica(self, primary: RedisServer, **options: str) -> RedisServer:
         """Start one of the primary's kind that follows it."""
-        replica = self.start(binary=primary.binary, **options)
+        replica = self.start(binary=primary.binary, guard=primary.guard, **options)
         replica.follow(primary)
         return replica
+
+    @property
+    def running(self) -> list[RedisServer]:
+        return [server for server in self._made if server.is_running]
 
     def close(self) -> None:
         for server in self._made:
@@ -243,7 +302,8 @@ def redis_servers() -> Iterator[RedisServers]:
             made.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody has at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -69,7 +69,7 @@ MUTATIONS = (
         "1", "a page is stamped at its commit",
         (
             Edit(
-                "inference_worker/local.py",
+                "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
                 "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
             ),
@@ -80,8 +80,8 @@ MUTATIONS = (
         (
             Edit(
                 _REQUEST,
-                "        return self.namespace.pages.lease(keys, start, self._reused)\n",
-                "        lease = self.namespace.pages.lease(keys, start, self._reused)\n"
+                "        return self.namespace.pages.lease(keys, start, deadline, self._reused)\n",
+                "        lease = self.namespace.pages.lease(keys, start, deadline, self._reused)\n"
                 "        self._begun = self.namespace.pages.begin(Deadline(self._deadline_s))\n"
                 "        return lease\n",
             ),

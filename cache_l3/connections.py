@@ -1,0 +1,144 @@
+"""Connections to servers: opened and authenticated by redis-py in threads of their own, then lent to whatever moves the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from redis.asyncio.connection import AbstractConnection
+from redis.connection import AbstractConnection as ThreadedConnection
+from redis.exceptions import NoPermissionError, ResponseError
+
+from cache_l3.address import RedisAddress
+from cache_l3.errors import explain, reason_of, tls_hint
+from kv_types.limits import L3_CONNECTING_MAX
+
+Command = Sequence[bytes | str]
+REMEDIES = {
+    "denied": (
+        "give its user the right to GET, SET, GETRANGE, EXPIRE, UNLINK, PING and INFO, in a Cluster to CLUSTER SLOTS and ASKING: "
+        "ACL SETUSER <user> ~stratakv:* +@read +@write +@connection +info +cluster|slots"
+    ),
+    "version": "use Redis 6.2 or later, or Valkey",
+    "disk": "look at its disk: it refuses writes until it can save again",
+    "clients": "let it take more clients: CONFIG SET maxclients",
+    "moved": "if it is part of a Cluster, its URL begins with redis+cluster://",
+}
+
+
+class ConnectError(Exception):
+    """A server can't be had; `reason` in one word, the text in a line with what to do about it."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Connector:
+    """Opens connections, some at a time, in threads: a name that is looked up or a handshake that hangs keeps nobody else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(L3_CONNECTING_MAX, thread_name_prefix="stratakv-l3-connect")
+
+    async def open(self, address: RedisAddress, *, timeout_s: float) -> socket.socket:
+        """A socket on which nothing is under way, of a server that has answered a PING. Raises ConnectError."""
+        opening, is_taken = self._threads.submit(_open, address, timeout_s), False
+        try:
+            async with asyncio.timeout(timeout_s):
+                made = await asyncio.shield(asyncio.wrap_future(opening))
+            is_taken = True
+        except Exception as error:  # whatever a broken or hostile server makes redis-py or its parser raise
+            raise connect_error(address, error) from error
+        finally:
+            if not is_taken:
+                opening.add_done_callback(_throw_away)
+                opening.cancel()
+        return made
+
+    def close(self) -> None:
+        """Begin no more; threads that wait for a server end when they have waited enough."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Control:
+    """One connection for small questions to one server, apart from those that move pages. Dropped after each trouble."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        self._connection: AbstractConnection | None = None
+
+    async def ask(self, commands: Sequence[Command], *, timeout_s: float) -> list[object]:
+        """Replies to commands that are sent together; errors among them are values. Raises ConnectError."""
+        is_new, is_done = self._connection is None, False
+        connection = self._connection or self._address.connection()
+        self._connection = connection
+        try:
+            async with asyncio.timeout(timeout_s):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                replies = await exchange(connection, commands)
+            is_done = True
+        except Exception as error:  # as above
+            raise connect_error(self._address, error, is_new=is_new) from error
+        finally:
+            if not is_done:
+                self._connection = None
+                await connection.disconnect(nowait=True)
+        return replies
+
+    async def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect()
+
+
+async def exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[object]:
+    """Send commands at once and return the reply to each; one that is an error is returned as a ResponseError."""
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    replies: list[object] = []
+    for _ in commands:
+        try:
+            replies.append(await connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+    return replies
+
+
+def connect_error(address: RedisAddress, error: Exception, *, is_new: bool = True) -> ConnectError:
+    """The same trouble, in words for people; `is_new`: the connection had never worked."""
+    hint = tls_hint(address.scheme, error) if is_new else ""
+    return ConnectError(reason_of(error), explain(error, server=address.label, remedies=REMEDIES, hint=hint))
+
+
+def _open(address: RedisAddress, timeout_s: float) -> socket.socket:
+    connection = address.threaded_connection(timeout_s=timeout_s)
+    is_done = False
+    try:
+        connection.connect()  # type: ignore[no-untyped-call]
+        connection.send_command("PING")  # type: ignore[no-untyped-call]
+        with contextlib.suppress(NoPermissionError):  # an answer is an answer
+            connection.read_response()
+        is_done = True
+    finally:
+        if not is_done:
+            connection.disconnect()  # type: ignore[no-untyped-call]
+    return _taken(connection)
+
+
+def _taken(connection: ThreadedConnection) -> socket.socket:
+    """Take the socket out of redis-py's hands: there is no other way to get at one that it has authenticated."""
+    taken: object = connection._sock
+    connection._sock = None
+    connection._parser.on_disconnect()  # it has read all there was
+    if not isinstance(taken, socket.socket):
+        raise ConnectionError("the connection was lost as soon as it was open")
+    return taken
+
+
+def _throw_away(opening: Future[socket.socket]) -> None:
+    """Close what came too late for whoever asked."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

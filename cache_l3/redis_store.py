@@ -1,0 +1,399 @@
+"""RedisRecordStore: the record store over RESP servers. It encodes and verifies; others find servers and move the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cache_l3.address import RedisServers
+from cache_l3.breaker import BreakerTerms
+from cache_l3.codecs import WIDTHS, ZstdPlanes
+from cache_l3.data_path import DataPath, Got
+from cache_l3.key_space import KeySpace
+from cache_l3.questions import Command, Questions
+from cache_l3.record_store import L3Picture, LoadedRecord, RecordName
+from cache_l3.router import Router, Trouble, TroubleError
+from cache_l3.shard import ShardTerms
+from cache_l3.tally import Tally
+from cache_l3.transfers import Transfer
+from cache_l3.verification import check_arrival, finish, needs_work, read_header
+from kv_types.clock import Clock
+from kv_types.errors import BufferMismatchError, ClosedError, CorruptRecordError, InvalidArgumentError
+from kv_types.ids import NamespaceId
+from kv_types.limits import (
+    L3_CODEC_THREADS_MAX,
+    L3_CONNECTIONS_PER_SHARD_DEFAULT,
+    L3_CONNECTIONS_PER_SHARD_MAX,
+    L3_DISCARD_S,
+    L3_DISCARDS_MAX,
+    L3_ENCODED_MAX,
+    L3_PROBE_RECORDS_MAX,
+    L3_ZSTD_LEVEL_DEFAULT,
+    RECORD_BYTES_MAX,
+    TTL_S_MAX,
+)
+from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
+from kv_types.record import HEADER_BYTES_MAX, ChecksumKind, Codec, PageDescription, RecordHeader
+
+_Result = TypeVar("_Result")
+
+_MISSES = {
+    Trouble.LATE: MissReason.DEADLINE,
+    Trouble.UNAVAILABLE: MissReason.L3_UNAVAILABLE,
+    Trouble.FULL: MissReason.L3_UNAVAILABLE,
+    Trouble.OVERLOADED: MissReason.OVERLOADED,
+    Trouble.FOREIGN: MissReason.CORRUPT,
+    Trouble.CLOSED: MissReason.CLOSED,
+}
+_REFUSALS = {
+    Trouble.LATE: RefuseReason.DEADLINE,
+    Trouble.UNAVAILABLE: RefuseReason.UNREACHABLE,
+    Trouble.FULL: RefuseReason.FULL,
+    Trouble.OVERLOADED: RefuseReason.OVERLOADED,
+    Trouble.FOREIGN: RefuseReason.UNREACHABLE,
+    Trouble.CLOSED: RefuseReason.CLOSED,
+}
+_LAST = b"%d" % (HEADER_BYTES_MAX - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStoreSettings:
+    """What a store is made with. Raises InvalidArgumentError for what can't be.
+
+    `holds_log`: the fleet's log lies on the same servers, so that pages must not fill them. `item_bytes` tells the bytes of one
+    KV number of a namespace, for a codec that takes them apart. `record_bytes_max` makes the limit of records smaller.
+    """
+
+    servers: RedisServers
+    fleet: str
+    holds_log: bool = False
+    codec: Codec = Codec.RAW
+    zstd_level: int = L3_ZSTD_LEVEL_DEFAULT
+    item_bytes: Callable[[NamespaceId], int] = lambda _: 2
+    connections_per_shard: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
+    record_bytes_max: int = RECORD_BYTES_MAX
+    breaker: BreakerTerms = field(default_factory=BreakerTerms)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.connections_per_shard <= L3_CONNECTIONS_PER_SHARD_MAX:
+            raise InvalidArgumentError(
+                f"a shard has 1 to {L3_CONNECTIONS_PER_SHARD_MAX} connections; got {self.connections_per_shard}"
+            )
+        if not 1 <= self.record_bytes_max <= RECORD_BYTES_MAX:
+            raise InvalidArgumentError(
+                f"records have at most {RECORD_BYTES_MAX} bytes; got {self.record_bytes_max}"
+            )
+
+
+class RedisRecordStore:
+    """RecordStore on one server, several that stand for each other, or a Cluster. Made and used in one running event loop.
+
+    `path` moves the bytes and outlives the store; its owner closes it after `close`.
+    """
+
+    def __init__(self, settings: RecordStoreSettings, *, path: DataPath, clock: Clock) -> None:
+        self._settings = settings
+        self._path = path
+        self._clock = clock
+        self._keys = KeySpace(settings.fleet)
+        self._router = Router(
+            settings.servers, path=path, clock=clock,
+            terms=ShardTerms(
+                connections=settings.connections_per_shard, holds_log=settings.holds_log, breaker=settings.breaker
+            ),
+        )  # fmt: skip
+        self._questions = Questions(self._router, path=path, clock=clock)
+        self._codec = ZstdPlanes(level=settings.zstd_level)
+        self._threads = ThreadPoolExecutor(L3_CODEC_THREADS_MAX, thread_name_prefix="stratakv-l3-codec")
+        self._encoded = asyncio.Semaphore(L3_ENCODED_MAX)
+        self._tally = Tally()
+        self._running: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
+        self._discards: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Begin to connect."""
+        await self._router.start()
+
+    async def close(self) -> None:
+        """End what is under way and wait for that."""
+        self._is_closed = True
+        tasks = [*self._running.values(), *self._discards]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._router.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> Mapping[str, int]:
+        """The tally's names; retried, redirected, breaker_opened; in_flight now; those of the data path after `path_`."""
+        told = {
+            **self._tally.read(),
+            "retried": self._router.retried,
+            "redirected": self._router.redirected,
+            "breaker_opened": self._router.opened(),
+            "in_flight": len(self._running),
+        }
+        with contextlib.suppress(ClosedError):
+            told |= {f"path_{name}": count for name, count in self._path.statistics().items()}
+        return told
+
+    def describe(self) -> L3Picture:
+        """Servers and what is wrong with them."""
+        return L3Picture(
+            kind=self._router.kind, servers=self._router.describe(), trouble=self._router.trouble
+        )
+
+    # --- records ---
+
+    async def probe(
+        self, names: Sequence[RecordName], *, deadline_ns: int
+    ) -> list[RecordHeader | MissReason]:
+        """Read headers, in one question to each server that has some."""
+        results: list[RecordHeader | MissReason] = []
+        if self._is_closed:
+            results += [MissReason.CLOSED] * len(names)
+        elif names:
+            keys = [self._keys.key(name) for name in names]
+            replies = await self._questions.ask(
+                keys, lambda key: (b"GETRANGE", key, b"0", _LAST), deadline_ns=deadline_ns
+            )
+            for name, reply in zip(names, replies, strict=True):
+                results.append(self._header(name, reply))
+                if len(results) % L3_PROBE_RECORDS_MAX == 0:
+                    await asyncio.sleep(0)
+        self._tally.probed(list(results))
+        return results
+
+    def load(
+        self, name: RecordName, place: memoryview, *, deadline_ns: int
+    ) -> asyncio.Future[LoadedRecord | MissReason]:
+        """Read one record into its place. Raises BufferMismatchError for a place that can't be written to in one piece."""
+        if place.readonly or not place.c_contiguous or place.nbytes == 0:
+            raise BufferMismatchError("a place is writable, in one piece, and of some bytes")
+
+        def tell(result: LoadedRecord | MissReason) -> None:
+            self._tally.loaded(result if isinstance(result, MissReason) else None, payload_bytes=place.nbytes)
+
+        return self._begin(self._load(name, place.cast("B"), deadline_ns), tell, cancelled=MissReason.ABORTED)
+
+    def cancel(self, load: asyncio.Future[LoadedRecord | MissReason]) -> None:
+        """Let go of a load."""
+        task = self._running.get(load)
+        if task is not None:
+            task.cancel()
+
+    def store(
+        self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
+    ) -> asyncio.Future[PutOutcome]:
+        """Write one record. Raises BufferMismatchError, InvalidArgumentError for a time to live of less than 1 s."""
+        _check_ttl(ttl_s)
+        if payload.nbytes != page.payload_bytes or not payload.c_contiguous:
+            raise BufferMismatchError(
+                f"a payload is in one piece of the {page.payload_bytes} bytes of its page; got {payload.nbytes}"
+            )
+        stored = [page.payload_bytes]
+
+        def tell(outcome: PutOutcome) -> None:
+            self._tally.stored(outcome, stored_bytes=stored[0])
+
+        work = self._store(page, payload.cast("B"), stored, ttl_s=ttl_s, deadline_ns=deadline_ns)
+        return self._begin(work, tell, cancelled=Refused(RefuseReason.CLOSED))
+
+    async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
+        """Give records their time to live anew. Raises InvalidArgumentError."""
+        _check_ttl(ttl_s)
+        seconds = b"%d" % ttl_s
+        found = await self._count(names, lambda key: (b"EXPIRE", key, seconds), deadline_ns)
+        self._tally.count("refreshed", found)
+        return found
+
+    async def remove(self, names: Sequence[RecordName], *, deadline_ns: int) -> int:
+        """Delete records."""
+        found = await self._count(names, lambda key: (b"UNLINK", key), deadline_ns)
+        self._tally.count("removed", found)
+        return found
+
+    # --- how ---
+
+    def _begin(
+        self,
+        work: Coroutine[Any, Any, _Result],
+        tell: Callable[[_Result], None],
+        *,
+        cancelled: _Result,
+    ) -> asyncio.Future[_Result]:
+        """Run in a task, behind a future that is done only when the task is."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+
+        def give_up(_: int) -> None:
+            task.cancel()
+
+        future = Transfer(loop, give_up)
+
+        def finish_up(task: asyncio.Task[_Result]) -> None:
+            self._running.pop(future)
+            if not task.cancelled() and task.exception() is not None:
+                future.complete(task.exception())
+                return
+            result = cancelled if task.cancelled() else task.result()
+            tell(result)
+            future.complete(result)
+
+        self._running[future] = task
+        task.add_done_callback(finish_up)
+        return future
+
+    async def _load(self, name: RecordName, place: memoryview, deadline_ns: int) -> LoadedRecord | MissReason:
+        if self._is_closed:
+            return MissReason.CLOSED
+        key = self._keys.key(name)
+        try:
+            got = await self._router.carry_out(
+                key,
+                lambda shard, asking: self._path.get(
+                    shard, key, place, deadline_ns=deadline_ns, asking=asking
+                ),
+                deadline_ns=deadline_ns,
+            )
+        except TroubleError as error:
+            return self._missed(name, error.trouble)
+        if not isinstance(got, Got):
+            return MissReason.ABSENT
+        try:
+            header = check_arrival(got, name, page_bytes=place.nbytes)
+            if needs_work(header) and not await self._finish(header, got, place, deadline_ns):
+                return MissReason.DEADLINE
+        except CorruptRecordError:
+            return self._is_corrupt(name)
+        return LoadedRecord(header)
+
+    async def _finish(self, header: RecordHeader, got: Got, place: memoryview, deadline_ns: int) -> bool:
+        """Decode in a thread; False: its turn came after the deadline. Raises CorruptRecordError."""
+
+        def work() -> bool:
+            if self._clock.now_ns() >= deadline_ns:
+                return False
+            finish(header, got, place, self._codec)
+            return True
+
+        return await _to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
+
+    async def _store(
+        self, page: PageDescription, payload: memoryview, stored: list[int], *, ttl_s: int, deadline_ns: int
+    ) -> PutOutcome:
+        if self._is_closed:
+            return Refused(RefuseReason.CLOSED)
+        try:
+            if self._settings.codec is Codec.RAW:
+                return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            return await self._store_encoded(page, payload, stored, ttl_s=ttl_s, deadline_ns=deadline_ns)
+        except TroubleError as error:
+            return Refused(_REFUSALS[error.trouble])
+
+    async def _store_encoded(
+        self, page: PageDescription, payload: memoryview, stored: list[int], *, ttl_s: int, deadline_ns: int
+    ) -> PutOutcome:
+        """The same with a codec. Some records at a time: until they are sent they lie in memory twice."""
+        try:
+            async with asyncio.timeout(max(0.0, (deadline_ns - self._clock.now_ns()) / 1e9)):
+                await self._encoded.acquire()
+        except TimeoutError:
+            raise TroubleError(Trouble.LATE) from None
+        try:
+            encoded = await self._encode(page, payload)
+            if encoded is None:
+                return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            stored[0] = len(encoded)
+            data = memoryview(encoded)
+            return await self._send(page, data, self._settings.codec, ttl_s=ttl_s, deadline_ns=deadline_ns)
+        finally:
+            self._encoded.release()
+
+    async def _encode(self, page: PageDescription, payload: memoryview) -> bytes | None:
+        item_bytes = self._settings.item_bytes(page.namespace)
+        width = item_bytes if item_bytes in WIDTHS else 1
+        work = asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: self._codec.encode(payload, width=width)
+        )
+        return await _to_the_end(work)
+
+    async def _send(
+        self, page: PageDescription, data: memoryview, codec: Codec, *, ttl_s: int, deadline_ns: int
+    ) -> PutOutcome:
+        header = RecordHeader(
+            page=page, stored_bytes=data.nbytes, checksum_kind=ChecksumKind.XXH3_64, checksum=0, codec=codec
+        )
+        if header.record_bytes > self._settings.record_bytes_max:
+            return Refused(RefuseReason.TOO_LARGE)
+        key, encoded = self._keys.key(RecordName(page.namespace, page.key)), header.encode()
+        await self._router.carry_out(
+            key,
+            lambda shard, asking: self._path.set(
+                shard, key, encoded, data, ttl_s=ttl_s, deadline_ns=deadline_ns, seal=True, asking=asking
+            ),
+            deadline_ns=deadline_ns,
+            writes_bytes=header.record_bytes,
+        )
+        return STORED
+
+    async def _count(self, names: Sequence[RecordName], command: Command, deadline_ns: int) -> int:
+        """How many of the keys a command answers with 1."""
+        if self._is_closed or not names:
+            return 0
+        keys = [self._keys.key(name) for name in names]
+        replies = await self._questions.ask(keys, command, deadline_ns=deadline_ns)
+        return sum(reply == 1 for reply in replies if isinstance(reply, int))
+
+    # --- what came of it ---
+
+    def _header(self, name: RecordName, reply: object) -> RecordHeader | MissReason:
+        if isinstance(reply, Trouble):
+            return self._missed(name, reply)
+        if reply in (None, b""):
+            return MissReason.ABSENT
+        try:
+            if not isinstance(reply, bytes):
+                raise CorruptRecordError("a number in place of a record")  # noqa: TRY301 - one way out
+            return read_header(reply, name)
+        except CorruptRecordError:
+            return self._is_corrupt(name)
+
+    def _missed(self, name: RecordName, trouble: Trouble) -> MissReason:
+        return self._is_corrupt(name) if trouble is Trouble.FOREIGN else _MISSES[trouble]
+
+    def _is_corrupt(self, name: RecordName) -> MissReason:
+        """Count it, and remove it meanwhile; whoever finds it again before that counts it again."""
+        self._tally.count("corrupt")
+        if len(self._discards) < L3_DISCARDS_MAX and not self._is_closed:
+            task = asyncio.get_running_loop().create_task(self._discard(name))
+            self._discards.add(task)
+            task.add_done_callback(self._discards.discard)
+        return MissReason.CORRUPT
+
+    async def _discard(self, name: RecordName) -> None:
+        await self.remove([name], deadline_ns=self._clock.now_ns() + int(L3_DISCARD_S * 1e9))
+
+
+async def _to_the_end(work: asyncio.Future[_Result]) -> _Result:
+    """Wait for what a thread does and nothing can stop; cancelled meanwhile: be it afterwards."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        raise
+
+
+def _check_ttl(ttl_s: int) -> None:
+    if not 1 <= ttl_s <= TTL_S_MAX:
+        raise InvalidArgumentError(f"a record lives 1 to {TTL_S_MAX} s; got {ttl_s}")

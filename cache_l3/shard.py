@@ -1,0 +1,234 @@
+"""Shard: one primary as a store uses it: its connections kept open, its breaker, its budget of retries, its memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from redis.exceptions import ResponseError
+
+from cache_l3.address import RedisAddress
+from cache_l3.breaker import Breaker, BreakerTerms
+from cache_l3.capacity import Capacity, read_memory
+from cache_l3.connections import REMEDIES, ConnectError, Connector, Control
+from cache_l3.data_path import DataPath
+from cache_l3.errors import explain
+from cache_l3.record_store import ServerPicture
+from cache_l3.retry_budget import RetryBudget
+from cache_l3.server_info import parse_info
+from kv_types.clock import Clock
+from kv_types.errors import ClosedError, LimitExceededError
+from kv_types.limits import (
+    L3_CONNECT_S,
+    L3_CONNECTIONS_PER_SHARD_DEFAULT,
+    L3_LOOK_ANSWER_S,
+    L3_LOOK_S,
+    L3_OPENINGS_BURST_MAX,
+    L3_OPENINGS_PER_S_MAX,
+    L3_REOPEN_S,
+    L3_RETRIES_BURST_MAX,
+    L3_RETRIES_PER_S_MAX,
+)
+
+_LOOK = (("INFO", "memory"), ("INFO", "replication"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTerms:
+    """How a shard is used. `holds_log`: the fleet's log lies on the same server."""
+
+    connections: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
+    holds_log: bool = False
+    breaker: BreakerTerms = field(default_factory=BreakerTerms)
+
+
+class Shard:
+    """One primary. A task of its own keeps its connections open, looks after its memory, and probes it while it is down.
+
+    `on_suspect(shard)` is called when it went down, or says that it is a replica.
+    """
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        *,
+        path: DataPath,
+        connector: Connector,
+        clock: Clock,
+        terms: ShardTerms,
+        on_suspect: Callable[[Shard], None],
+    ) -> None:
+        self.address = address
+        self.number = path.open_shard()
+        """The data path's; another one after each time that it went down."""
+        self.breaker = Breaker(terms.breaker)
+        self.retries = RetryBudget(burst=L3_RETRIES_BURST_MAX, per_s=L3_RETRIES_PER_S_MAX)
+        self.capacity = Capacity(holds_log=terms.holds_log)
+        self.used_ns = clock.now_ns()
+        """When somebody asked it for something last."""
+        self._path = path
+        self._connector = connector
+        self._clock = clock
+        self._terms = terms
+        self._on_suspect = on_suspect
+        self._control = Control(address)
+        self._connections = 0
+        self._openings = RetryBudget(burst=L3_OPENINGS_BURST_MAX, per_s=L3_OPENINGS_PER_S_MAX)
+        self._reopen_s = L3_REOPEN_S
+        self._look_due_ns = clock.now_ns()
+        self._last_error = ""
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        """Close its connections; what is under way on them ends."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._path.close_shard(self.number)
+        await self._control.close()
+
+    # --- what requests tell ---
+
+    def answered(self) -> None:
+        """A request got its answer, whatever it said."""
+        self.breaker.succeeded()
+
+    def unanswered(self, why: str, *, began_ns: int) -> None:
+        """A request got none."""
+        self.note(why)
+        if self.breaker.failed(began_ns=began_ns, now_ns=self._clock.now_ns()):
+            self._shut()
+
+    def is_down(self, why: str) -> None:
+        """It said itself that it can't answer now."""
+        self.note(why)
+        if self.breaker.trip(self._clock.now_ns()):
+            self._shut()
+
+    def note(self, why: str) -> None:
+        """Remember the newest trouble, for people."""
+        self._last_error = why
+
+    def note_reply(self, text: str) -> None:
+        """The same of an error that it answered, with what to do about it."""
+        self.note(explain(ResponseError(text), server=self.address.label, remedies=REMEDIES))
+
+    def describe(self) -> ServerPicture:
+        """As people see it."""
+        return ServerPicture(
+            server=self.address.label,
+            breaker=self.breaker.state.value,
+            connections=self._connections,
+            last_error=self._last_error,
+            writes=self.capacity.room.value,
+        )
+
+    # --- the keeper ---
+
+    async def _keep(self) -> None:
+        while True:
+            self._changed.clear()
+            if not self.breaker.lets_through:
+                await self._probe()
+            elif self._connections < self._terms.connections:
+                await self._open()
+            else:
+                await self._rest()
+            if self.breaker.lets_through and self._clock.now_ns() >= self._look_due_ns:
+                await self._look()
+
+    async def _probe(self) -> None:
+        """While it is down: wait until the next probe is due. A new connection, with an answer on it, is the probe."""
+        due_ns = self.breaker.probe_due_ns or 0
+        await asyncio.sleep(max(0.0, (due_ns - self._clock.now_ns()) / 1e9))
+        if not self.breaker.begin_probe(self._clock.now_ns()):
+            return
+        is_there = False
+        try:
+            is_there = await self._connect()
+        finally:
+            self.breaker.probed(answered=is_there, now_ns=self._clock.now_ns())
+        if is_there:
+            self._look_due_ns = self._clock.now_ns()
+        else:
+            self._on_suspect(self)
+
+    async def _open(self) -> None:
+        """Open one more connection. Two in a row that can't be opened, while there is none, show that the server is down."""
+        await asyncio.sleep(self._openings.wait_ns(self._clock.now_ns()) / 1e9)
+        self._openings.take(self._clock.now_ns())
+        if await self._connect() or (self._connections == 0 and await self._connect()):
+            self._reopen_s = L3_REOPEN_S
+        elif self._connections == 0:
+            self.is_down(self._last_error)
+        else:
+            await asyncio.sleep(self._reopen_s)
+            self._reopen_s = min(2 * self._reopen_s, L3_LOOK_S)
+
+    async def _connect(self) -> bool:
+        number = self.number
+        try:
+            connection = await self._connector.open(self.address, timeout_s=L3_CONNECT_S)
+        except ConnectError as error:
+            self.note(str(error))
+            return False
+        if number != self.number:  # it went down meanwhile, and this one is of before
+            connection.close()
+            return False
+        try:
+            self._path.add_connection(number, connection, on_lost=lambda why: self._lost(number, why))
+        except (LimitExceededError, ClosedError) as error:
+            connection.close()
+            self.note(str(error))
+            return False
+        self._connections += 1
+        return True
+
+    def _lost(self, number: int, why: str) -> None:
+        if number == self.number:
+            self._connections -= 1
+            self.note(f"{self.address.label}: {why}")
+            self._changed.set()
+
+    async def _rest(self) -> None:
+        """Until a connection is lost, it went down, or it is time to look."""
+        try:
+            async with asyncio.timeout(max(0.0, (self._look_due_ns - self._clock.now_ns()) / 1e9)):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _look(self) -> None:
+        """Ask for its memory and its role."""
+        began_ns = self._clock.now_ns()
+        self._look_due_ns = began_ns + int(L3_LOOK_S * 1e9)
+        try:
+            memory, replication = await self._control.ask(_LOOK, timeout_s=L3_LOOK_ANSWER_S)
+        except ConnectError as error:
+            self.unanswered(str(error), began_ns=began_ns)
+            return
+        self.answered()
+        self.capacity.told(read_memory(_read(memory)))
+        if _read(replication).get("role") == "slave":
+            self.note(f"{self.address.label} is a replica; name its primary too")
+            self._on_suspect(self)
+
+    def _shut(self) -> None:
+        """It went down: whatever waits for it ends now, not at its deadline."""
+        self._path.close_shard(self.number)
+        self.number = self._path.open_shard()
+        self._connections = 0
+        self._changed.set()
+        self._on_suspect(self)
+
+
+def _read(reply: object) -> dict[str, str]:
+    """INFO's answer; empty where it may not be asked."""
+    return dict(parse_info(reply.decode(errors="replace"))) if isinstance(reply, bytes) else {}

@@ -1,0 +1,404 @@
+"""Loader: carries out what the planner of loads decides, between a record store and the arena. On the event loop alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from cache_l2.store import ArenaStore, NamespaceRecord
+from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
+from kv_types.clock import Clock
+from kv_types.errors import UnknownNamespaceError
+from kv_types.ids import NamespaceId, PageKey
+from kv_types.limits import L3_LOAD_S_MAX, L3_TURN_PAGES
+from kv_types.outcomes import MissReason, PutStatus, RefuseReason
+from kv_types.record import PageDescription, RecordHeader
+from sidecar.l3 import plan
+from sidecar.l3.loads import Load, LoadRow, RowLoaded
+from sidecar.l3.plan import Action, Bounds, Event
+from sidecar.l3.planner import Planner
+from sidecar.l3.reasons import miss_of
+from sidecar.l3.residency import answers, asked_row, check_rows
+from sidecar.logs import logger
+
+_SECOND_NS = 1_000_000_000
+_LOAD_NS_MAX = int(L3_LOAD_S_MAX * _SECOND_NS)
+
+_log = logger("l3")
+
+
+class Timer(Protocol):
+    """What can be called off."""
+
+    def cancel(self) -> None:
+        """Don't call."""
+        ...
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""Calls something in so many seconds, as the event loop's call_later does."""
+Observer = Callable[[float, Sequence[RowLoaded]], None]
+"""Is told the seconds and the answer of each load that somebody waited for."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A place of the arena, and the record that is on its way into it."""
+
+    reservation: int
+    key: PageKey
+    future: asyncio.Future[LoadedRecord | MissReason]
+    page: PageDescription | None = None
+
+
+class RowsLoad:
+    """A Load of the loader."""
+
+    def __init__(self, loader: Loader, number: int, rows: Sequence[LoadRow], *, is_group: bool) -> None:
+        self._loader = loader
+        self._answer: asyncio.Future[list[RowLoaded]] = loader.loop.create_future()
+        self._began = loader.loop.time()
+        self.number = number
+        self.rows = rows
+        self.is_group = is_group
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was answered, or given up."""
+        return self._answer.done()
+
+    async def wait(self) -> list[RowLoaded]:
+        """See Load."""
+        if not self._answer.done():
+            self._loader.waited(self)
+        try:
+            return list(await asyncio.shield(self._answer))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def so_far(self) -> list[RowLoaded]:
+        """See Load."""
+        return list(self._answer.result()) if self._answer.done() else self._loader.told_so_far(self)
+
+    def cancel(self) -> None:
+        """See Load."""
+        if not self._answer.done():
+            self._loader.give_up(self)
+
+    def tell(self, rows: list[RowLoaded]) -> float:
+        """Answer whoever waits; returns the seconds that it took."""
+        self._answer.set_result(rows)
+        return self._loader.loop.time() - self._began
+
+
+class Loader:
+    """Implements Loads. `later` and `clock` tell the same time."""
+
+    is_available = True
+
+    def __init__(
+        self,
+        store: ArenaStore,
+        records: RecordStore,
+        *,
+        clock: Clock,
+        bounds: Bounds,
+        later: Later | None = None,
+        observe: Observer = lambda seconds, rows: None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._store = store
+        self._records = records
+        self._clock = clock
+        self._later: Later = later or self.loop.call_later
+        self._observe = observe
+        self._planner = Planner(bounds)
+        self._events: deque[Event] = deque()
+        self._is_feeding = False
+        self._begun = 0
+        self._loads: dict[int, RowsLoad] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._timer: Timer | None = None
+        self._timer_ns = 0
+        self._landed = asyncio.Event()
+
+    # --- Loads ---
+
+    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+        """See Loads."""
+        check_rows(rows)
+        now_ns = self._clock.now_ns()
+        self._begun += 1
+        load = RowsLoad(self, self._begun, tuple(rows), is_group=group)
+        asked = []
+        for row in rows:
+            found = asked_row(self._store, row)
+            if isinstance(found, MissReason):
+                load.tell([RowLoaded(0, 0, found)] * len(rows))
+                return load
+            asked.append(found)
+        self._loads[load.number] = load
+        self._feed(
+            plan.Asked(
+                request=load.number, rows=tuple(asked), deadline_ns=min(deadline_ns, now_ns + _LOAD_NS_MAX),
+                is_group=group, now_ns=now_ns,
+            )
+        )  # fmt: skip
+        return load
+
+    def waited(self, load: RowsLoad) -> None:
+        """Somebody waits for it from now on."""
+        self._feed(plan.Waited(load.number))
+
+    def told_so_far(self, load: RowsLoad) -> list[RowLoaded]:
+        """What is staged of a load that is under way, and what is pending."""
+        return list(self._planner.so_far(load.number) or ())
+
+    def give_up(self, load: RowsLoad) -> None:
+        """Answer it with what there is; nobody wants more."""
+        so_far = self.told_so_far(load)
+        del self._loads[load.number]
+        self._feed(plan.GivenUp(load.number))
+        load.tell([RowLoaded(one.pages, one.from_l3, _ended(one)) for one in so_far])
+
+    # --- what happens around it ---
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether anybody's pages are on their way."""
+        return bool(self._loads) or bool(self._flights)
+
+    def became_resident(self, keys: Iterable[PageKey]) -> None:
+        """Somebody has stored these pages here, parents first."""
+        self._feed(plan.BecameResident(tuple(keys)))
+
+    def stored_there(self, keys: Iterable[PageKey]) -> None:
+        """These pages have come into L3 from here."""
+        self._feed(plan.StoredThere(tuple(keys)))
+
+    def statistics(self) -> Mapping[str, int]:
+        """The planner's counters and gauges."""
+        return self._planner.statistics()
+
+    # --- the end ---
+
+    def drain(self) -> None:
+        """Answer all, begin nothing any more, and call off what is on its way."""
+        self._feed(plan.Closing())
+        for flight in list(self._flights.values()):
+            self._records.cancel(flight.future)
+
+    async def close(self) -> None:
+        """Drain, and wait until no place of the arena is written to any more."""
+        self.drain()
+        for task in list(self._asking):
+            task.cancel()
+        while self._flights:
+            self._landed.clear()
+            await self._landed.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- events and time ---
+
+    def _feed(self, event: Event) -> None:
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                for action in self._planner.step(self._events.popleft()):
+                    self._carry_out(action)
+        finally:
+            self._is_feeding = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._planner.due_ns
+        if (
+            due_ns is not None and self._loads
+        ):  # who waits is told at once when nothing may be served any more
+            due_ns = min(due_ns, self._store.reader.freshness_ns())
+        if self._timer is not None:
+            if due_ns is not None and self._timer_ns <= due_ns:
+                return  # it comes early enough
+            self._timer.cancel()
+            self._timer = None
+        if due_ns is not None:
+            delay_s = max(0, due_ns - self._clock.now_ns()) / _SECOND_NS
+            self._timer, self._timer_ns = self._later(delay_s, self._time_came), due_ns
+
+    def _time_came(self) -> None:
+        self._timer = None
+        now_ns = self._clock.now_ns()
+        if self._loads and now_ns >= self._store.reader.freshness_ns():
+            self._feed(plan.BecameStale())
+        self._feed(plan.TimeCame(now_ns))
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case plan.Probe():
+                task = self.loop.create_task(self._ask(action), name="l3 probe")
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+            case plan.Fetch():
+                self._fetch(action)
+            case plan.Publish(flight):
+                self._events.append(self._publish(flight))
+            case plan.GiveBack(flight):
+                landed = self._take(flight)
+                self._store.abort(self._store.own_row, [landed.reservation])
+            case plan.Answer(number, rows):
+                self._answer(number, rows)
+
+    def _answer(self, number: int, rows: Sequence[RowLoaded]) -> None:
+        load = self._loads.pop(number)
+        told = answers(self._store, load.rows, rows, is_group=load.is_group)
+        self._observe(load.tell(told), told)
+
+    # --- asking ---
+
+    async def _ask(self, probe: plan.Probe) -> None:
+        results = [MissReason.L3_UNAVAILABLE] * len(probe.pages)
+        try:
+            names = [RecordName(page.namespace, page.key) for page in probe.pages]
+            found = await self._records.probe(names, deadline_ns=probe.deadline_ns)
+            await self._judge(probe.pages, found, results)
+        finally:  # whatever became of it: the planner is to know
+            self._feed(plan.Probed(probe.probe, tuple(results), self._clock.now_ns()))
+
+    async def _judge(
+        self,
+        pages: Sequence[plan.ProbedPage],
+        found: Sequence[RecordHeader | MissReason],
+        results: list[MissReason],
+    ) -> None:
+        """Say of each page why it need not be fetched, in turns. Only `publish` decides (rule R2)."""
+        judged = 0
+        for begin, end in _runs(pages, found):
+            headers = [one.page for one in found[begin:end] if isinstance(one, RecordHeader)]
+            results[begin : begin + len(headers)] = self._judge_run(pages[begin], headers)
+            if len(headers) < end - begin:
+                missed = found[end - 1]
+                assert isinstance(missed, MissReason)
+                results[end - 1] = missed
+            judged += end - begin
+            if judged >= L3_TURN_PAGES:
+                judged = 0
+                await asyncio.sleep(0)
+
+    def _judge_run(self, first: plan.ProbedPage, pages: Sequence[PageDescription]) -> list[MissReason]:
+        record = self._namespace(first.namespace)
+        if record is None:
+            return [MissReason.UNKNOWN_NAMESPACE] * len(pages)
+        position = self._store.stamp()
+        reasons = self._store.judge_probed(record, first.parent, pages)
+        return [
+            miss_of(reason, stamp=page.stamp, position=position)
+            for page, reason in zip(pages, reasons, strict=True)
+        ]
+
+    # --- fetching ---
+
+    def _fetch(self, fetch: plan.Fetch) -> None:
+        record = self._namespace(fetch.namespace)
+        if record is None:
+            self._refuse(fetch.flights, plan.NoPlace(fetch.flights[0], MissReason.UNKNOWN_NAMESPACE))
+            return
+        places = self._store.reserve_for_load(
+            record, fetch.parent, b"".join(fetch.keys), until_ns=fetch.deadline_ns
+        )
+        for at, (status, reason, reservation, offset) in enumerate(places):
+            flight = fetch.flights[at]
+            if status == PutStatus.STORED:
+                self._begin_flight(flight, record, fetch.keys[at], reservation, offset, fetch.deadline_ns)
+            elif status == PutStatus.KNOWN:
+                self._events.append(plan.AlreadyThere(flight))
+            else:
+                refused = RefuseReason(reason)
+                is_put = refused is RefuseReason.BUSY
+                self._refuse(
+                    fetch.flights[at:], plan.BeingPut(flight) if is_put else plan.NoPlace(flight, miss_of(refused))
+                )  # fmt: skip
+                return
+
+    def _refuse(self, flights: Sequence[int], first: Event) -> None:
+        self._events.append(first)
+        self._events.extend(plan.NotTried(flight) for flight in flights[1:])
+
+    def _begin_flight(
+        self,
+        flight: int,
+        record: NamespaceRecord,
+        key: PageKey,
+        reservation: int,
+        offset: int,
+        deadline_ns: int,
+    ) -> None:
+        place = memoryview(self._store.reader.slot(offset, record.page_bytes)).cast("B")
+        future = self._records.load(RecordName(record.id, key), place, deadline_ns=deadline_ns)
+        self._flights[flight] = _Flight(reservation, key, future)
+        future.add_done_callback(partial(self._land, flight))
+
+    def _land(self, flight: int, future: asyncio.Future[LoadedRecord | MissReason]) -> None:
+        reason = MissReason.L3_UNAVAILABLE
+        try:
+            result = future.result()
+            if isinstance(result, LoadedRecord):
+                self._flights[flight].page, reason = result.header.page, MissReason.NONE
+            else:
+                reason = result
+        finally:
+            self._feed(plan.Arrived(flight, reason, self._clock.now_ns()))
+
+    def _publish(self, flight: int) -> Event:
+        landed = self._take(flight)
+        assert landed.page is not None, "it has arrived"
+        status, reason = self._store.publish_loaded(landed.reservation, landed.page)
+        if status == PutStatus.STORED:
+            return plan.Published(flight)
+        if status == PutStatus.KNOWN:
+            return plan.NotPublished(flight, MissReason.NONE)
+        if reason == RefuseReason.EXPIRED:
+            return plan.BeingPut(flight)  # a client's put of the same page has taken over
+        return plan.NotPublished(
+            flight, miss_of(RefuseReason(reason), stamp=landed.page.stamp, position=self._store.stamp())
+        )
+
+    def _take(self, flight: int) -> _Flight:
+        self._landed.set()
+        return self._flights.pop(flight)
+
+    def _namespace(self, namespace: NamespaceId) -> NamespaceRecord | None:
+        try:
+            return self._store.namespace(namespace)
+        except UnknownNamespaceError:
+            return None
+
+
+def _ended(row: RowLoaded) -> MissReason:
+    return MissReason.ABORTED if row.pending else row.reason
+
+
+def _runs(
+    pages: Sequence[plan.ProbedPage], found: Sequence[RecordHeader | MissReason]
+) -> Iterable[tuple[int, int]]:
+    """Consecutive pages of one chain, L3_TURN_PAGES at most: [begin, end) of each, ending with the first that misses."""
+    begin = 0
+    for at, page in enumerate(pages):
+        is_next = begin < at and page.parent == pages[at - 1].key and at - begin < L3_TURN_PAGES
+        if begin < at and not is_next:
+            yield begin, at
+            begin = at
+        if isinstance(found[at], MissReason):
+            yield begin, at + 1
+            begin = at + 1
+    if begin < len(pages):
+        yield begin, len(pages)

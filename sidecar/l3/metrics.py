@@ -1,0 +1,101 @@
+"""Prometheus metrics of L3: what is loaded and stored, what is not and why, what waits, and which servers answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kv_types.outcomes import MissReason
+from sidecar.l3.loads import RowLoaded
+from sidecar.l3.tier import L3State
+
+_LOST = ("gone", "dropped_", "refused_")
+"""What begins the names of pages that were to be stored and were not."""
+
+
+def outcome_of(rows: Sequence[RowLoaded]) -> str:
+    """What came of a load, in a word: late, whole, part, or nothing of what L2 lacked."""
+    if any(row.reason is MissReason.DEADLINE for row in rows):
+        return "late"
+    if all(row.reason is MissReason.NONE for row in rows):
+        return "whole"
+    return "part" if any(row.from_l3 < row.pages for row in rows) else "nothing"
+
+
+def l3_metrics(state: L3State) -> Iterable[Metric]:
+    """Yield the metrics of one moment; but for the first they are there only where L3 is."""
+    yield GaugeMetricFamily("stratakv_l3_enabled", "1 if pages go to L3.", value=int(not state.why_off))
+    if state.picture is None:
+        return
+    yield from _servers(state)
+    records, stores, loads = state.records, state.stores, state.loads
+    for name, text, value in (
+        ("loaded_pages", "Pages that came from L3.", records.get("loaded", 0)),
+        ("loaded_bytes", "Payload bytes of them.", records.get("loaded_bytes", 0)),
+        ("published_pages", "Pages of L3 that became visible on this node.", loads.get("loaded", 0)),
+        ("stored_pages", "Pages that went into L3.", records.get("stored", 0)),
+        ("stored_bytes", "Bytes of them, as they lie in L3.", records.get("stored_bytes", 0)),
+        ("known_pages", "Pages that L3 had already, so that they were not sent.", stores.get("known", 0)),
+        ("offered_pages", "Pages that clients stored on this node.", stores.get("offered", 0)),
+        ("corrupt_records", "Records that failed their checks, and were removed.", records.get("corrupt", 0)),
+        ("retries", "Requests that were sent again.", records.get("retried", 0)),
+        ("redirects", "Requests that a Cluster sent elsewhere.", records.get("redirected", 0)),
+        (
+            "breaker_openings",
+            "Times that a server was given up for a while.",
+            records.get("breaker_opened", 0),
+        ),
+    ):
+        yield CounterMetricFamily(f"stratakv_l3_{name}", text, value=value)
+    yield _by("load_misses", "reason", "Records that were fetched in vain.", _after(records, "load_missed_"))
+    yield _by(
+        "probe_misses",
+        "reason",
+        "Records that were asked for and not there.",
+        _after(records, "probe_missed_"),
+    )
+    lost = {name: count for name, count in stores.items() if name.startswith(_LOST)}
+    yield _by("lost_pages", "reason", "Pages that clients stored and that did not get into L3.", lost)
+    yield from _under_way(loads, stores)
+
+
+def _servers(state: L3State) -> Iterable[Metric]:
+    assert state.picture is not None, "there is an L3"
+    available = GaugeMetricFamily(
+        "stratakv_l3_server_available",
+        "1 if the server is asked, 0 while its breaker is open.",
+        labels=("server",),
+    )
+    writable = GaugeMetricFamily(
+        "stratakv_l3_server_writable", "1 unless the server is too full for more pages.", labels=("server",)
+    )
+    for server in state.picture.servers:
+        available.add_metric((server.server,), float(server.breaker == "closed"))
+        writable.add_metric((server.server,), float(server.writes != "full"))
+    yield available
+    yield writable
+
+
+def _under_way(loads: Mapping[str, int], stores: Mapping[str, int]) -> Iterable[Metric]:
+    for name, text, value in (
+        ("loads_under_way", "Requests for pages of L3 that are not answered yet.", loads.get("requests", 0)),
+        ("flights", "Pages on their way from L3.", loads.get("flights", 0)),
+        ("flight_bytes", "Places in the arena that they take.", loads.get("flight_bytes", 0)),
+        ("queued_pages", "Pages that wait to be stored in L3.", stores.get("queued_pages", 0)),
+        ("queued_bytes", "Bytes of them; they stay in the arena meanwhile.", stores.get("queued_bytes", 0)),
+        ("stores_under_way", "Pages on their way into L3.", stores.get("in_flight", 0)),
+        ("queue_age_seconds", "How long the first page has waited.", stores.get("oldest_ms", 0) / 1000),
+    ):
+        yield GaugeMetricFamily(f"stratakv_l3_{name}", text, value=value)
+
+
+def _by(name: str, label: str, text: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"stratakv_l3_{name}", text, labels=(label,))
+    for value, count in sorted(counts.items()):
+        family.add_metric((value,), count)
+    return family
+
+
+def _after(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}

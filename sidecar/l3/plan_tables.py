@@ -1,0 +1,153 @@
+"""What the planner counts, queues and remembers: flights, rows with something to fetch, times that are due, absent pages."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from cachetools import TTLCache
+
+from kv_types.ids import PageKey
+from kv_types.outcomes import MissReason
+from sidecar.l3.plan import Bounds
+from sidecar.l3.plan_rows import Page, Row
+
+_DUE_KEPT = 64
+"""Settled entries that may wait in the heap beside the living ones before it is cleared."""
+
+
+class Flights:
+    """Pages that have a place in the arena, or are to get one, by the number of their flight."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._pages: dict[int, Page | None] = {}
+        self._sizes: dict[int, int] = {}
+        self._begun = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def has_room(self, *, pages: int, size: int, is_waited: bool) -> bool:
+        """Whether `pages` more of `size` bytes each may begin; one may always, when there is nothing else.
+
+        What nobody waits for never takes the last quarter of the places.
+        """
+        flights = len(self._pages) + pages
+        if flights == 1:
+            return True
+        flights_max, bytes_max = self._bounds.flights, self._bounds.flight_bytes
+        if not is_waited:
+            flights_max, bytes_max = flights_max - flights_max // 4, bytes_max - bytes_max // 4
+        return flights <= flights_max and self.bytes + pages * size <= bytes_max
+
+    def begin(self, page: Page) -> int:
+        """Number a new flight."""
+        self._begun += 1
+        self._pages[self._begun] = page
+        self._sizes[self._begun] = page.size
+        self.bytes += page.size
+        return self._begun
+
+    def page(self, flight: int) -> Page | None:
+        """Whose flight it is; None: nobody's any more."""
+        return self._pages[flight]
+
+    def disown(self, flight: int) -> None:
+        """The flight ends for nobody: its page is resident, or can't be published."""
+        self._pages[flight] = None
+
+    def end(self, flight: int) -> Page | None:
+        """Forget a flight; returns whose it was."""
+        self.bytes -= self._sizes.pop(flight)
+        return self._pages.pop(flight)
+
+
+class FetchQueue:
+    """Rows that have something to fetch, in turns; those that somebody waits for go first."""
+
+    def __init__(self) -> None:
+        self._waited: deque[Row] = deque()
+        self._unwaited: deque[Row] = deque()
+
+    def put(self, row: Row, *, first: bool = False) -> None:
+        """Queue a row unless it is queued, or has nothing to fetch."""
+        if row.is_queued or row.request.is_done or max(row.cursor, row.resident) >= row.fetchable:
+            return
+        row.is_queued = True
+        queue = self._waited if row.request.is_waited else self._unwaited
+        if first:
+            queue.appendleft(row)
+        else:
+            queue.append(row)
+
+    def promote(self, row: Row) -> None:
+        """Somebody waits for the row from now on."""
+        if row.is_queued:
+            self._unwaited.remove(row)
+            self._waited.append(row)
+
+    def first(self) -> Row | None:
+        """The row whose turn it is."""
+        queue = self._waited or self._unwaited
+        return queue[0] if queue else None
+
+    def take(self) -> None:
+        """End the turn of the first row."""
+        (self._waited or self._unwaited).popleft().is_queued = False
+
+
+class AbsentPages:
+    """Pages that L3 had no valid record of a moment ago, and why: they are not asked for again at once."""
+
+    def __init__(self, bounds: Bounds, timer: Callable[[], int]) -> None:
+        self._reasons: TTLCache[PageKey, MissReason] = TTLCache(
+            bounds.absent_pages, bounds.absent_ns, timer=timer
+        )
+
+    def remember(self, key: PageKey, reason: MissReason) -> None:
+        """Note a reason that will hold for a while; others say nothing of the record."""
+        if reason in (MissReason.ABSENT, MissReason.INVALIDATED):
+            self._reasons[key] = reason
+
+    def reason(self, key: PageKey) -> MissReason:
+        """Why L3 need not be asked; NONE: it may have it."""
+        return self._reasons.get(key, MissReason.NONE)
+
+    def forget(self, key: PageKey) -> None:
+        """It may be there now."""
+        self._reasons.pop(key, None)
+
+
+class DueTimes:
+    """When requests end, and pages that clients store are not awaited any longer."""
+
+    def __init__(self, is_open: Callable[[int, int, PageKey | None], bool]) -> None:
+        """`is_open` tells whether (time, request, key) still matters."""
+        self._is_open = is_open
+        self._heap: list[tuple[int, int, PageKey | None]] = []
+        self._clear_at = _DUE_KEPT
+
+    def add(self, due_ns: int, request: int, key: PageKey | None = None) -> None:
+        """Note a time: of a request, or of a page (`request` is 0 then)."""
+        if len(self._heap) >= self._clear_at:
+            self._heap = [entry for entry in self._heap if self._is_open(*entry)]
+            heapq.heapify(self._heap)
+            self._clear_at = 2 * len(self._heap) + _DUE_KEPT
+        heapq.heappush(self._heap, (due_ns, request, key))
+
+    def next_ns(self) -> int | None:
+        """The earliest time that matters; None: there is none."""
+        while self._heap and not self._is_open(*self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now_ns: int) -> tuple[int, PageKey | None] | None:
+        """Remove and return what was due first, if anything is."""
+        due_ns = self.next_ns()
+        if due_ns is None or due_ns > now_ns:
+            return None
+        _, request, key = heapq.heappop(self._heap)
+        return request, key

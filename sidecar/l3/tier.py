@@ -1,0 +1,148 @@
+"""L3Tier: all that one sidecar has of L3, started, described, drained and closed together; or nothing, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cache_l2.judging import CommitJudge
+from cache_l2.store import ArenaStore
+from cache_l3.data_path import DataPath
+from cache_l3.opening import open_data_path
+from cache_l3.record_store import L3Picture, RecordStore
+from kv_types import limits
+from kv_types.clock import Clock
+from kv_types.errors import UnknownNamespaceError
+from kv_types.ids import NamespaceId
+from sidecar.config import Settings
+from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, record_store
+from sidecar.l3.loader import Loader, Observer
+from sidecar.l3.loads import Loads
+from sidecar.l3.residency import ResidentOnly
+from sidecar.l3.store_queue import StoreQueue
+from sidecar.l3.write_behind import WriteBehind, WriteTerms
+from sidecar.logs import logger
+
+_SECOND_NS = 1_000_000_000
+_ITEM_BYTES_DEFAULT = 2
+
+_log = logger("l3")
+
+
+@dataclass(frozen=True, slots=True)
+class L3State:
+    """What there is to tell of L3 now. Counters are told by name, those that were never counted are left out."""
+
+    why_off: str = ""
+    """Why there is none; empty where there is one."""
+    picture: L3Picture | None = None
+    loads: Mapping[str, int] = field(default_factory=dict)
+    """Of the planner: what was asked for, fetched and published, and what is under way."""
+    stores: Mapping[str, int] = field(default_factory=dict)
+    """Of write-behind: what became of the pages that clients stored, and what waits."""
+    records: Mapping[str, int] = field(default_factory=dict)
+    """Of the record store."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    path: DataPath | None
+    records: RecordStore
+    loader: Loader
+    behind: WriteBehind
+
+
+class L3Tier:
+    """Made and used in one running event loop. Nothing of it raises for what a server does."""
+
+    def __init__(
+        self,
+        store: ArenaStore,
+        judge: CommitJudge,
+        chosen: ChosenL3,
+        settings: Settings,
+        *,
+        clock: Clock,
+        observe: Observer = lambda seconds, rows: None,
+        records: RecordStore | None = None,
+    ) -> None:
+        """`observe` is told of every load that was answered; `records` takes the place of the servers, for tests.
+
+        Raises OSError when there is no descriptor or thread to be had.
+        """
+        self._why_off = chosen.why_off
+        self._parts: _Parts | None = None
+        self.loads: Loads = ResidentOnly(store)
+        if chosen.servers is None and records is None:
+            return
+        path = None
+        if records is None:
+            assert chosen.servers is not None
+            path = open_data_path(chosen.servers)
+            records = record_store(chosen, settings, path, _item_bytes(store), clock=clock)
+        self._why_off = ""
+        loader = Loader(store, records, clock=clock, bounds=bounds(settings), observe=observe)
+        behind = WriteBehind(
+            store, records, judge,
+            StoreQueue(
+                pages_max=limits.L3_STORE_QUEUE_PAGES_MAX, bytes_max=settings.l3_queue,
+                age_ns_max=int(limits.L3_STORE_QUEUE_S_MAX * _SECOND_NS),
+            ),
+            WriteTerms(ttl_s=int(settings.l3_ttl), deadline_ns=int(settings.l3_deadline * _SECOND_NS)),
+            clock=clock, became_resident=loader.became_resident, stored_there=loader.stored_there,
+            is_loading=lambda: loader.is_loading,
+        )  # fmt: skip
+        self._parts = _Parts(path, records, loader, behind)
+        self.loads = loader
+
+    async def start(self) -> None:
+        """Begin to connect and to store; waits for no server."""
+        if self._parts is not None:
+            await self._parts.records.start()
+            self._parts.behind.start()
+
+    async def drain(self, drain_s: float) -> None:
+        """Answer all loads, and go on storing what waits for a part of the drain time; the rest is dropped and counted."""
+        if self._parts is None:
+            return
+        self._parts.loader.drain()
+        await self._parts.behind.drain(drain_s * limits.L3_DRAIN_FRACTION)
+        figures = self._parts.behind.statistics()
+        if dropped := figures.get("dropped_closing", 0):
+            _log.info("pages were not stored in L3 before the end", pages=dropped)
+
+    async def close(self) -> None:
+        """End everything; then no byte of the arena is touched any more. Idempotent."""
+        parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        await parts.behind.close()
+        landed = asyncio.create_task(parts.loader.close())
+        await parts.records.close()
+        await landed
+        if parts.path is not None:
+            parts.path.close()
+
+    def state(self) -> L3State:
+        """Tell how things stand, for status and metrics."""
+        if self._parts is None:
+            return L3State(why_off=self._why_off or "it has ended")
+        return L3State(
+            picture=self._parts.records.describe(),
+            loads=self._parts.loader.statistics(),
+            stores=self._parts.behind.statistics(),
+            records=self._parts.records.statistics(),
+        )
+
+
+def _item_bytes(store: ArenaStore) -> ItemBytes:
+    """Tells a codec the bytes of one KV number, so that it can take numbers apart."""
+
+    def item_bytes(namespace: NamespaceId) -> int:
+        with contextlib.suppress(UnknownNamespaceError):
+            return store.namespace(namespace).namespace.kv_dtype.item_bytes
+        return _ITEM_BYTES_DEFAULT
+
+    return item_bytes

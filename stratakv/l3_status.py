@@ -1,0 +1,61 @@
+"""What `stratakv status` shows of L3: its servers, what was loaded and stored, and what keeps it from working."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from kv_wire.gen import cache_pb2
+from sidecar.units import format_size
+from stratakv.presentation import plain, table_of
+
+
+def where_l3(l3: cache_pb2.L3Status) -> str:
+    """Where it is, in a line, or why it is nowhere."""
+    if l3.why_off:
+        return f"off: {l3.why_off}"
+    return f"{', '.join(server.server for server in l3.servers)} ({l3.kind})"
+
+
+def render_l3(l3: cache_pb2.L3Status) -> list[Table | Text]:
+    """Tables for a terminal; nothing where there is no L3."""
+    if l3.why_off:
+        return []
+    pages = table_of(
+        "L3, in pages", "loaded", "stored", "known", "lost", "waiting", "under way", "corrupt", "missed"
+    )
+    records, stores = l3.records, l3.stores
+    pages.add_row(
+        f"{records.get('loaded', 0):,} ({format_size(records.get('loaded_bytes', 0))})",
+        f"{records.get('stored', 0):,} ({format_size(records.get('stored_bytes', 0))})",
+        f"{stores.get('known', 0):,}",
+        _by_reason(stores, "gone", "dropped_", "refused_"),
+        f"{stores.get('queued_pages', 0):,} ({stores.get('oldest_ms', 0) / 1000:.1f} s)",
+        f"{l3.loads.get('flights', 0):,} in, {stores.get('in_flight', 0):,} out",
+        f"{records.get('corrupt', 0):,}",
+        _by_reason(records, "load_missed_", "probe_missed_"),
+    )
+    servers = table_of("L3, servers", "server", "breaker", "connections", "writes", "last error")
+    for server in l3.servers:
+        servers.add_row(
+            plain(server.server),
+            server.breaker,
+            str(server.connections),
+            server.writes,
+            plain(server.last_error),
+        )
+    trouble = [Text(plain(f"L3: {l3.trouble}").plain, style="red")] if l3.trouble else []
+    return [pages, servers, *trouble]
+
+
+def _by_reason(counts: Mapping[str, int], *prefixes: str) -> str:
+    """What was counted under names that begin so, summed by what follows."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        for prefix in prefixes:
+            if name.startswith(prefix) and count:
+                reason = name.removeprefix(prefix) or name
+                found[reason] = found.get(reason, 0) + count
+    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(found.items())) or "0"

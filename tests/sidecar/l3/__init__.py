@@ -1,0 +1,1 @@
+"""Tests of what the daemon does with L3."""
