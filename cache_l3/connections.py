@@ -84,15 +84,18 @@ class Control:
             raise connect_error(self._address, error, is_new=is_new) from error
         finally:
             if not is_done:
-                self._connection = None
-                await connection.disconnect(nowait=True)
+                await self.close()
         return replies
 
     async def close(self) -> None:
-        """Close the connection; the next question opens another."""
+        """Drop the connection; the next question opens another. A good end of TLS would wait for a server that may hang."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect()
+        if connection is None:
+            return
+        writer = connection._writer
+        if writer is not None:
+            writer.transport.abort()
+        await connection.disconnect(nowait=True)
 
 
 async def exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[object]:
