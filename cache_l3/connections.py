@@ -46,9 +46,13 @@ class Connector:
     async def open(self, address: RedisAddress, *, timeout_s: float) -> socket.socket:
         """A socket on which nothing is under way, of a server that has answered a PING. Raises ConnectError."""
         opening, is_taken = self._threads.submit(_open, address, timeout_s), False
+        ended = asyncio.wrap_future(opening)
+        ended.add_done_callback(_heed)
         try:
-            async with asyncio.timeout(timeout_s):
-                made = await asyncio.shield(asyncio.wrap_future(opening))
+            await asyncio.wait([ended], timeout=timeout_s)
+            if not ended.done():
+                raise TimeoutError(f"not connected within {timeout_s} s")  # noqa: TRY301 - one way out
+            made = ended.result()
             is_taken = True
         except Exception as error:  # whatever a broken or hostile server makes redis-py or its parser raise
             raise connect_error(address, error) from error
@@ -139,6 +143,12 @@ def _taken(connection: ThreadedConnection) -> socket.socket:
     if not isinstance(taken, socket.socket):
         raise ConnectionError("the connection was lost as soon as it was open")
     return taken
+
+
+def _heed(ended: asyncio.Future[socket.socket]) -> None:
+    """What it failed with may come too late to be told to anybody."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def _throw_away(opening: Future[socket.socket]) -> None:
