@@ -19,8 +19,8 @@ from kv_types.limits import L3_CONNECTING_MAX
 Command = Sequence[bytes | str]
 REMEDIES = {
     "denied": (
-        "give its user the right to GET, SET, GETRANGE, EXPIRE, UNLINK, PING and INFO, in a Cluster to CLUSTER SLOTS and ASKING: "
-        "ACL SETUSER <user> ~stratakv:* +@read +@write +@connection +info +cluster|slots"
+        "give its user what pages need: ACL SETUSER <user> ~stratakv:* +get +set +getrange +expire +unlink +ping +info +select, "
+        "in a Cluster also +asking +cluster|slots"
     ),
     "version": "use Redis 6.2 or later, or Valkey",
     "disk": "look at its disk: it refuses writes until it can save again",

@@ -94,8 +94,7 @@ async def test_the_table_is_read_at_once_when_asked_for_but_not_more_often_than_
             await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
         assert len(changes) <= 8
         assert all(
-            later - earlier >= 0.9 * L3_REFRESH_S_MIN
-            for earlier, later in itertools.pairwise(changes)
+            later - earlier >= 0.9 * L3_REFRESH_S_MIN for earlier, later in itertools.pairwise(changes)
         )
         await topology.close()
 
