@@ -266,6 +266,8 @@ L3_STORE_QUEUE_BYTES_DEFAULT = 4 * 1024 * 1024 * 1024
 """Pages that wait to be stored in L3, and their bytes; a full queue takes no more."""
 L3_STORE_QUEUE_S_MAX = 60.0
 """How long one waits there at most."""
+L3_STORE_ATTEMPTS_MAX = 3
+"""How often one is sent when no answer comes."""
 L3_STORE_BATCH_PAGES = 64
 """Pages that are asked about together before they are stored."""
 L3_STORES_IN_FLIGHT_MAX = 16

@@ -1,4 +1,4 @@
-"""A record store held against a dict: any order of stores, loads, probes, removals, renewals, damage, evictions and cancellations."""
+"""A record store held against a dict: stores, loads, probes, removals, renewals, damage, evictions, cancellations."""
 
 from __future__ import annotations
 
