@@ -45,8 +45,11 @@ class Connector:
 
     async def open(self, address: RedisAddress, *, timeout_s: float) -> socket.socket:
         """A socket on which nothing is under way, of a server that has answered a PING. Raises ConnectError."""
-        opening, is_taken = self._threads.submit(_open, address, timeout_s), False
-        ended = asyncio.wrap_future(opening)
+        try:
+            opening = self._threads.submit(_open, address, timeout_s)
+        except RuntimeError as error:  # closed, or the machine gives no more threads
+            raise connect_error(address, error) from error
+        ended, is_taken = asyncio.wrap_future(opening), False
         ended.add_done_callback(_heed)
         try:
             await asyncio.wait([ended], timeout=timeout_s)
