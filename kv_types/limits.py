@@ -221,7 +221,7 @@ L3_LOOK_ANSWER_S = 1.0
 """How often a server is asked for its memory and role, and how long it may take to answer."""
 L3_TABLE_S = 1.0
 """How long one server may take to tell a Cluster's slot table before another is asked."""
-L3_REFRESH_S_MIN = 0.1
+L3_REFRESH_S_MIN = 0.25
 L3_REFRESH_S = 30.0
 """How often a Cluster's slot table is read anew: after trouble at most, and without any."""
 L3_PROBE_RECORDS_MAX = 64
