@@ -108,12 +108,12 @@ class Children:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
-    def stop(self, *, keep: subprocess.Popen[str] | None = None) -> None:
+    def stop(self, *, keep: Sequence[subprocess.Popen[str]] = ()) -> None:
         """End whatever still runs, except `keep`: ask first, insist after ten seconds. Last started, first
         ended.
         """
         for process in reversed(self._processes):
-            if process is not keep:
+            if process not in keep:
                 self._stop(process)
 
     @staticmethod

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 MIB = 1024 * 1024
+TIERS = ("l1", "l2", "l3")
 LOGITS_TOLERANCE = 1e-3
 """fp32 sums in another order differ in their last bits; a wrong page differs by whole units."""
 
@@ -38,7 +39,7 @@ def cold_s(result: Result) -> float:
 def table(results: Sequence[Result]) -> Table:
     """One line a worker process; fits 80 columns."""
     shown = Table(
-        title="Four worker processes, one after another",
+        title="Four worker processes of one node, one after another",
         caption="cold: the same prompt without the cache, in the same process; MiB from and to L2",
         title_justify="left",
         caption_justify="left",
@@ -55,7 +56,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def _cells(result: Result) -> list[str]:
-    tiers = [tier.upper() for tier in ("l1", "l2") if any(row[f"pages_{tier}"] for row in result["rows"])]
+    tiers = [tier.upper() for tier in TIERS if any(row[f"pages_{tier}"] for row in result["rows"])]
     compared = result["cold_s"] is not None
     return [
         f"{result['number']} {result['name']}",
@@ -122,7 +123,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
         1, 2, figsize=(12.5, 4.6), width_ratios=(1.25, 1), constrained_layout=True
     )
     figure.suptitle(
-        "One prefill, four processes: SmolLM2-135M on CPU, KV pages through a sidecar's shared memory",
+        "One prefill, five processes on two nodes: SmolLM2-135M on CPU, KV pages through shared memory and Redis",
         fontsize=12.5,
         fontweight="bold",
     )

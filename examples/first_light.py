@@ -1,6 +1,7 @@
-"""First light: four worker processes answer questions on one text, and only the first computes its KV. Then what is stale goes.
+"""First light: worker processes on two nodes answer questions on one text, and only the first computes its KV.
 
-Runs everything it needs (model, sidecar, workers), shows what happened, and cleans up. `make demo` runs this.
+Then what is stale goes.
+Runs everything it needs (model, Redis, sidecars, workers), shows what happened, and cleans up. `make demo` runs this.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import Any
 
 import demo_model
 import demo_purge
+import demo_share
 import demo_show
-import grpc
+from demo_nodes import Node, SharedRedis
 from demo_processes import REPOSITORY, Children, DemoError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 ARENA = "512MiB"
 PAGE_TOKENS = 16
 NEW_TOKENS = 48
-SIDECAR_START_S = 30.0
 WORKER_S = 600.0
+STORED_S = 30.0
 
 FIRST_QUESTION = "Summarize this story in one sentence."
 OTHER_QUESTION = "Which label was on the empty jar?"
@@ -85,9 +86,15 @@ class Demo:
     def __init__(self, console: Console, scratch: Path, children: Children) -> None:
         self.console = console
         self.scratch = scratch
-        self.runtime = scratch / "run"
         self.children = children
-        self.sidecar: subprocess.Popen[str] | None = None
+        self.shared: SharedRedis | None = None
+        self.nodes: list[Node] = []
+
+    @property
+    def processes(self) -> list[subprocess.Popen[str]]:
+        """What runs as long as the demo."""
+        found = [node.sidecar for node in self.nodes if node.sidecar is not None]
+        return found if self.shared is None else [*found, self.shared.process]
 
     def prepare_model(self) -> Path:
         """Have the model on disk in a form that loads in seconds."""
@@ -99,30 +106,20 @@ class Demo:
             )
         return folder
 
-    def start_sidecar(self) -> None:
-        """Start `stratakv serve` and wait until it says that it serves."""
-        self.runtime.mkdir(mode=0o700)
-        arguments = ["-m", "stratakv", "serve", "--runtime-dir", str(self.runtime), "--arena-size", ARENA]
-        self.sidecar = self.children.start("sidecar", arguments, listen=False)
-        began = time.monotonic()
-        with self.console.status("sidecar: committing its memory …"):
-            while not _serving(self.runtime / "grpc.sock"):
-                if self.sidecar.poll() is not None:
-                    raise DemoError(f"the sidecar ended at start:\n{self.children.tail('sidecar')}")
-                if time.monotonic() - began > SIDECAR_START_S:
-                    raise DemoError(
-                        f"no sidecar after {SIDECAR_START_S:.0f} s:\n{self.children.tail('sidecar')}"
-                    )
-                time.sleep(0.05)
-        took = time.monotonic() - began
-        self.console.print(
-            f"Sidecar pid {self.sidecar.pid} serves {ARENA} of shared memory after {took:.1f} s"
-        )
+    def start_node(self) -> Node:
+        """Start one more sidecar, on what all of them share."""
+        if self.shared is None:
+            self.shared = SharedRedis(self.children, self.scratch)
+        name = f"node-{len(self.nodes) + 1}"
+        node = Node(name, self.console, self.children, self.scratch, arena=ARENA, shared=self.shared)
+        self.nodes.append(node)
+        node.start()
+        return node
 
-    def run(self, job: Job, model: Path) -> dict[str, Any]:
-        """Run one worker process to its end."""
+    def run(self, job: Job, model: Path, *, on: int = 0) -> dict[str, Any]:
+        """Run one worker process to its end, on one of the nodes."""
         title = f"worker {job.number}, {job.name}"
-        result = self._listen(job, model, script="demo_worker.py", title=title)
+        result = self._listen(job, model, script="demo_worker.py", title=title, on=on)
         reused, tokens = demo_show.reused(result), demo_show.tokens(result)
         self.console.print(
             f"{title}: first token after {result['warm_s']:.2f} s, {reused:,} of {tokens:,} tokens reused"
@@ -136,13 +133,20 @@ class Demo:
         return self._listen(job, model, script="demo_invalidation.py", title=title, more=kept)
 
     def _listen(
-        self, job: Job, model: Path, *, script: str, title: str, more: Mapping[str, Any] | None = None
+        self,
+        job: Job,
+        model: Path,
+        *,
+        script: str,
+        title: str,
+        on: int = 0,
+        more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         task = {
             "number": job.number,
             "name": job.name,
             "model": str(model),
-            "endpoint": str(self.runtime),
+            "endpoint": str(self.nodes[on].runtime),
             "prompts": job.prompts,
             "new_tokens": NEW_TOKENS if more is None else 1,
             "page_tokens": PAGE_TOKENS,
@@ -157,9 +161,10 @@ class Demo:
         result: dict[str, Any] = done["result"]
         return result
 
-    def status(self) -> dict[str, Any]:
-        """Ask the sidecar for its own counters, as `stratakv status --json` prints them."""
-        command = [sys.executable, "-m", "stratakv", "status", "--json", "--endpoint", str(self.runtime)]
+    def status(self, *, of: int = 0) -> dict[str, Any]:
+        """Ask a node's sidecar for its own counters, as `stratakv status --json` prints them."""
+        runtime = str(self.nodes[of].runtime)
+        command = [sys.executable, "-m", "stratakv", "status", "--json", "--endpoint", runtime]
         done = subprocess.run(
             command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
         )
@@ -188,7 +193,7 @@ def main() -> int:
         console.print("[yellow]interrupted[/yellow]")
         code = 130
     finally:
-        children.stop(keep=demo.sidecar if kept else None)
+        children.stop(keep=demo.processes if kept else ())
         if not kept:
             shutil.rmtree(scratch, ignore_errors=True)
     if kept:
@@ -202,7 +207,7 @@ def _play(demo: Demo, output: Path) -> int:
     model = demo.prepare_model()
     with console.status("tokenizing the text …"):
         prompts = Prompts(model)
-    demo.start_sidecar()
+    demo.start_node()
     jobs = [
         Job(1, "first question", (FIRST_QUESTION,), [prompts.ask(FIRST_QUESTION)], compare=False),
         Job(2, "another question", (OTHER_QUESTION,), [prompts.ask(OTHER_QUESTION)]),
@@ -213,27 +218,38 @@ def _play(demo: Demo, output: Path) -> int:
     jobs.append(Job(4, "next turn", (NEXT_QUESTION,), [prompts.go_on(said, NEXT_QUESTION)]))
     results.append(demo.run(jobs[-1], model))
     counters = demo.status()
-    purged = demo.invalidate(Job(5, "invalidation", (OTHER_QUESTION,), jobs[1].prompts), model)
+    shared = _share(demo, Job(5, "another node", jobs[0].questions, jobs[0].prompts), model)
+    purged = demo.invalidate(Job(6, "invalidation", (OTHER_QUESTION,), jobs[1].prompts), model)
 
     console.print()
     demo_show.show_answers(console, results, [job.questions for job in jobs])
     console.print(demo_show.table(results))
     _show_counters(console, counters)
+    demo_share.show(console, shared)
     demo_purge.show(console, purged)
     picture = output / "first_light.png"
     with console.status("drawing …"):
-        demo_show.plot(results, picture)
+        demo_show.plot([*results, shared.result], picture)
     console.print(f"Plot: {_short(picture)}    ({time.monotonic() - began:.0f} s in all)")
-    broken = demo_show.broken_promises(results) + demo_purge.broken_promises(purged)
+    broken = demo_show.broken_promises(results) + demo_share.broken_promises(shared)
+    broken += demo_purge.broken_promises(purged)
     for text in broken:
         console.print(f"[red]broken promise: {text}[/red]", highlight=False)
     if not broken:
-        worst = max(result["logits_difference"] for result in results[1:])
+        worst = max(result["logits_difference"] for result in [*results[1:], shared.result])
         console.print(
             f"[green]Logits with and without reuse agree: at most {worst:.1e} apart, "
             "the same first token everywhere.[/green]"
         )
     return 1 if broken else 0
+
+
+def _share(demo: Demo, job: Job, model: Path) -> demo_share.Shared:
+    """Start a second node, and ask there what a worker of the first one was asked."""
+    stored = demo_share.wait_stored(demo.status, deadline_s=STORED_S)
+    demo.start_node()
+    result = demo.run(job, model, on=1)
+    return demo_share.Shared(stored=stored, result=result, there=demo.status(of=1))
 
 
 def _show_counters(console: Console, counters: dict[str, Any]) -> None:
@@ -255,28 +271,18 @@ def _show_counters(console: Console, counters: dict[str, Any]) -> None:
     console.print_json(json.dumps(shown), indent=None)
 
 
-def _serving(socket: Path) -> bool:
-    if not socket.exists():
-        return False
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
 def _tell_how_to_play(console: Console, demo: Demo) -> None:
-    assert demo.sidecar is not None
-    runtime = shlex.quote(str(demo.runtime))
-    console.print("\nThe sidecar is still up. Talk to it:")
-    console.print(f"  {sys.executable} -m stratakv status --endpoint {runtime}", soft_wrap=True)
+    console.print("\nThe sidecars are still up. Talk to them:")
+    for node in demo.nodes:
+        runtime = shlex.quote(str(node.runtime))
+        console.print(f"  {sys.executable} -m stratakv status --endpoint {runtime}", soft_wrap=True)
     console.print(
-        f"  Client.connect({str(demo.runtime)!r})    # in Python, from inference_worker.client",
+        f"  Client.connect({str(demo.nodes[0].runtime)!r})    # in Python, from inference_worker.client",
         soft_wrap=True,
     )
-    console.print("End it, and remove what it left to read:")
-    console.print(f"  kill {demo.sidecar.pid}; rm -r {shlex.quote(str(demo.scratch))}", soft_wrap=True)
+    console.print("End them, and remove what they left to read:")
+    pids = " ".join(str(process.pid) for process in demo.processes)
+    console.print(f"  kill {pids}; rm -r {shlex.quote(str(demo.scratch))}", soft_wrap=True)
 
 
 def _short(path: Path) -> str:
@@ -289,7 +295,9 @@ def _as_interrupt(number: int, frame: object) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="leave the sidecar up, and say how to talk to it")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the sidecars up, and say how to talk to them"
+    )
     parser.add_argument(
         "--output",
         type=Path,

@@ -1,4 +1,4 @@
-"""The demo is honest: whatever it promises of its invalidation and does not hold is said, and ends it with a failure."""
+"""The demo is honest: whatever it promises of its nodes and its invalidation and does not hold is said, and is a failure."""
 
 from __future__ import annotations
 
@@ -67,3 +67,36 @@ def test_each_promise_that_is_broken_is_said(name: str) -> None:
         at = at[step]
     at[last] = value
     assert len(demo_purge.broken_promises(purged)) == 1
+
+
+ROW = {
+    "tokens": 1400, "reused": 1392, "pages_l1": 0, "pages_l2": 0, "pages_l3": 87, "ended_by": "none",
+}  # fmt: skip
+SHARED: dict[str, Any] = {
+    "rows": [ROW], "off": "", "warm_s": 0.2, "cold_s": 2.0, "logits_difference": 1e-5, "same_first_token": True,
+}  # fmt: skip
+THERE: dict[str, Any] = {"namespaces": [{"l3_pages": 87}]}
+NODE_BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reuse is off": ({"off": "the sidecar is gone"}, THERE),
+    "too little is reused": ({"rows": [{**ROW, "reused": 1000}]}, THERE),
+    "a page was there before": ({"rows": [{**ROW, "pages_l2": 1}]}, THERE),
+    "the sidecar counts otherwise": ({}, {"namespaces": [{"l3_pages": 86}]}),
+    "logits differ": ({"logits_difference": 0.5}, THERE),
+    "another token comes first": ({"same_first_token": False}, THERE),
+    "it comes later": ({"warm_s": 2.5}, THERE),
+}
+
+
+def test_a_node_that_shared_well_breaks_no_promise() -> None:
+    import demo_share
+
+    assert demo_share.broken_promises(demo_share.Shared(stored=107, result=SHARED, there=THERE)) == []
+
+
+@pytest.mark.parametrize("name", NODE_BREAKS)
+def test_each_promise_of_another_node_that_is_broken_is_said(name: str) -> None:
+    import demo_share
+
+    changed, there = NODE_BREAKS[name]
+    shared = demo_share.Shared(stored=107, result={**SHARED, **changed}, there=there)
+    assert len(demo_share.broken_promises(shared)) == 1

@@ -189,12 +189,28 @@ def _disagreements(account: Account, status: Mapping[str, Any]) -> Iterator[str]
             yield f"{name}: the sidecar has {counted[name]}, its client {account.client[name]}"
     arena = {name: int(number) for name, number in status["arena"].items()}
     gone = sum(number for name, number in arena.items() if name.startswith("evictions_"))
-    loaded = int(status["l3"]["counters"]["loaded"])
+    loaded = int(status["l3"]["loads"]["loaded"])
     if arena["stored"] + loaded - gone != arena["entries_visible"]:
         yield f"{arena['stored']} stored and {loaded} loaded less {gone} evicted are not {arena['entries_visible']}"
     for name in ("leases", "reservations", "entries_reserved", "entries_quarantined"):
         if arena[name]:
             yield f"{arena[name]} {name} are left"
+    stores = {name: int(number) for name, number in status["l3"]["stores"].items()}
+    ends = sum(
+        number for name, number in stores.items()
+        if name in ("stored", "known", "gone") or name.startswith(("dropped_", "refused_"))
+    )  # fmt: skip
+    if not stores["offered"] == ends == arena["stored"]:
+        yield f"{arena['stored']} pages were put, {stores['offered']} offered to L3, and something came of {ends}"
+    records = {name: int(number) for name, number in status["l3"]["records"].items()}
+    for what in ("load", "store"):
+        missed = sum(
+            number
+            for name, number in records.items()
+            if name.startswith((f"{what}_missed_", f"{what}_refused_"))
+        )
+        if records[f"{what}s"] != records[f"{what}ed" if what == "load" else "stored"] + missed:
+            yield f"of {records[f'{what}s']} {what}s the ends don't add up"
 
 
 def churn(seconds: float, *, seed: int) -> Churned:
@@ -259,7 +275,13 @@ def _run(
 def _is_quiet(fleet: Fleet, node: int) -> bool:
     """Whether nothing of a node is on its way to L3 or from it."""
     status = status_of(fleet, node)
-    return all(status["arena"][name] == 0 for name in ("leases", "reservations"))
+    waiting = [status["l3"]["stores"][name] for name in ("queued_pages", "in_flight")]
+    waiting += [
+        status["l3"]["records"]["in_flight"],
+        status["arena"]["leases"],
+        status["arena"]["reservations"],
+    ]
+    return not any(waiting)
 
 
 def main(minutes: Annotated[float, typer.Option(help="How long.")] = 10.0, seed: int = 1) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from kv_types.outcomes import MissReason
+from kv_types.outcomes import Known, MissReason, Stored
 from kv_types.record import header_size
 from tests.fleet.two_nodes import TwoNodes, fetch, split, two_nodes
 from tests.support.fault_relay import TO_CLIENT
+from tests.support.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -50,7 +51,6 @@ DAMAGES: Mapping[str, Callable[[bytes, bytes], bytes]] = {
     "a bit of its header": lambda record, other: flipped(0.7 * header_size(record) / len(record))(record, other),
     "a bit of its payload": in_payload,
     "another bit of its payload": in_payload,
-    "cut to nothing": lambda record, other: b"",
     "cut to one byte": lambda record, other: record[:1],
     "cut in its header": lambda record, other: record[: header_size(record) // 2],
     "cut behind its header": lambda record, other: record[: header_size(record)],
@@ -71,11 +71,11 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
     with nodes.stations() as (first, second):
         keys = nodes.share(first, 3)
         records, (root, victim, leaf) = nodes.records(), split(keys)
-        before = nodes.counters(1)["corrupt"]
+        before = nodes.corrupt(1)
         records.write(victim, DAMAGES[damage](records.read(victim), records.read(leaf)))
         got = fetch(second, keys, deadline_s=1.0)
         assert (got.pages, got.reason) == (1, MissReason.CORRUPT), got
-        assert nodes.counters(1)["corrupt"] == before + 1
+        assert nodes.corrupt(1) == before + 1
         assert records.lives_s(victim) == -2, "it is removed"
         assert records.read(root)
         again = fetch(second, keys, deadline_s=1.0)
@@ -87,6 +87,17 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
         assert len(outcomes) == 2
         records.wait(keys)
         assert fetch(second, keys, deadline_s=1.0).pages == 3, "computed anew, it is as good as ever"
+
+
+def test_c27_a_record_cut_to_nothing_is_as_good_as_none(nodes: TwoNodes) -> None:
+    with nodes.stations() as (first, second):
+        keys = nodes.share(first, 2)
+        _, victim = split(keys)
+        nodes.records().write(victim, b"")
+        got = fetch(second, keys, deadline_s=1.0)
+        assert (got.pages, got.reason in (MissReason.ABSENT, MissReason.CORRUPT)) == (1, True)
+        assert all(isinstance(one, Stored | Known) for one in second.compute(keys))
+        wait_until(lambda: nodes.records().read(victim) != b"", what="the record to be written anew")
 
 
 def test_c27_what_was_damaged_on_its_way_is_not_served_and_the_record_survives_or_is_written_anew(

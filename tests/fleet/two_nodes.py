@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, Miss, MissReason, Stored
 from kv_types.record import split_record
 from tests.fleet.fleet import Fleet, fleet_of
+from tests.fleet.l3_fleets import status_of
 from tests.fleet.station import Station
-from tests.support.daemon import run_command
 from tests.support.fault_relay import FaultRelay
 from tests.support.pages import namespace_of
 from tests.support.polling import wait_until
@@ -151,12 +150,9 @@ class TwoNodes:
         self.records(station.space).wait(keys)
         return keys
 
-    def counters(self, node: int) -> dict[str, int]:
-        """What a node counts of its L3."""
-        done = run_command("status", "--json", "--runtime-dir", str(self.fleet.sidecars[node].runtime))
-        assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)["l3"]
-        return dict(told["counters"])
+    def corrupt(self, node: int) -> int:
+        """Corrupt records that a node has met."""
+        return int(status_of(self.fleet, node)["l3"]["records"]["corrupt"])
 
     def heals(self, writer: Station, reader: Station, *, timeout_s: float = 15.0) -> None:
         """Wait until what one node computes comes to the other through L3 again."""
