@@ -218,7 +218,8 @@ class WriteBehind:
         known = []
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
-                known.append(RecordName(page.namespace, page.key))
+                if not there.page.expires_ms:  # else it has all the time that it may have
+                    known.append(RecordName(page.namespace, page.key))
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
@@ -243,6 +244,8 @@ class WriteBehind:
             return False
         if there.birth == page.birth:
             return True
+        if there.expires_ms and not 0 < page.expires_ms <= there.expires_ms:
+            return False  # it would be gone before this one
         await asyncio.sleep(0)  # judging may walk its chain
         try:
             namespace = self._store.namespace(page.namespace).namespace

@@ -6,89 +6,24 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import inference_worker.loading
-from inference_worker.client import Client, RegisteredNamespace
 from kv_types.errors import ClosedError
 from kv_types.ids import KEY_BYTES
-from kv_types.outcomes import STORED, Hit, Miss, MissReason, Tier
+from kv_types.outcomes import STORED, Hit, MissReason, Tier
 from kv_types.selectors import Selector
 from tests.inference_worker.conftest import MakeClient
-from tests.inference_worker.worlds import chain, namespace, pages_under, room_for
+from tests.inference_worker.looking import SPACE, Looking
+from tests.inference_worker.worlds import chain, pages_under, room_for
 from tests.support.l3_site import L3Site
 from tests.support.memory_records import Verb
 from tests.support.polling import wait_until
 from tests.support.timing import timed
-
-SPACE = namespace("loads")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[L3Site]:
-    with L3Site(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def client(site: L3Site, connect: MakeClient) -> Client:
-    return connect(site.path.parent, prefault=False, deadline_s=10.0)
-
-
-@pytest.fixture
-def ns(client: Client) -> RegisteredNamespace:
-    handle = client.register(SPACE)
-    with client.begin(handle):
-        return handle
-
-
-class Looking:
-    """Looks chains up, by lease and by get, and holds what is counted against what was served."""
-
-    def __init__(self, site: L3Site, client: Client, ns: RegisteredNamespace) -> None:
-        self.site, self.client, self.ns = site, client, ns
-
-    def shelve(self, keys: bytes, *, start: int = 0) -> None:
-        self.site.shelve(SPACE, keys, pages_under(keys, self.ns.page_bytes), start=start)
-
-    def store(self, keys: bytes) -> None:
-        with self.client.begin(self.ns) as request:
-            outcomes = request.put(keys, pages_under(keys, self.ns.page_bytes))
-        assert outcomes == [STORED] * len(outcomes)
-
-    def counted(self) -> dict[str, int]:
-        told = self.client.statistics()
-        names = ("look_ups", "requested_pages", "l1_pages", "l2_pages", "l3_pages")
-        missed = [name for name in told if name.startswith("missed_pages_") and told[name]]
-        return {name: int(told[name]) for name in (*names, *missed)}
-
-    def look(
-        self, how: str, keys: bytes, *, start: int = 0, deadline_s: float | None = None
-    ) -> tuple[int, int, MissReason]:
-        """Pages of L2, pages of L3, and why no more; checks every byte."""
-        sources = pages_under(keys[start * KEY_BYTES :], self.ns.page_bytes)
-        if how == "lease":
-            with self.client.lease(self.ns, keys, start=start, deadline_s=deadline_s) as lease:
-                assert [bytes(page) for page in lease] == sources[: lease.pages]
-                return lease.pages - lease.pages_l3, lease.pages_l3, lease.reason
-        room = room_for(keys[start * KEY_BYTES :], self.ns.page_bytes)
-        outcome = self.client.get(self.ns, keys, room, start=start, deadline_s=deadline_s)
-        if isinstance(outcome, Miss):
-            return 0, 0, outcome.reason
-        assert isinstance(outcome, Hit)
-        assert [bytes(page) for page in room[: outcome.pages]] == sources[: outcome.pages]
-        assert (outcome.tier is Tier.L3) == (outcome.pages_l3 > 0)
-        return outcome.pages - outcome.pages_l3, outcome.pages_l3, outcome.ended_by
-
-
-@pytest.fixture
-def looking(site: L3Site, client: Client, ns: RegisteredNamespace) -> Looking:
-    return Looking(site, client, ns)
-
 
 both = pytest.mark.parametrize("how", ["lease", "get"])
 
@@ -381,9 +316,9 @@ def test_a_request_knows_what_was_loaded_for_it_and_rests_on_it(looking: Looking
     assert facts.origin.lineage_known
 
 
-def test_a_client_that_only_reads_gets_what_is_loaded(site: L3Site, connect: MakeClient) -> None:
-    client = connect(site.path.parent, prefault=False, writable=False)
-    looking = Looking(site, client, client.register(SPACE))
+def test_a_client_that_only_reads_gets_what_is_loaded(l3_site: L3Site, connect: MakeClient) -> None:
+    client = connect(l3_site.path.parent, prefault=False, writable=False)
+    looking = Looking(l3_site, client, client.register(SPACE))
     keys = chain(SPACE, 5)
     looking.shelve(keys)
     assert looking.look("lease", keys) == (0, 5, MissReason.NONE)
