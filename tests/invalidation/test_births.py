@@ -1,0 +1,279 @@
+"""Births in every reachable state of a small fleet: what travels through L3 stays known for what it was computed from.
+
+Two nodes, a chain of two or three pages, two producers. Requests reuse what their node has, compute the rest and store it; pages
+go to the shared store and come back on either node, are evicted and computed anew, in any order; then a producer's pages
+are invalidated. The model holds, for each page, what its bytes truly rest on, which no rule may look at, and asks that no
+page stays whose truth has a selected page in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+NODES = (0, 1)
+PRODUCERS = ("x", "y")
+NOTHING, UNKNOWN = 0, -1
+"""What a page rests on when its request reused no page, or none that is known; else the birth of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page in L2 or in L3. `truth` are the (producer, stamp) of all computations that its bytes rest on."""
+
+    producer: str
+    stamp: int
+    birth: int
+    rests_on: int
+    truth: frozenset[tuple[str, int]]
+    is_lineage_known: bool = True
+    """As its node sees it."""
+
+
+Tier = tuple[Page | None, ...]
+"""One place a depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request that has reused and not yet stored."""
+
+    node: int
+    producer: str
+    stamp: int
+    reused: int
+    rests_on: int
+    truth: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything there is. Nodes have applied every record: what is in between is the fence's to wait for."""
+
+    nodes: tuple[Tier, Tier]
+    shelf: Tier
+    records: tuple[str, ...] = ()
+    """The producer that each record of the log selects; its revision is its place, from 1 on."""
+    request: Asking | None = None
+    births: int = 0
+    requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What this model can be run without, to see that it notices."""
+
+    compares_births: bool = True
+    """Else whatever is resident under the parent's key is taken for what the page was computed on."""
+    keeps_rests_on: bool = True
+    """Else a record says that its page rests on nothing."""
+    unknown_travels: bool = True
+    """Else a page of unknown lineage is stored as one that rests on nothing."""
+    judges_loads: bool = True
+    """Else what the shelf has is published as it is."""
+
+
+def is_selected(world: World, page: Page, *, lineage_known: bool) -> bool:
+    """By a record newer than its stamp: of its producer, or of any where it is not known what else it rests on."""
+    newer = world.records[page.stamp :]
+    return any(not lineage_known or producer == page.producer for producer in newer)
+
+
+def rests_on_resident(tier: Tier, depth: int, rests_on: int) -> bool:
+    """Whether what a page of this depth was computed on is among what is resident above it."""
+    if rests_on == NOTHING:
+        return True
+    return any(above is not None and above.birth == rests_on for above in tier[:depth])
+
+
+def put_in(tier: Tier, depth: int, page: Page | None) -> Tier:
+    return (*tier[:depth], page, *tier[depth + 1 :])
+
+
+def on_node(world: World, node: int, tier: Tier) -> World:
+    nodes = (tier, world.nodes[1]) if node == 0 else (world.nodes[0], tier)
+    return replace(world, nodes=nodes)
+
+
+def empty(depth: int) -> World:
+    tier: Tier = (None,) * depth
+    return World((tier, tier), tier)
+
+
+def length(tier: Tier) -> int:
+    return next((depth for depth, page in enumerate(tier) if page is None), len(tier))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far the model goes."""
+
+    depth: int = 2
+    requests: int = 3
+    records: int = 1
+
+
+def steps(world: World, rules: Rules, bounds: Bounds) -> Iterator[World]:
+    if world.request is None and world.requests < bounds.requests:
+        yield from beginnings(world)
+    if world.request is not None:
+        yield from commits(world, world.request)
+        yield replace(world, request=None)
+    if len(world.records) < bounds.records:
+        for producer in PRODUCERS:
+            yield invalidated(world, producer)
+    for node in NODES:
+        depth = length(world.nodes[node])
+        if depth:
+            yield on_node(world, node, put_in(world.nodes[node], depth - 1, None))  # evicted, tail first
+        yield from stores(world, node, rules)
+        if depth < bounds.depth:
+            yield from loads(world, node, depth, rules)
+
+
+def beginnings(world: World) -> Iterator[World]:
+    """A request reuses any part of what its node has. The second producer asks second: they differ by nothing else."""
+    producers = PRODUCERS if world.requests else PRODUCERS[:1]
+    for node in NODES if world.requests else NODES[:1]:
+        tier = world.nodes[node]
+        for reused in range(length(tier) + 1):
+            for producer in producers:
+                stamp = len(world.records)
+                truth = frozenset({(producer, stamp)})
+                for page in tier[:reused]:
+                    assert page is not None
+                    truth |= page.truth
+                last = tier[reused - 1] if reused else None
+                rests_on = last.birth if last is not None else NOTHING
+                asking = Asking(node, producer, stamp, reused, rests_on, truth)
+                yield replace(world, request=asking, requests=world.requests + 1)
+
+
+def commits(world: World, request: Asking) -> Iterator[World]:
+    """It stores the next page that its node lacks, from those that it computed."""
+    tier = world.nodes[request.node]
+    depth = length(tier)
+    if not request.reused <= depth < len(tier):
+        return
+    lineage_known = rests_on_resident(tier, depth, request.rests_on)
+    page = Page(
+        request.producer, request.stamp, world.births + 1,
+        request.rests_on if lineage_known else UNKNOWN, request.truth, lineage_known,
+    )  # fmt: skip
+    if not is_selected(world, page, lineage_known=lineage_known):
+        yield replace(on_node(world, request.node, put_in(tier, depth, page)), births=world.births + 1)
+
+
+def stores(world: World, node: int, rules: Rules) -> Iterator[World]:
+    """Write-behind: a page that the shelf lacks, or has in an invalid form. The page may be any of those that are resident."""
+    for depth, page in enumerate(world.nodes[node]):
+        if page is None:
+            continue
+        there = world.shelf[depth]
+        if there is not None and not is_selected(world, there, lineage_known=there.rests_on == NOTHING):
+            continue
+        rests_on = page.rests_on
+        if not rules.keeps_rests_on or (rests_on == UNKNOWN and not rules.unknown_travels):
+            rests_on = NOTHING
+        record = replace(page, rests_on=rests_on, is_lineage_known=True)
+        if record != there:
+            yield replace(world, shelf=put_in(world.shelf, depth, record))
+
+
+def loads(world: World, node: int, depth: int, rules: Rules) -> Iterator[World]:
+    """The page behind a node's chain comes from the shelf: judged by its own stamp and by what it rests on here."""
+    record, tier = world.shelf[depth], world.nodes[node]
+    if record is None:
+        return
+    lineage_known = rests_on_resident(tier, depth, record.rests_on) or (
+        not rules.compares_births and record.rests_on != UNKNOWN
+    )
+    if rules.judges_loads and is_selected(world, record, lineage_known=lineage_known):
+        return
+    yield on_node(world, node, put_in(tier, depth, replace(record, is_lineage_known=lineage_known)))
+
+
+def invalidated(world: World, producer: str) -> World:
+    """A record: every node hides what it selects, with what stands on it."""
+    world = replace(world, records=(*world.records, producer))
+    for node in NODES:
+        tier = world.nodes[node]
+        for depth, page in enumerate(tier):
+            if page is not None and is_selected(world, page, lineage_known=page.is_lineage_known):
+                world = on_node(world, node, (*tier[:depth], *(None for _ in tier[depth:])))
+                break
+    return world
+
+
+def is_broken(world: World) -> bool:
+    """Whether a page is served that rests on one that was selected since that was computed."""
+    return any(
+        producer in world.records[stamp:]
+        for tier in world.nodes
+        for page in tier
+        if page is not None
+        for producer, stamp in page.truth
+    )
+
+
+def named_anew(world: World) -> World:
+    """The same world with its births numbered as they are met: which numbers were drawn says nothing."""
+    numbers = {NOTHING: NOTHING, UNKNOWN: UNKNOWN}
+    pages = [page for tier in (*world.nodes, world.shelf) for page in tier if page is not None]
+    for page in pages:
+        numbers.setdefault(page.birth, len(numbers) - 1)
+    gone = len(numbers) - 1  # a birth that no page has any more: all that matters is that it is none of these
+
+    def anew(page: Page | None) -> Page | None:
+        if page is None:
+            return None
+        return replace(page, birth=numbers[page.birth], rests_on=numbers.get(page.rests_on, gone))
+
+    request = world.request
+    if request is not None:
+        request = replace(request, rests_on=numbers.get(request.rests_on, gone))
+    first, second = (tuple(map(anew, tier)) for tier in world.nodes)
+    shelf = tuple(map(anew, world.shelf))
+    return replace(world, nodes=(first, second), shelf=shelf, request=request, births=gone)
+
+
+def explore(rules: Rules, bounds: Bounds) -> tuple[int, bool]:
+    """(states, whether one of them is broken); ends at the first broken one, nearest first, or with all of them seen."""
+    start = empty(bounds.depth)
+    seen, waiting = {start}, deque([start])
+    while waiting:
+        world = waiting.popleft()
+        for raw in steps(world, rules, bounds):
+            following = named_anew(raw)
+            if following in seen:
+                continue
+            if is_broken(following):
+                return len(seen), True
+            seen.add(following)
+            waiting.append(following)
+    return len(seen), False
+
+
+@pytest.mark.parametrize(
+    "bounds", [Bounds(depth=2, requests=3, records=1), Bounds(depth=3, requests=2, records=1)]
+)
+def test_nothing_is_served_that_rests_on_what_was_invalidated(bounds: Bounds) -> None:
+    states, broken = explore(Rules(), bounds)
+    assert states > 10_000
+    assert not broken
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(compares_births=False),
+        Rules(keeps_rests_on=False),
+        Rules(unknown_travels=False),
+        Rules(judges_loads=False),
+    ],
+)
+def test_the_model_notices_what_is_taken_away(rules: Rules) -> None:
+    assert explore(rules, Bounds())[1]
