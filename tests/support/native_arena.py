@@ -138,8 +138,9 @@ class NativeArena:
         expiry_s: int = 0,
         deadline_ns: int = FAR_NS,
         now: int | None = None,
+        gives_way: bool = False,
     ) -> list[Reserved]:
-        """Reserve the pages under `keys`."""
+        """Reserve the pages under `keys`; `gives_way`: for a load."""
         answers = self.arena.reserve(
             row=self.row if row is None else row,
             namespace_slot=namespace,
@@ -149,6 +150,7 @@ class NativeArena:
             expiry_s=expiry_s,
             deadline_ns=deadline_ns,
             now_ns=now_ns() if now is None else now,
+            gives_way=gives_way,
         )
         return [Reserved(*answer) for answer in answers]
 
@@ -175,6 +177,53 @@ class NativeArena:
             rests_on=rests_on,
             now_ns=now_ns() if now is None else now,
         )
+
+    def publish_loaded(
+        self,
+        reservation: int,
+        birth: int,
+        *,
+        rests_on: int = 0,
+        row: int | None = None,
+        producer: int = 0,
+        revision: int = 0,
+        now: int | None = None,
+    ) -> tuple[int, int]:
+        """Publish one page that was computed elsewhere."""
+        return self.arena.publish_loaded(
+            row=self.row if row is None else row,
+            reservation=reservation,
+            incarnation=NO_LOG,
+            revision=revision,
+            producer=producer,
+            computed_from_ms=0,
+            computed_until_ms=0,
+            birth=birth,
+            rests_on=rests_on,
+            now_ns=now_ns() if now is None else now,
+        )
+
+    def load(
+        self,
+        keys: Sequence[bytes],
+        births: Sequence[int],
+        *,
+        parent: bytes | None = None,
+        rests_on: int = 0,
+        producer: int = 0,
+    ) -> list[tuple[int, int]]:
+        """Reserve, fill and publish pages of these births; the outcome of every page."""
+        answers = self.reserve(keys, parent=parent, gives_way=True)
+        outcomes = []
+        for key, birth, answer in zip(keys, births, answers, strict=True):
+            if answer.status == 0:
+                self.reader.fill([answer.offset], [payload(key)], page_bytes=PAGE)
+                outcomes.append(
+                    self.publish_loaded(answer.reservation, birth, rests_on=rests_on, producer=producer)
+                )
+            else:
+                outcomes.append((answer.status, answer.reason))
+        return outcomes
 
     def put(
         self,

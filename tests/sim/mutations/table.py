@@ -147,15 +147,17 @@ MUTATIONS = (
             Edit(
                 _JUDGING,
                 "        return self._judge(registered.namespace, terms.stamp, origin, lambda: self._chain(page))\n",
-                "        below = self.arena.find(page.parent) if page.parent is not None else None\n"
+                "        arena = getattr(self, 'arena', None)\n"
+                "        below = arena.find(page.parent) if arena and page.parent is not None else None\n"
                 "        oldest = min(terms.stamp.revision, below['revision'] if below else terms.stamp.revision)\n"
                 "        stamp = Stamp(terms.stamp.incarnation, oldest)\n"
                 "        return self._judge(registered.namespace, stamp, origin, lambda: self._chain(page))\n",
             ),
             Edit(
                 _JUDGING,
-                "        self._lineage: dict[int, bool] | None = None\n",
-                "        self._lineage: dict[int, bool] | None = None\n        PageJudging.arena = arena\n",
+                "chain_of(arena), namespaces, vetted=Vetted())\n\n    def judge_all(",
+                "chain_of(arena), namespaces, vetted=Vetted())\n"
+                "        self._judging.arena = arena\n\n    def judge_all(",
             ),
         ),
         breaks=LIVENESS,
@@ -460,6 +462,16 @@ MUTATIONS = (
             ),
         ),
         profile=9,
+    ),
+    Mutation(
+        "F", "a loaded page vouches for its lineage, whatever stands below it (in the arena's model)",
+        (
+            Edit(
+                "tests/sim/arena_entries.py",
+                "    if birth in (0, U64_MAX):\n        return birth == 0\n",
+                "    if birth or not birth:\n        return True\n",
+            ),
+        ),
     ),
 )  # fmt: skip
 
