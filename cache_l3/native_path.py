@@ -85,6 +85,7 @@ class NativePath:
         self._transfers: dict[int, tuple[Transfer, Callable[[Any], object]]] = {}
         self._connections: dict[int, tuple[int, Callable[[str], None]]] = {}
         self._overloaded = 0
+        self._will_flush = False
         self._is_closed = False
         self._loop.add_reader(self._engine.fileno(), self._complete)
 
@@ -190,7 +191,16 @@ class NativePath:
         except ValueError as error:
             raise BufferMismatchError(str(error)) from error
         self._transfers[transfer.number] = (transfer, make_value)
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
         return transfer
+
+    def _flush(self) -> None:
+        """What was submitted in one turn of the loop wakes the engine's thread once."""
+        self._will_flush = False
+        if not self._is_closed:
+            self._engine.flush()
 
     def _complete(self) -> None:
         """In the loop, when the engine has something: the futures of what has ended, and connections that are gone."""

@@ -20,9 +20,11 @@ from inference_worker.endpoint import parse_endpoint
 from inference_worker.lease import PageLease
 from inference_worker.link import Link
 from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
+from inference_worker.prefetch import Prefetch
 from inference_worker.request import Request
 from inference_worker.reused import ReusedPages
 from inference_worker.settings import ClientSettings
+from inference_worker.shards import checked_shards, match_shards
 from inference_worker.validity import ClientValidity
 from inference_worker.weights import Announced
 from kv_types.computation import check_name
@@ -33,7 +35,7 @@ from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
-__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "RegisteredNamespace", "Request"]
+__all__ = ["Announced", "Client", "ClientSettings", "PageLease", "Prefetch", "RegisteredNamespace", "Request"]
 
 
 class Client:
@@ -238,22 +240,37 @@ class Client:
             page_views(sources, pages=offered, page_bytes=namespace.page_bytes, writable=False, what="source")
         return [Refused(refused)] * offered
 
-    def prefetch(self, namespace: RegisteredNamespace, keys: Keys) -> bool:
-        """Ask the sidecar to bring pages that only a slower tier has into L2, without waiting.
+    def match_shards(
+        self, shards: Sequence[tuple[RegisteredNamespace, Keys]], *, deadline_s: float | None = None
+    ) -> LookUpOutcome:
+        """Tell how many pages could be served to every shard of a tensor-parallel group: one question for all of them.
 
-        Returns whether it was asked: not when all pages are resident, when too many prefetches are under way (they
-        are counted as dropped), or when the computation is uncacheable. Raises InvalidArgumentError,
+        A shard is its namespace and the keys of its chain; all chains have one length, and at most LOAD_ROWS_MAX shards
+        are asked about. What some shards lack and L3 has is brought within `deadline_s` (None: settings.deadline_s; 0:
+        nothing is), and no more of it than all of them can have. Over gRPC nothing is brought. Pins nothing, and is not
+        counted as a look-up. Raises InvalidArgumentError, LimitExceededError, ClosedError.
+        """
+        for namespace, _ in shards:
+            self._own(namespace)
+        return match_shards(self._link, checked_shards(shards), self._deadline(deadline_s))
+
+    def prefetch(
+        self, namespace: RegisteredNamespace, keys: Keys, *, deadline_s: float | None = None
+    ) -> Prefetch | None:
+        """Ask the sidecar to bring pages that only L3 has into L2, within `deadline_s` (None: settings.deadline_s).
+
+        Waits for nothing: ask at a request's arrival, and look up when it is its turn. Of a longer chain LOAD_KEYS_MAX
+        pages are asked for. None: it was not asked, because all pages are resident, there is no L3, too many prefetches are
+        under way (they are counted as dropped), or the computation is uncacheable. Raises InvalidArgumentError,
         LimitExceededError, ClosedError.
         """
         self._own(namespace)
         self._check_open()
         packed, wanted = packed_chain(keys, 0)
+        within_s = self._deadline(deadline_s).remaining_s()
         if not wanted or namespace.uncacheable is not None:
-            return False
-        arena = self._link.arena
-        if arena is not None and arena.resident(packed) == wanted:
-            return False
-        return self._link.remote.prefetch(namespace, packed, self._settings.deadline_s)
+            return None
+        return self._link.prefetch(namespace, packed, deadline_s=within_s)
 
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from inference_worker.absent import AbsentPages
@@ -13,9 +14,10 @@ from inference_worker.deadlines import Deadline
 from inference_worker.endpoint import Endpoint
 from inference_worker.forking import keep_untouched, reset_after_fork
 from inference_worker.lease import Home
-from inference_worker.loading import LoadCounts
+from inference_worker.loading import LoadCounts, Staged
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
+from inference_worker.prefetch import Prefetch
 from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
 from inference_worker.settings import ClientSettings
@@ -33,7 +35,7 @@ from kv_types.errors import (
     ProtocolError,
     SidecarUnreachableError,
 )
-from kv_types.ids import Stamp
+from kv_types.ids import KEY_BYTES, Stamp
 from kv_types.limits import NAMESPACES_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import MissReason
@@ -174,6 +176,34 @@ class Link:
                 if not self._serving():
                     return MissReason.UNREACHABLE if self._attempted else MissReason.DEADLINE
         return self._bind(namespace, deadline)
+
+    def prefetch(
+        self, namespace: RegisteredNamespace, packed: bytes, *, deadline_s: float
+    ) -> Prefetch | None:
+        """Ask for what L2 lacks of a chain, without waiting. See Client.prefetch."""
+        arena, pages = self.arena, len(packed) // KEY_BYTES
+        if arena is None:
+            return self.remote.prefetch(namespace, packed, deadline_s) if self._remote_serves else None
+        resident, loader = arena.resident(packed), arena.loader
+        if loader is None or resident == pages:
+            return None
+        number = arena.number_of(namespace)
+        if number is None:  # to register it would take an answer
+            return self.remote.prefetch(namespace, packed, deadline_s)
+        return self.remote.prefetches.ask(
+            lambda: loader.begin(number, packed, resident, deadline_s=deadline_s)
+        )
+
+    def stage_group(
+        self, shards: Sequence[tuple[RegisteredNamespace, bytes]], first: int, deadline: Deadline
+    ) -> Staged | None:
+        """Have the chains of a group brought from index `first` on; None where nothing can be."""
+        arena = self.arena
+        if arena is None or arena.loader is None:
+            return None
+        numbered = [(arena.number_of(namespace), packed) for namespace, packed in shards]
+        known = [(number, packed) for number, packed in numbered if number is not None]
+        return arena.loader.stage_group(known, first, deadline) if len(known) == len(shards) else None
 
     def stamp(self, deadline: Deadline) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told. Raises ClosedError."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache_l2.attach_loads import Wanted
+from cache_l2.attach_loads import LoadTicket, Wanted
 from cache_l2.attach_messages import LoadedRow
 from cache_l2.reader import AttachedArena
 from inference_worker.deadlines import Deadline
@@ -84,12 +84,10 @@ class Loader:
         self._counts.add(pages=brought, waited_ns=time.monotonic_ns() - began_ns)
         return Staged(at, l3_from, reason)
 
-    def stage_group(
-        self, shards: Sequence[tuple[int, bytes]], first: int, deadline: Deadline
-    ) -> tuple[int, MissReason]:
+    def stage_group(self, shards: Sequence[tuple[int, bytes]], first: int, deadline: Deadline) -> Staged:
         """Have the pages of several chains (number of the namespace, keys) from index `first` on brought, for all or none.
 
-        Returns how many pages each of them has then, and why there are no more.
+        `pages` is what each of them has then; `l3_from` is set if anything was brought for any.
         """
         pages = len(shards[0][1]) // KEY_BYTES
         step = max(1, LOAD_KEYS_MAX // len(shards))
@@ -109,7 +107,19 @@ class Loader:
             brought += sum(row.pages - row.from_l3 for row in answer)
             at, reason = at + shortest.pages, _REASONS[shortest.reason]
         self._counts.add(pages=brought, waited_ns=time.monotonic_ns() - began_ns)
-        return at, reason
+        return Staged(at, first if brought else None, reason)
+
+    def begin(
+        self, namespace_number: int, packed: bytes, first: int, *, deadline_s: float
+    ) -> LoadTicket | MissReason:
+        """Ask for the pages of a chain from index `first` on, LOAD_KEYS_MAX of them at most, and wait for nothing."""
+        keys = packed[first * KEY_BYTES : (first + LOAD_KEYS_MAX) * KEY_BYTES]
+        try:
+            return self._attached.begin_load(
+                [Wanted(namespace_number, parent_of(packed, first), keys)], deadline_s=deadline_s
+            )
+        except ClosedError:
+            return MissReason.UNREACHABLE
 
     def _ask(
         self, rows: Sequence[Wanted], deadline: Deadline, *, group: bool = False

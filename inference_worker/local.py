@@ -116,6 +116,11 @@ class LocalArena(Home):
         except ValueError:
             return 0
 
+    def number_of(self, namespace: RegisteredNamespace) -> int | None:
+        """What the sidecar calls a namespace in this life; None where it was not told of it yet."""
+        pages = self._bound.get(namespace)
+        return None if pages is None else pages.registration.number
+
     def stamp(self) -> Stamp | None:
         """The present log position; None when the mapping was closed meanwhile."""
         try:

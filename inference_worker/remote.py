@@ -15,7 +15,7 @@ from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
 from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
 from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
-from inference_worker.prefetch import Prefetches
+from inference_worker.prefetch import Prefetches, RemotePrefetch
 from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
@@ -106,12 +106,14 @@ class RemoteSidecar:
                 self.reconnects += 1
             self.life = life
 
-    def prefetch(self, namespace: RegisteredNamespace, packed: bytes, deadline_s: float) -> bool:
-        """Ask the sidecar to load what it has only in a slower tier, without waiting; False when dropped."""
+    def prefetch(
+        self, namespace: RegisteredNamespace, packed: bytes, deadline_s: float
+    ) -> RemotePrefetch | None:
+        """Ask the sidecar to load what it has only in a slower tier, without waiting; None when dropped."""
         try:
             calls = self._open()
         except StrataError:
-            return False
+            return None
         register = cache_pb2.RegisterNamespaceRequest(
             canonical=namespace.identified.canonical, page_bytes=namespace.page_bytes
         )

@@ -329,6 +329,7 @@ NB_MODULE(_native, m) {
       .def("set", &PyEngine::set, nb::arg("shard"), nb::arg("before"), nb::arg("header"), nb::arg("payload"), nb::arg("after"),
            nb::kw_only(), nb::arg("seal"), nb::arg("asking"), nb::arg("deadline_ns"))
       .def("ask", &PyEngine::ask, nb::arg("shard"), nb::arg("request"), nb::arg("replies"), nb::kw_only(), nb::arg("deadline_ns"))
+      .def("flush", [](PyEngine& self) { self.core().flush(); })
       .def("cancel", &PyEngine::cancel, nb::arg("request"))
       .def("drain", &PyEngine::drain)
       .def("statistics", &PyEngine::statistics)

@@ -70,6 +70,7 @@ Engine::Engine(const EngineSettings& settings)
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     thread_ = std::thread([this] { run(); });
+    pthread_setname_np(thread_.native_handle(), "stratakv-l3");
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
@@ -82,10 +83,19 @@ Engine::~Engine() { close(); }
 // ---- any thread ----
 
 void Engine::send(Command command) {
-  const std::lock_guard<std::mutex> locked(commands_lock_);
-  commands_.push_back(std::move(command));
-  if (woken_) return;
-  woken_ = true;
+  {
+    const std::lock_guard<std::mutex> locked(commands_lock_);
+    commands_.push_back(std::move(command));
+  }
+  flush();
+}
+
+void Engine::flush() {
+  {
+    const std::lock_guard<std::mutex> locked(commands_lock_);
+    if (woken_ || commands_.empty()) return;
+    woken_ = true;
+  }
   signal_event(wake_.get());
 }
 
@@ -100,7 +110,8 @@ void Engine::add_connection(std::int64_t number, std::uint32_t shard, Descriptor
 void Engine::submit(std::unique_ptr<Request> request) {
   std::atomic<std::uint64_t>* const counts[kVerbs] = {&counts_.gets, &counts_.asks, &counts_.sets};
   add(*counts[static_cast<std::size_t>(request->verb)], 1);
-  send({Order::Submit, request->number, request->shard, {}, std::move(request)});
+  const std::lock_guard<std::mutex> locked(commands_lock_);
+  commands_.push_back({Order::Submit, request->number, request->shard, {}, std::move(request)});
 }
 
 std::vector<Ended> Engine::drain() {

@@ -55,7 +55,9 @@ class Engine {
   void open_shard(std::uint32_t shard);
   void close_shard(std::uint32_t shard);
   void add_connection(std::int64_t number, std::uint32_t shard, Descriptor socket);
+  // The thread need not look at it before the next flush(): waking it costs more than handing over many.
   void submit(std::unique_ptr<Request> request);
+  void flush();
   void cancel(std::int64_t request);
   // What has ended since the last call; ended_descriptor() is readable while there is some.
   std::vector<Ended> drain();

@@ -296,14 +296,16 @@ async def test_c17_late_replies_never_reach_another_request(kind: str, redis: Re
     for number in range(keys):
         redis.client.set(f"k{number}", record(number, size))
     random_source = random.Random(17)
-    in_time = 0
-    with FaultRelay(redis.socket_path) as relay, site(kind) as at:
+    in_time = connected = 0
+    with contextlib.ExitStack() as relayed, site(kind) as at:
+        relay = relayed.enter_context(FaultRelay(redis.socket_path))
         relay.set(TO_CLIENT, delay_s=0.1)
 
         def connect(why: str = "") -> None:
+            nonlocal connected
             del why
-            made = data_paths.tcp(relay.port)
-            at.path.add_connection(at.shard, made, on_lost=connect)
+            connected += 1
+            at.path.add_connection(at.shard, data_paths.tcp(relay.port), on_lost=connect)
 
         for _ in range(4):
             connect()
@@ -328,6 +330,8 @@ async def test_c17_late_replies_never_reach_another_request(kind: str, redis: Re
                 else:
                     assert isinstance(ended, Late | Lost)
         counts = at.path.statistics()
+        at.path.close()
+        await until(lambda: relay.accepted == connected and not relay.connections, "the relay to be through")
     assert counts["gets"] == 1000
     assert counts["late"] + counts["lost"] > 800
     assert counts["late"] > 200, "a late request takes no more than its window with it"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from inference_worker.client import Client, ClientSettings
+from tests.inference_worker.looking import SPACE, Looking
+from tests.support.l3_site import L3Site
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 FLAGS = ("--freshness-lease", "1s")
@@ -56,3 +58,19 @@ def client(request: pytest.FixtureRequest, shared_sidecar: SidecarProcess, conne
 def model(request: pytest.FixtureRequest) -> str:
     """A model name of the test's own, so that tests share a daemon and no pages."""
     return str(request.node.name)
+
+
+@pytest.fixture
+def l3_site(tmp_path: Path) -> Iterator[L3Site]:
+    """A sidecar's attach server in this process, with an L3 in memory."""
+    with L3Site(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def looking(l3_site: L3Site, connect: MakeClient) -> Looking:
+    """One client of it, with a namespace that the sidecar knows."""
+    made = connect(l3_site.path.parent, prefault=False, deadline_s=10.0)
+    handle = made.register(SPACE)
+    with made.begin(handle):
+        return Looking(l3_site, made, handle)

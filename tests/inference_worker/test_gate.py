@@ -74,6 +74,7 @@ class SilentCalls:
     def __init__(self) -> None:
         self.waiting: list[Callable[[Any], None]] = []
         self.requests: list[Any] = []
+        self.cancels = 0
         self.register_namespace = self.look_up = self
 
     def future(self, request: object, *, timeout: float) -> SilentCalls:
@@ -82,6 +83,9 @@ class SilentCalls:
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self.waiting.append(callback)
+
+    def cancel(self) -> None:
+        self.cancels += 1
 
     def cancelled(self) -> bool:
         return False
@@ -98,7 +102,7 @@ def test_prefetches_under_way_are_bounded_and_counted() -> None:
     register, look_up = cache_pb2.RegisterNamespaceRequest(), cache_pb2.LookUpRequest(prefetch=True)
 
     def send() -> bool:
-        return prefetches.send(calls, register, look_up, deadline_s=1.0)  # type: ignore[arg-type]
+        return prefetches.send(calls, register, look_up, deadline_s=1.0) is not None  # type: ignore[arg-type]
 
     before = GATE.calls
     assert [send(), send(), send()] == [True, True, False]
@@ -117,18 +121,41 @@ def test_prefetches_under_way_are_bounded_and_counted() -> None:
     assert GATE.calls == before
 
 
-def test_a_prefetch_asks_only_for_what_is_not_resident(
+def test_without_a_slower_tier_nothing_is_prefetched(
     shared_sidecar: SidecarProcess, connect: MakeClient
 ) -> None:
     client = connect(shared_sidecar.runtime)
     ns = client.register(namespace("prefetch"))
     keys = chain(ns.identified, 4)
     put_fresh(client, ns, keys[:64], pages_under(keys[:64], ns.page_bytes))
-    assert not client.prefetch(ns, keys[:64])
-    assert client.prefetch(ns, keys)
-    wait_until(lambda: client.statistics()["prefetches_in_flight"] == 0, what="the prefetch's end")
+    assert client.prefetch(ns, keys[:64]) is None
+    assert client.prefetch(ns, keys) is None
+    assert client.statistics()["prefetches_sent"] == client.statistics()["prefetches_dropped"] == 0
+
+
+def test_a_prefetch_over_grpc_asks_and_is_over(shared_sidecar: SidecarProcess, connect: MakeClient) -> None:
+    client = connect(shared_sidecar.runtime, shared_memory=False)
+    ns = client.register(namespace("prefetch"))
+    prefetch = client.prefetch(ns, chain(ns.identified, 4))
+    assert prefetch is not None
+    wait_until(lambda: prefetch.is_over, what="the prefetch's end")
     statistics = client.statistics()
     assert (statistics["prefetches_sent"], statistics["prefetches_failed"]) == (1, 0)
+    assert statistics["prefetches_in_flight"] == 0
+
+
+def test_a_prefetch_that_is_called_off_ends() -> None:
+    prefetches, calls = Prefetches(in_flight_max=2), SilentCalls()
+    register, look_up = cache_pb2.RegisterNamespaceRequest(), cache_pb2.LookUpRequest(prefetch=True)
+    prefetch = prefetches.send(calls, register, look_up, deadline_s=1.0)  # type: ignore[arg-type]
+    assert prefetch is not None
+    prefetch.cancel()
+    prefetch.cancel()
+    assert calls.cancels == 2
+    calls.answer()
+    assert calls.cancels == 3, "the call that follows is called off at once"
+    calls.answer()
+    assert prefetch.is_over
 
 
 def test_a_prefetch_from_nobody_fails_in_the_background(connect: MakeClient) -> None:

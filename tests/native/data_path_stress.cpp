@@ -198,6 +198,7 @@ class Client {
     while (connections_ < kConnections) connect();
     servers_.remove_if([](const std::unique_ptr<Server>& server) { return server->is_over(); });
     while (asked_.size() < kUnderWayMax) submit();
+    engine_.flush();
     if (random_() % 16 == 0) engine_.cancel(last_number_ - static_cast<std::int64_t>(random_() % kUnderWayMax));
     if (random_() % 4096 == 0) {
       engine_.close_shard(shard_);

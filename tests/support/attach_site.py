@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from cache_l2.reader import AttachedArena, Registration
 from cache_l2.store import ArenaConfig
@@ -57,7 +57,7 @@ class AttachSite:
         self.server: AttachServer
         self.loads: Loads
 
-    def __enter__(self) -> AttachSite:
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(30), "the site did not start"
         if self._failure is not None:
@@ -114,8 +114,12 @@ class AttachSite:
         finally:
             self.store.drain()
             await self.server.stop(0.0)
+            await self._loads_end()
             self.store.check_invariants()
             self.store.close()
+
+    async def _loads_end(self) -> None:
+        """Nothing is on its way into the arena any more after this."""
 
     async def _tick_until_stopped(self) -> None:
         while True:

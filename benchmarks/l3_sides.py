@@ -1,0 +1,286 @@
+"""Who moves pages between servers and memory in the measurement of L3: plain sockets, our data path, redis-py."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from redis import Redis
+from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
+
+from benchmarks.raw_peer import DONE, LOAD, REQUEST, STORE, receive
+from cache_l3.data_path import Got, HeaderShape
+from cache_l3.native_path import NativePath
+from kv_types.record import CHECKSUM_AT, HEADER_BYTES_MAX, HEADER_BYTES_MIN
+
+Address: TypeAlias = Path | int
+"""A Unix socket, or a port of 127.0.0.1."""
+
+PAGE_BYTES = 1 << 20
+TTL_S = 3600
+DEADLINE_S = 20.0
+SHAPE = HeaderShape(
+    size_at=8, checksum_at=CHECKSUM_AT, bytes_min=HEADER_BYTES_MIN, bytes_max=HEADER_BYTES_MAX
+)
+
+
+def key_of(page: int) -> bytes:
+    """As long as those of records."""
+    return b"stratakv:bench:page:%064x:%064x" % (1, page)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Which pages there are, and which of the servers has which."""
+
+    count: int
+    server_of: tuple[int, ...]
+
+    def of_server(self, server: int) -> list[int]:
+        """In order."""
+        return [page for page in range(self.count) if self.server_of[page] == server]
+
+
+class Side(Protocol):
+    """Moves the first `count` pages, each from or to its place in the side's own memory."""
+
+    def load(self, count: int) -> None:
+        """From the servers."""
+        ...
+
+    def store(self, count: int) -> None:
+        """To the servers."""
+        ...
+
+    def close(self) -> None:
+        """Connections and threads."""
+        ...
+
+
+def connect(address: Address) -> socket.socket:
+    """A blocking socket, without delays of its own."""
+    if isinstance(address, Path):
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(str(address))
+        return made
+    made = socket.create_connection(("127.0.0.1", address))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def page_memory(count: int, *, seed: int) -> memoryview:
+    """Memory like an arena's: shared, its pages there, with bytes that nothing can compress."""
+    memory = memoryview(mmap.mmap(-1, count * PAGE_BYTES))
+    memory[:] = random.Random(seed).randbytes(len(memory))
+    return memory
+
+
+def place(memory: memoryview, page: int) -> memoryview:
+    """One page's part of it."""
+    return memory[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+
+
+class Ours:
+    """The native data path, as a sidecar uses it: submitted and awaited in an event loop."""
+
+    def __init__(self, addresses: Sequence[Address], pages: Pages, *, connections: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pages = pages
+        self._memory = page_memory(pages.count, seed=1)
+        self._header = _header()
+        self._loop.run_until_complete(self._open(addresses, connections))
+
+    async def _open(self, addresses: Sequence[Address], connections: int) -> None:
+        self._path = NativePath(SHAPE)
+        self._shards = [self._path.open_shard() for _ in addresses]
+        for shard, address in zip(self._shards, addresses, strict=True):
+            for _ in range(connections):
+                self._path.add_connection(shard, connect(address), on_lost=_lost)
+
+    def load(self, count: int) -> None:
+        """From the servers; raises RuntimeError for what is not a whole page."""
+        self._loop.run_until_complete(self._load(count))
+
+    async def _load(self, count: int) -> None:
+        deadline_ns = _deadline_ns()
+        loads = [
+            self._path.get(
+                self._shard(page), key_of(page), place(self._memory, page), deadline_ns=deadline_ns
+            )
+            for page in range(count)
+        ]
+        for got in await asyncio.gather(*loads):
+            if not isinstance(got, Got) or not got.in_place:
+                raise RuntimeError(f"not a whole page: {got}")
+
+    def store(self, count: int) -> None:
+        """To the servers, with the checksums made on the way."""
+        self._loop.run_until_complete(self._store(count))
+
+    async def _store(self, count: int) -> None:
+        deadline_ns = _deadline_ns()
+        await asyncio.gather(*(
+            self._path.set(
+                self._shard(page), key_of(page), self._header, place(self._memory, page), ttl_s=TTL_S, deadline_ns=deadline_ns
+            )
+            for page in range(count)
+        ))  # fmt: skip
+
+    def _shard(self, page: int) -> int:
+        return self._shards[self._pages.server_of[page]]
+
+    def close(self) -> None:
+        """Connections and loop."""
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._path.close()
+
+
+class _Threads:
+    """One task for each of some connections, each carried out by its own thread."""
+
+    def __init__(self, connections: int) -> None:
+        self._pool = ThreadPoolExecutor(connections)
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        for done in [self._pool.submit(task) for task in tasks]:
+            done.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Plain:
+    """As many connections, a thread each, to peers that only send and accept: what the sockets themselves take."""
+
+    def __init__(self, addresses: Sequence[Address], pages: Pages, *, connections: int) -> None:
+        self._pages = pages
+        self._memory = page_memory(pages.count, seed=2)
+        self._sockets = [[connect(address) for _ in range(connections)] for address in addresses]
+        self._threads = _Threads(connections * len(addresses))
+
+    def load(self, count: int) -> None:
+        """Each connection a run of pages, received in place."""
+        self._threads.run([partial(self._load, *share) for share in self._shares(count)])
+
+    def _load(self, by: socket.socket, first: int, share: int) -> None:
+        by.sendall(REQUEST.pack(LOAD, first, share))
+        receive(by, self._memory[first * PAGE_BYTES : (first + share) * PAGE_BYTES])
+
+    def store(self, count: int) -> None:
+        """Each connection a run of pages, sent from where they are."""
+        self._threads.run([partial(self._store, *share) for share in self._shares(count)])
+
+    def _store(self, by: socket.socket, first: int, share: int) -> None:
+        by.sendall(REQUEST.pack(STORE, first, share))
+        by.sendall(self._memory[first * PAGE_BYTES : (first + share) * PAGE_BYTES])
+        if by.recv(1) != DONE:
+            raise RuntimeError("a plain peer said something else")
+
+    def _shares(self, count: int) -> list[tuple[socket.socket, int, int]]:
+        """Connection, first page, pages: as many pages to each server as it has of ours, evenly over its connections."""
+        shares, first = [], 0
+        for server, connections in enumerate(self._sockets):
+            left = sum(1 for page in range(count) if self._pages.server_of[page] == server)
+            for number, connection in enumerate(connections):
+                share = left // (len(connections) - number)
+                if share:
+                    shares.append((connection, first, share))
+                first, left = first + share, left - share
+        return shares
+
+    def close(self) -> None:
+        """Sockets and threads."""
+        for connections in self._sockets:
+            for connection in connections:
+                connection.close()
+        self._threads.close()
+
+
+class RedisPy:
+    """redis-py with one of its parsers: as many connections, a thread each; what was read is copied to its place."""
+
+    def __init__(
+        self, addresses: Sequence[Address], pages: Pages, *, connections: int, parser: type[Any]
+    ) -> None:
+        self._pages = pages
+        self._connections = connections
+        self._memory = page_memory(pages.count, seed=3)
+        self._clients = [_client(address, parser) for address in addresses]
+        self._threads = _Threads(connections * len(addresses))
+
+    def load(self, count: int) -> None:
+        """GET, then a copy."""
+        self._each(count, self._load)
+
+    def _load(self, client: Redis, pages: Sequence[int]) -> None:
+        for page in pages:
+            value = client.get(key_of(page))
+            if not isinstance(value, bytes):
+                raise RuntimeError(f"not a page: {value!r}")  # noqa: TRY004 - the server's answer, not an argument
+            place(self._memory, page)[:] = memoryview(value)[-PAGE_BYTES:]
+
+    def store(self, count: int) -> None:
+        """SET of a header and what is in the place."""
+        self._each(count, self._store)
+
+    def _store(self, client: Redis, pages: Sequence[int]) -> None:
+        for page in pages:
+            client.set(key_of(page), _HEADER + bytes(place(self._memory, page)), ex=TTL_S)
+
+    def _each(self, count: int, work: Callable[[Redis, Sequence[int]], None]) -> None:
+        shares = [
+            (
+                client,
+                [page for page in self._pages.of_server(server) if page < count][number :: self._connections],
+            )
+            for server, client in enumerate(self._clients)
+            for number in range(self._connections)
+        ]
+        self._threads.run([partial(work, client, share) for client, share in shares if share])
+
+    def close(self) -> None:
+        """Connections and threads."""
+        self._threads.close()
+        for client in self._clients:
+            client.close()
+
+
+def _client(address: Address, parser: type[Any]) -> Redis:
+    if isinstance(address, Path):
+        return Redis(connection_pool=ConnectionPool(
+            connection_class=UnixDomainSocketConnection, path=str(address), parser_class=parser, protocol=2
+        ))  # fmt: skip
+    return Redis(connection_pool=ConnectionPool(
+        connection_class=Connection, host="127.0.0.1", port=address, parser_class=parser, protocol=2
+    ))  # fmt: skip
+
+
+def _header() -> bytes:
+    header = bytearray(os.urandom(HEADER_BYTES_MIN))
+    struct.pack_into("<I", header, SHAPE.size_at, len(header))
+    return bytes(header)
+
+
+_HEADER = _header()
+
+
+def _deadline_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(DEADLINE_S * 1e9)
+
+
+def _lost(why: str) -> None:
+    raise RuntimeError(f"a connection was lost: {why}")

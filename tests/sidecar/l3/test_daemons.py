@@ -1,0 +1,304 @@
+"""Real sidecars that share pages through real Redis servers, as callers over gRPC see it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from kv_types.ids import PageKey
+from kv_types.namespace import Namespace
+from kv_types.outcomes import STORED, Hit, LookUpOutcome, Miss, MissReason, Tier
+from kv_types.page_keys import pack_keys
+from kv_wire.channel import open_channel
+from kv_wire.gen import cache_pb2
+from tests.support.daemon import Daemon, run_command
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
+from tests.support.remote_store import RemoteStore
+from tests.support.spaces import fresh_chain, page_of, space_of
+
+PAGE_BYTES = 4096
+LOAD_S = 0.4
+QUICK = ("--no-prefault", "--copy-kernel", "memcpy", "--l3-deadline", f"{LOAD_S}s")
+HEALS_S = 20.0
+
+
+@dataclass
+class Node:
+    """A sidecar, and one caller of it."""
+
+    daemon: Daemon
+    store: RemoteStore
+    space: Namespace
+
+    def put(self, keys: Sequence[PageKey], *, start: int = 0) -> None:
+        size = PAGE_SIZES[self.store.register(self.space)]
+        for begin in range(start, len(keys), 64):
+            end = min(begin + 64, len(keys))
+            sources = [page_of(key, size) for key in keys[begin:end]]
+            outcomes = self.store.put(
+                self.space.id, keys[:end], sources, stamp=self.store.stamp(), start=begin
+            )
+            assert outcomes == [STORED] * (end - begin)
+
+    def get(self, keys: Sequence[PageKey], *, start: int = 0) -> LookUpOutcome:
+        """Whatever is served has the right bytes."""
+        size = PAGE_SIZES[self.store.register(self.space)]
+        into = [memoryview(bytearray(size)) for _ in keys[start:]]
+        outcome = self.store.get(self.space.id, keys, into, start=start)
+        pages = outcome.pages if isinstance(outcome, Hit) else 0
+        for key, view in zip(keys[start : start + pages], into, strict=False):
+            assert view == page_of(key, size)
+        return outcome
+
+    def l3(self) -> cache_pb2.L3Status:
+        return self.store.status().l3
+
+    def wait_stored(self, pages: int) -> None:
+        def stored() -> bool:
+            figures = self.l3().stores
+            return figures.get("stored", 0) + figures.get("known", 0) >= pages and not figures["in_flight"]
+
+        wait_until(stored, what=f"{pages} pages in L3")
+
+
+PAGE_SIZES: dict[bytes, int] = {}
+"""By namespace."""
+
+
+@pytest.fixture
+def servers() -> Iterator[RedisServers]:
+    with redis_servers() as made:
+        yield made
+
+
+@contextmanager
+def fleet(
+    count: int,
+    l3: str,
+    log: RedisServer,
+    *flags: str,
+    page_bytes: int = PAGE_BYTES,
+    arenas: Mapping[int, str] | None = None,
+) -> Iterator[list[Node]]:
+    space = space_of(page_bytes, model="shared")
+    PAGE_SIZES[space.id] = page_bytes
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skv-")))
+        daemons = [
+            stack.enter_context(
+                Daemon(
+                    scratch / f"n{number}", "--l3-url", l3, "--log-url", log.url, *QUICK, *flags,
+                    arena=(arenas or {}).get(number, "16MiB"),
+                )
+            )
+            for number in range(count)
+        ]  # fmt: skip
+        nodes = []
+        for daemon in daemons:
+            channel = stack.enter_context(open_channel(daemon.wait_ready().grpc_address))
+            nodes.append(Node(daemon, RemoteStore(channel), space))
+        yield nodes
+
+
+def timed_get(node: Node, keys: Sequence[PageKey]) -> tuple[LookUpOutcome, float]:
+    began = time.monotonic()
+    outcome = node.get(keys)
+    return outcome, time.monotonic() - began
+
+
+def test_c29_ten_look_ups_over_all_tiers_are_accounted_for_exactly(servers: RedisServers) -> None:
+    server = servers.start()
+    with fleet(2, server.url, server) as (writer, reader):
+        first, second, absent = fresh_chain(6), fresh_chain(8), fresh_chain(4)
+        writer.put(first)
+        writer.put(second)
+        writer.wait_stored(14)
+        reader.put(second[:3])
+        reader.wait_stored(3)
+        script = [
+            # chain, pages that the caller has, then those of L2, of L3, and missed
+            (first[:4], 0, 0, 4, 0),
+            (first, 2, 2, 2, 0),
+            (first, 0, 6, 0, 0),
+            (second, 0, 3, 5, 0),
+            (second, 8 - 1, 1, 0, 0),
+            (first + absent[:2], 0, 6, 0, 2),
+            (absent, 0, 0, 0, 4),
+            (absent[:1], 0, 0, 0, 1),
+            (second[:5] + absent[1:2], 1, 4, 0, 1),
+            (second, 4, 4, 0, 0),
+        ]
+        for chain, start, l2, l3, missed in script:
+            outcome = reader.get(chain, start=start)
+            assert (outcome.pages if isinstance(outcome, Hit) else 0) == l2 + l3
+            assert len(chain) == start + l2 + l3 + missed
+        told = reader.store.statistics()
+    assert told["requested_pages"] == sum(len(chain) for chain, *_ in script)
+    assert told["l1_pages"] == sum(start for _, start, *_ in script)
+    assert told["l2_pages"] == sum(l2 for _, _, l2, _, _ in script)
+    assert told["l3_pages"] == sum(l3 for _, _, _, l3, _ in script)
+    assert told["missed_pages_absent"] == sum(missed for *_, missed in script)
+
+
+def test_a_prefetch_brings_what_the_node_lacks_and_says_what_is_pending(servers: RedisServers) -> None:
+    server = servers.start()
+    with fleet(2, server.url, server) as (writer, reader):
+        keys = fresh_chain(10)
+        writer.put(keys)
+        writer.wait_stored(10)
+        reader.put(keys[:4])
+        request = cache_pb2.LookUpRequest(
+            namespace_id=reader.space.id, rows=[cache_pb2.Chain(keys=pack_keys(keys))], prefetch=True
+        )
+        (row,) = reader.store.calls.look_up(request, timeout=10).rows
+        assert (row.pages, row.pending_pages) == (4, 6)
+        assert [(part.tier, part.pages) for part in row.tiers] == [(2, 4)]
+
+        def staged() -> bool:
+            return reader.store.look_up(reader.space.id, keys) == Hit(10, Tier.L2)
+
+        wait_until(staged, what="the prefetch")
+        (again,) = reader.store.calls.look_up(request, timeout=10).rows
+        assert (again.pages, again.pending_pages) == (10, 0)
+        assert reader.get(keys) == Hit(10, Tier.L2)
+
+
+def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_breaker_closes_again(
+    servers: RedisServers,
+) -> None:
+    server, log = servers.start(), servers.start()
+    with fleet(2, server.url, log) as (writer, reader):
+        chains = [fresh_chain(3) for _ in range(20)]
+        for keys in chains:
+            writer.put(keys)
+        writer.wait_stored(60)
+        assert reader.get(chains[0]) == Hit(3, Tier.L2)
+        reader.store.status()
+        server.freeze()
+        try:
+            most = LOAD_S + max(0.2 * LOAD_S, 0.02)
+            slow = 0
+            for keys in chains[1:15]:
+                outcome, took_s = timed_get(reader, keys)
+                assert isinstance(outcome, Miss)
+                assert outcome.reason in (MissReason.DEADLINE, MissReason.L3_UNAVAILABLE)
+                assert took_s < most + 0.1, "0.1 s for a busy machine and two processes"
+                slow += took_s > LOAD_S / 2
+            assert slow < 10, "once the breaker is open it answers at once"
+            assert {one.breaker for one in reader.l3().servers} & {"open", "half_open"}
+            assert reader.get(chains[0]) == Hit(3, Tier.L2), "what is here is served"
+        finally:
+            server.thaw()
+        wait_until(
+            lambda: reader.get(chains[15]) == Hit(3, Tier.L2),
+            timeout_s=HEALS_S,
+            what="L3 after the server goes on",
+        )
+        assert [one.breaker for one in reader.l3().servers] == ["closed"]
+
+
+def test_c34_a_killed_server_keeps_nobody_waiting_and_all_heals_by_itself(servers: RedisServers) -> None:
+    server, log = servers.start(), servers.start()
+    with fleet(2, server.url, log) as (writer, reader):
+        keys = fresh_chain(5)
+        writer.put(keys)
+        writer.wait_stored(5)
+        server.kill()
+        outcome, took_s = timed_get(reader, keys)
+        assert isinstance(outcome, Miss)
+        assert took_s < LOAD_S + 0.2
+        other = fresh_chain(4)
+        writer.put(other)  # stored here as ever
+        server.start()
+        wait_until(
+            lambda: reader.get(other) == Hit(4, Tier.L2),
+            timeout_s=HEALS_S,
+            what="pages that waited for the server",
+        )
+        assert reader.get(keys) == Miss(MissReason.ABSENT), "it came back empty"
+
+
+def test_a_server_that_is_down_at_start_keeps_nothing_from_starting(servers: RedisServers) -> None:
+    server, log = servers.start(), servers.start()
+    server.kill()
+    with fleet(1, server.url, log) as (node,):
+        keys = fresh_chain(3)
+        node.put(keys)
+        assert node.get(keys) == Hit(3, Tier.L2)
+        status = node.l3()
+        assert status.why_off == ""
+        assert [one.breaker for one in status.servers] != []
+        server.start()
+        wait_until(lambda: node.l3().stores.get("stored", 0) == 3, timeout_s=HEALS_S, what="the pages in L3")
+
+
+def test_c09_whatever_redis_evicts_under_ten_times_its_capacity_whole_pages_miss_and_nothing_fails(
+    servers: RedisServers,
+) -> None:
+    size = 64 * 1024
+    server, log = servers.start(), servers.start()
+    room = int(server.info("memory")["used_memory"]) + 6 * 1024 * 1024
+    server.config(maxmemory_policy="volatile-lru", maxmemory=str(room))
+    with fleet(2, server.url, log, page_bytes=size, arenas={0: "96MiB", 1: "16MiB"}) as (writer, reader):
+        chains = [fresh_chain(12) for _ in range(80)]  # 60 MiB
+        for keys in chains:
+            writer.put(keys)
+        writer.wait_stored(12 * 80)
+        assert server.info("stats")["evicted_keys"] > 500
+        server.client.delete(*list(server.client.scan_iter("*:page:*"))[:10])
+        hits = 0
+        for keys in chains:
+            outcome = reader.get(keys)  # checks every byte
+            hits += outcome.pages if isinstance(outcome, Hit) else 0
+            if isinstance(outcome, Hit) and outcome.pages < 12:
+                assert outcome.ended_by is MissReason.ABSENT
+            elif not isinstance(outcome, Hit):
+                assert outcome == Miss(MissReason.ABSENT)
+        assert hits > 0
+        told = reader.store.statistics()
+        assert told["requested_pages"] == 12 * 80
+        assert told["l3_pages"] == hits
+        assert told["missed_pages_absent"] == 12 * 80 - hits
+        assert reader.l3().records["corrupt"] == 0
+
+
+def test_what_was_stored_just_before_the_end_is_in_l3_still(servers: RedisServers) -> None:
+    server = servers.start()
+    with fleet(2, server.url, server) as (writer, reader):
+        keys = fresh_chain(200)
+        writer.put(keys)
+        assert writer.daemon.stop() == 0
+        assert reader.get(keys) == Hit(200, Tier.L2)
+
+
+def test_status_and_metrics_tell_of_l3(servers: RedisServers) -> None:
+    server = servers.start()
+    with fleet(1, server.url, server) as (node,):
+        keys = fresh_chain(3)
+        node.put(keys)
+        node.wait_stored(3)
+        shown = run_command("status", "--runtime-dir", str(node.daemon.runtime_dir)).stdout
+        assert "L3, in pages" in shown
+        assert "closed" in shown
+        address = node.store.status().metrics_address
+        with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "stratakv_l3_enabled 1.0" in text
+        assert "stratakv_l3_stored_pages_total 3.0" in text
+        assert 'stratakv_l3_server_available{server="' in text
+
+
+def test_a_cluster_needs_a_log_of_its_own(tmp_path: Path) -> None:
+    done = run_command(
+        "serve", "--runtime-dir", str(tmp_path / "run"), "--l3-url", "redis+cluster://127.0.0.1:1"
+    )
+    assert done.returncode != 0
+    assert "log_url" in done.stderr + done.stdout
