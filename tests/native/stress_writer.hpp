@@ -196,8 +196,8 @@ class Writer {
     load.nonce = random_();
     load.places.clear();
     const std::size_t resident = look_below(*load.prompt);
-    const Lower& below = lower_[load.prompt->key_name(random_() % std::max<std::size_t>(1, resident))];
-    if (resident > 0 && below.line != 0) {  // computed when that page was there: it may have been replaced since
+    const Lower& below = pick_below(*load.prompt, resident);
+    if (resident > 0 && below.line != 0 && random_() % 2 == 0) {  // computed when that page was there: it may have been replaced since
       load.origin.epoch = below.epoch;
       load.origin.below = below.packed;
       load.rests_on = below.line;
@@ -235,6 +235,16 @@ class Writer {
       lower = {arena_.births_of(*entry)[1], origin.packed(), published_epoch()};
     }
     return resident;
+  }
+
+  // One of the pages below, by preference one that a record has taken since: what was computed from it must not come back.
+  const Lower& pick_below(const Prompt& prompt, std::size_t resident) const {
+    for (std::size_t i = 0; i < resident; ++i) {
+      const Lower& lower = lower_[prompt.key_name(i)];
+      const Origin origin = Origin::unpack(lower.packed);
+      if (lower.line != 0 && origin.epoch < judged_[origin.provenance]) return lower;
+    }
+    return lower_[prompt.key_name(resident / 2)];
   }
 
   // What a request that begins now may claim: nothing that is still being hidden.
