@@ -65,6 +65,8 @@ class Aim:
     asking: bool = False
 
 
+_CLOSING_TURNS = 3
+"""Turns of the loop in which asyncio closes connections, those of TLS too."""
 _DOWN = frozenset({"LOADING", "MASTERDOWN"})
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "READONLY"})
 _ELSEWHERE = frozenset({"CLUSTERDOWN", "READONLY"})
@@ -118,7 +120,8 @@ class Router:
         shards = list(self._shards.values())
         self._shards.clear()
         await asyncio.gather(*(shard.close() for shard in shards), *self._leaving)
-        await asyncio.sleep(0)  # connections of asyncio's are closed in the loop's next turn
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     def describe(self) -> tuple[ServerPicture, ...]:
         """Shards as people see them."""
