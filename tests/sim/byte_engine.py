@@ -65,10 +65,10 @@ class ModelEngine:
 
     def __init__(
         self, clockwork: Clockwork, process: Process, *, size_at: int, checksum_at: int,
-        header_bytes_min: int, header_bytes_max: int, window: int, line_bytes_max: int, reply_bytes_max: int,
+        header_bytes_min: int, header_bytes_max: int, window: int, window_bytes: int, line_bytes_max: int, reply_bytes_max: int,
         passed_over_max: int,
     ) -> None:  # fmt: skip
-        del line_bytes_max, reply_bytes_max
+        del window_bytes, line_bytes_max, reply_bytes_max  # no simulated page comes near to them
         self._clockwork = clockwork
         self._process = process
         self._size_at, self._checksum_at = size_at, checksum_at

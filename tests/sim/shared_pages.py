@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cache_l3.address import RedisServers
+from sidecar.config import Settings
 from sidecar.l3.choice import ChosenL3
 from sidecar.l3.loads import Load, LoadRow, RowLoaded
 from sidecar.l3.tier import L3Tier
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 STORE_S = 0.5
-QUEUED_BYTES_MAX = 1 << 20
 
 
 class SharedPages:
@@ -37,10 +37,7 @@ class SharedPages:
         chosen = ChosenL3(
             RedisServers(addresses, is_cluster=False) if plan.l3 else None, holds_log=plan.l3 == "log"
         )
-        settings: Any = SimpleNamespace(
-            fleet="fleet", l3_codec="raw", l3_connections=plan.connections, l3_queue=QUEUED_BYTES_MAX,
-            l3_ttl=plan.record_ttl_s, l3_deadline=STORE_S, arena_size=life.store.config.arena_bytes,
-        )  # fmt: skip
+        settings = _settings(plan.connections, plan.record_ttl_s)
         self._tier = L3Tier(life.store, life.validity, chosen, settings, clock=life.sidecar.node)
         await self._tier.start()
         self.is_started = True
@@ -77,6 +74,11 @@ class SharedPages:
             return {}
         parts = {"loads": state.loads, "stores": state.stores, "records": state.records}
         return {f"{part}_{name}": count for part, counts in parts.items() for name, count in counts.items()}
+
+
+@functools.cache
+def _settings(connections: int, ttl_s: int) -> Settings:
+    return Settings(fleet="fleet", l3_connections=connections, l3_ttl=ttl_s, l3_deadline=STORE_S)
 
 
 class CheckedLoad:

@@ -18,7 +18,7 @@ from cache_l3._native import Engine
 from cache_l3.commands import encode_get, encode_question, encode_set
 from cache_l3.verification import SHAPE
 from kv_types.clock import BoottimeClock
-from kv_types.limits import L3_LINE_BYTES_MAX, L3_PASSED_OVER_MAX, L3_REPLY_BYTES_MAX
+from kv_types.limits import L3_LINE_BYTES_MAX, L3_PASSED_OVER_MAX, L3_REPLY_BYTES_MAX, L3_WINDOW_BYTES
 from tests.sim.byte_engine import ModelEngine
 from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.loop import SimulatedLoop
@@ -33,7 +33,7 @@ from tests.support import redis_servers as real
 PAGE = 16
 SETTINGS: dict[str, int] = {
     "size_at": SHAPE.size_at, "checksum_at": SHAPE.checksum_at, "header_bytes_min": SHAPE.bytes_min,
-    "header_bytes_max": SHAPE.bytes_max, "window": 2, "passed_over_max": L3_PASSED_OVER_MAX,
+    "header_bytes_max": SHAPE.bytes_max, "window": 2, "window_bytes": L3_WINDOW_BYTES, "passed_over_max": L3_PASSED_OVER_MAX,
     "line_bytes_max": L3_LINE_BYTES_MAX, "reply_bytes_max": L3_REPLY_BYTES_MAX,
 }  # fmt: skip
 Command = tuple[Any, ...]

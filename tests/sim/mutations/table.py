@@ -468,7 +468,7 @@ MUTATIONS = (
         profile=9,
     ),
     Mutation(
-        "F", "what a loaded page rests on is taken for what is there, without a look at births (of the arena: its model)",
+        "F", "what a loaded page rests on is taken for what is there, without a look at its line (of the arena: its model)",
         (
             Edit(
                 _INTAKE,
@@ -478,7 +478,7 @@ MUTATIONS = (
             ),
             Edit(
                 _ARENA,
-                "        entry.lineage_unknown = not rests_on_born(entry, rests_on)\n",
+                "        entry.lineage_unknown = not stands_on_line(entry, rests_on)\n",
                 "        entry.lineage_unknown = False\n",
             ),
         ),
@@ -566,6 +566,17 @@ MUTATIONS = (
                 _WRITE_BEHIND,
                 "        future.add_done_callback(partial(self._sent, lease, page.key))\n",
                 "        future.add_done_callback(partial(self._sent, lease, page.key))\n        lease.release()\n",
+            ),
+        ),
+        profile=13,
+    ),
+    Mutation(
+        "P", "what a page rests on is told by its birth, whatever stood below that elsewhere (in the model of the arena)",
+        (
+            Edit(
+                "tests/sim/arena_entries.py",
+                '    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")\n',
+                "    return entry.birth\n",
             ),
         ),
         profile=13,
