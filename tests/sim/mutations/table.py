@@ -1,47 +1,21 @@
 """Breaches of the rules that the simulation must find, as patches, each with the seed that finds it.
 
 The numbers are those of the list that docs/invalidation.md explains; letters are breaches of promises that no rule of that
-list stands for. A patch is applied to the product's own text. Where the product has no such code yet (L3, an engine's
+list stands for. A patch is applied to the product's own text. Where the product has no such code yet (an engine's
 connector) or where it is native, the simulation's model of it is patched, and the title says so.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.sim.mutations.mutation import LIVENESS, Edit, Mutation
+from tests.sim.mutations.of_loads import OF_LOADS
+
 FOUND = Path(__file__).resolve().parent.parent / "found.json"
 """Number of a mutation -> the seed that finds it and the validator that says so; written by `make sim-hunt`."""
-
-
-class Edit(NamedTuple):
-    """One place of a patch: `old` is there exactly once."""
-
-    file: str
-    old: str
-    new: str
-
-
-SAFETY = frozenset(
-    {
-        "BrokeFence", "BrokeFailClosed", "BrokeInFlight", "BrokePrefix", "BrokeWhole", "BrokeAccount", "BrokeDrained",
-        "BrokeSparing", "BrokeLoad", "BrokeRecord",
-    }
-)  # fmt: skip
-LIVENESS = frozenset({"BrokeRecreate", "BrokeDeadline", "BrokeLeft"})
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A rule taken away. `profile` is the kind of trouble among which a seed is looked for; `breaks`: what counts as found."""
-
-    number: str
-    title: str
-    edits: tuple[Edit, ...]
-    profile: int = 0
-    breaks: frozenset[str] = SAFETY
 
 
 _LUA = "invalidation/redis/log.lua"
@@ -53,10 +27,6 @@ _FENCE = "invalidation/fence.py"
 _REQUEST = "inference_worker/request.py"
 _JUDGING = "cache_l2/judging.py"
 _APPLIER = "sidecar/log/applier.py"
-_INTAKE = "cache_l2/intake.py"
-_WRITE_BEHIND = "sidecar/l3/write_behind.py"
-_ARENA = "tests/sim/arena.py"
-_BYTES = "tests/sim/byte_engine.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
 _HIDING = (
     "            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])\n"
@@ -112,17 +82,7 @@ MUTATIONS = (
             Edit(_JUDGING, "        return (*unpack_keys(packed), PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
         ),
     ),
-    Mutation(
-        "5", "a load is checked when it is fetched, not when it is published",
-        (
-            Edit(
-                _INTAKE,
-                "        reason = self._judge_loaded(reservation, pending, page)\n",
-                "        reason = RefuseReason.NONE\n",
-            ),
-        ),
-        profile=13,
-    ),
+    OF_LOADS[0],
     Mutation(
         "6", "an insert into L1 is not checked",
         (
@@ -133,18 +93,7 @@ MUTATIONS = (
             ),
         ),
     ),
-    Mutation(
-        "7", "a page that L3 knows, though invalid, is not sent again",
-        (
-            Edit(
-                _WRITE_BEHIND,
-                "            if isinstance(there, RecordHeader) and await self._is_known(page, there.page):\n",
-                "            if isinstance(there, RecordHeader):\n",
-            ),
-        ),
-        profile=13,
-        breaks=LIVENESS,
-    ),
+    OF_LOADS[1],
     Mutation(
         "8", "a page gets the oldest stamp among its ancestors'",
         (
@@ -164,6 +113,7 @@ MUTATIONS = (
                 "        self._judging.arena = arena\n\n    def judge_all(",
             ),
         ),
+        profile=13,
         breaks=LIVENESS,
     ),
     Mutation(
@@ -467,144 +417,7 @@ MUTATIONS = (
         ),
         profile=9,
     ),
-    Mutation(
-        "F", "what a loaded page rests on is taken for what is there, without a look at its line (of the arena: its model)",
-        (
-            Edit(
-                _INTAKE,
-                "            is_lineage_known=lambda: self._arena.loaded_lineage_known(\n"
-                "                row=self.own_row, reservation=reservation, rests_on=page.rests_on\n            ),\n",
-                "            is_lineage_known=lambda: True,\n",
-            ),
-            Edit(
-                _ARENA,
-                "        entry.lineage_unknown = not stands_on_line(entry, rests_on)\n",
-                "        entry.lineage_unknown = False\n",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "G", "a record says that its page rests on nothing",
-        (
-            Edit(
-                "cache_l2/descriptions.py",
-                '        rests_on=entry_number(entry, "rests_on"),\n',
-                "        rests_on=0,\n",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "H", "a load is judged by its own key, not over its chain",
-        (
-            Edit(
-                _INTAKE,
-                "            self._judge.judge_loaded, chain_of(self._arena), self._namespaces, vetted=self._loads_vetted\n",
-                "            self._judge.judge_loaded, lambda key, pages_max: b'', self._namespaces, vetted=Vetted()\n",
-            ),
-            Edit(
-                _INTAKE,
-                "        chain = probed_chain(self._arena, parent, [page.key for page in pages])\n",
-                "        chain = lambda key, pages_max: b''\n",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "I", "a load is answered with what was hoped for",
-        (
-            Edit(
-                "sidecar/l3/residency.py",
-                "    pages, reason = resident(store, row)\n    if reason is MissReason.ABSENT and pages >=",
-                "    pages, reason = max(planned.pages + planned.pending, resident(store, row)[0]), planned.reason\n"
-                "    pages = len(row.keys) // KEY_BYTES if planned.reason is MissReason.DEADLINE else pages\n"
-                "    if reason is MissReason.ABSENT and pages >=",
-            ),
-        ),
-        profile=14,
-    ),
-    Mutation(
-        "J", "a page goes to L3 under the position that its sidecar has read of the log",
-        (
-            Edit(
-                _WRITE_BEHIND,
-                "        future = self._records.store(page, payload, ttl_s=ttl_s,",
-                "        page = __import__('dataclasses').replace(page, stamp=self._judge.position)\n"
-                "        future = self._records.store(page, payload, ttl_s=ttl_s,",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "K", "the place of a load that gave way to a put is given away while its bytes may come (in the model of the arena)",
-        (
-            Edit(
-                _ARENA,
-                "            if gives or now_ns > entry.deadline_ns:\n                self._quarantine(entry)\n",
-                "            if gives:\n                self._end_reservation(entry)\n"
-                "            elif now_ns > entry.deadline_ns:\n                self._quarantine(entry)\n",
-            ),
-        ),
-        profile=14,
-    ),
-    Mutation(
-        "L", "the reply to a request that was late is taken for that of the next (in the model of the native engine)",
-        (
-            Edit(
-                _BYTES,
-                '            self._close(connection, f"a request of its window was not answered in time: {why}", LOST)\n',
-                "            connection.in_flight.remove(request)\n            self._send_next(connection.shard)\n",
-            ),
-        ),
-        profile=14,
-    ),
-    Mutation(
-        "M", "a page that is being stored in L3 is pinned until it was asked to be, not until its bytes have left",
-        (
-            Edit(
-                _WRITE_BEHIND,
-                "        future.add_done_callback(partial(self._sent, lease, page.key))\n",
-                "        future.add_done_callback(partial(self._sent, lease, page.key))\n        lease.release()\n",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "P", "what a page rests on is told by its birth, whatever stood below that elsewhere (in the model of the arena)",
-        (
-            Edit(
-                "tests/sim/arena_entries.py",
-                '    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")\n',
-                "    return entry.birth\n",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
-        "N", "nobody looks at the deadlines of loads",
-        (
-            Edit(
-                "sidecar/l3/loader.py",
-                "            self._timer, self._timer_ns = self._later(delay_s, self._time_came), due_ns\n",
-                "            self._timer, self._timer_ns = self._later(delay_s + 60, self._time_came), due_ns\n",
-            ),
-        ),
-        profile=14,
-        breaks=LIVENESS,
-    ),
-    Mutation(
-        "O", "a server of L3 that has failed is never tried again",
-        (
-            Edit(
-                "cache_l3/breaker.py",
-                "        if self.state is not BreakerState.OPEN or now_ns < self._due_ns:\n",
-                "        if True:\n",
-            ),
-        ),
-        profile=14,
-        breaks=LIVENESS,
-    ),
+    *OF_LOADS[2:],
 )  # fmt: skip
 
 
