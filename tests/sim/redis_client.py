@@ -95,7 +95,10 @@ class ServerEnd:
 
 
 class SimulatedConnection:
-    """The client's end; the methods of redis.asyncio.Connection that RedisLog calls."""
+    """The client's end; the methods of redis.asyncio.Connection that the product calls."""
+
+    _writer = None
+    """No transport that would have to be told to end."""
 
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer
