@@ -175,7 +175,9 @@ class Plain:
         self._pages = pages
         self._memory = page_memory(pages.count, seed=2)
         self._sockets = [[connect(address) for _ in range(connections)] for address in addresses]
-        for each in (each for connected in self._sockets for each in connected if each.family == socket.AF_INET):
+        for each in (
+            each for connected in self._sockets for each in connected if each.family == socket.AF_INET
+        ):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         self._threads = _Threads(connections * len(addresses))
 
