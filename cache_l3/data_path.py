@@ -160,7 +160,8 @@ class DataPath(Protocol):
     ) -> None:
         """Take over a connected, authenticated socket on which nothing is under way; the caller's object is detached.
 
-        `on_lost(why)` is called once, in the loop, when it has ended for whatever reason but `close` and `close_shard`.
+        `on_lost(why)` is called once, in the loop, when it has ended for whatever reason but `close` and `close_shard`. For
+        a shard that is closed it is closed.
         """
         ...
 
