@@ -13,7 +13,8 @@ other requests of that connection's window end as Lost; all of them may be sent 
 twice is once). Nothing is sent again in here: retry budgets and breakers are the caller's.
 
 **Order.** A shard hands its requests to whichever of its connections has least under way: GETs before questions before
-SETs, though nobody waits for ever. A request waits while the shard has no connection; its deadline ends that.
+SETs, though nobody waits for ever. Of several connections one is never given a SET while the others can take it, so that a
+load does not wait until a large page is stored. A request waits while the shard has no connection; its deadline ends that.
 """
 
 from __future__ import annotations
