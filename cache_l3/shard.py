@@ -28,6 +28,7 @@ from kv_types.limits import (
     L3_OPENINGS_BURST_MAX,
     L3_OPENINGS_PER_S_MAX,
     L3_REOPEN_S,
+    L3_RESERVE_FRACTION,
     L3_RETRIES_BURST_MAX,
     L3_RETRIES_PER_S_MAX,
 )
@@ -41,6 +42,8 @@ class ShardTerms:
 
     connections: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
     holds_log: bool = False
+    reserve: float = L3_RESERVE_FRACTION
+    """The part of a server's maxmemory that pages leave free, where it evicts none of them."""
     breaker: BreakerTerms = field(default_factory=BreakerTerms)
 
 
@@ -66,7 +69,7 @@ class Shard:
         """The data path's; another one after each time that it went down."""
         self.breaker = Breaker(terms.breaker)
         self.retries = RetryBudget(burst=L3_RETRIES_BURST_MAX, per_s=L3_RETRIES_PER_S_MAX)
-        self.capacity = Capacity(holds_log=terms.holds_log)
+        self.capacity = Capacity(holds_log=terms.holds_log, reserve=terms.reserve)
         self.used_ns = clock.now_ns()
         """When somebody asked it for something last."""
         self._path = path
