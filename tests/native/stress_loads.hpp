@@ -23,7 +23,7 @@ struct Load {
   std::atomic<State> state{kIdle};
   const Prompt* prompt = nullptr;
   Origin origin;
-  std::uint64_t rests_on = 0;  // a birth
+  std::uint64_t rests_on = 0;  // a line
   std::uint64_t nonce = 0;
   std::vector<Place> places;
 };

@@ -35,7 +35,7 @@ struct Put {
 
 // A page as it was once, for what was computed from it then.
 struct Lower {
-  std::uint64_t birth = 0;
+  std::uint64_t line = 0;
   std::uint64_t packed = 0;
   std::uint64_t epoch = 0;  // at which it was valid
 };
@@ -197,10 +197,10 @@ class Writer {
     load.places.clear();
     const std::size_t resident = look_below(*load.prompt);
     const Lower& below = pick_below(*load.prompt, resident);
-    if (resident > 0 && below.birth != 0 && random_() % 2 == 0) {  // computed when that page was there: it may have been replaced since
+    if (resident > 0 && below.line != 0 && random_() % 2 == 0) {  // computed when that page was there: it may have been replaced since
       load.origin.epoch = below.epoch;
       load.origin.below = below.packed;
-      load.rests_on = below.birth;
+      load.rests_on = below.line;
     }
     if (resident == kDepth) return;
     const std::uint64_t now = boottime_ns();
@@ -228,11 +228,11 @@ class Writer {
       const std::optional<std::uint32_t> entry = arena_.find(prompt.keys[resident]);
       if (!entry) break;
       Lower& lower = lower_[prompt.key_name(resident)];
-      if (lower.birth != 0 && random_() % 16 != 0) continue;
+      if (lower.line != 0 && random_() % 16 != 0) continue;
       const std::uint64_t place = shared_.view.entries[*entry].place.load(std::memory_order_relaxed);
       const std::byte* at = shared_.view.data + (place >> 32) * kSlotAlign;
       const Origin origin = check_page(at, prompt.page_bytes(), prompt.keys[resident], "load");
-      lower = {arena_.births_of(*entry).first, origin.packed(), published_epoch()};
+      lower = {arena_.births_of(*entry)[1], origin.packed(), published_epoch()};
     }
     return resident;
   }
@@ -242,7 +242,7 @@ class Writer {
     for (std::size_t i = 0; i < resident; ++i) {
       const Lower& lower = lower_[prompt.key_name(i)];
       const Origin origin = Origin::unpack(lower.packed);
-      if (lower.birth != 0 && origin.epoch < judged_[origin.provenance]) return lower;
+      if (lower.line != 0 && origin.epoch < judged_[origin.provenance]) return lower;
     }
     return lower_[prompt.key_name(resident / 2)];
   }

@@ -243,8 +243,8 @@ MUTATIONS = (
         (
             Edit(
                 _NATIVE + "arena_commit.cpp",
-                "  if (birth == kNoInstance || birth == kUnknownInstance) return birth == kNoInstance;\n",
-                "  if (birth != kUnknownInstance) return true;\n",
+                "  if (line == kNoInstance || line == kUnknownInstance) return line == kNoInstance;\n",
+                "  if (line != kUnknownInstance) return true;\n",
             ),
         ),
         Stress(LOADED, ("arena_commit.cpp",)),
