@@ -283,6 +283,8 @@ L3_TTL_S_DEFAULT = 86_400
 """How long a record lives that nobody stores again."""
 L3_CALL_FRACTION = 0.5
 """The part of a gRPC call's time that may be spent on L3: the rest is for sending what there is."""
+L3_REPORT_S = 1.0
+"""How often a sidecar looks at its servers of L3, to say in its log what has changed."""
 L3_DRAIN_FRACTION = 0.5
 """The part of the drain time in which pages may still be stored."""
 

@@ -94,13 +94,21 @@ class WriteBehind:
         self._backoff_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.failure = ""
+        """Why nothing is stored any more, which must not be; empty."""
         self._counts = queue.counts
 
     def start(self) -> None:
         """Begin to take in what clients store, and to store it."""
         self._store.on_stored = self.on_stored
         self._task = asyncio.get_running_loop().create_task(self._run(), name="l3 write-behind")
-        self._task.add_done_callback(_tell_failure)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = f"pages are stored in L3 no more, until this sidecar starts again: {error!r}"
+            _log.error("write-behind has failed", exc_info=error)
+            self._changed.set()
 
     def on_stored(self, instances: list[int]) -> None:
         """Clients have stored these pages, parents first."""
@@ -309,8 +317,3 @@ class WriteBehind:
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._terms.deadline_ns
-
-
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("pages are stored in L3 no more: write-behind has failed", exc_info=error)
