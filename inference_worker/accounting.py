@@ -79,10 +79,10 @@ class OwnCounts:
         self._missed = [0] * _REASONS
 
     def look_up(
-        self, *, requested: int, l1: int = 0, served: int = 0, tier: Tier = Tier.L2,
+        self, *, requested: int, l1: int = 0, served: int = 0, of_l3: int = 0,
         reason: MissReason = MissReason.NONE, bytes_read: int = 0,
     ) -> None:  # fmt: skip
-        """Count one completed look-up: `l1` pages the caller had, `served` from `tier`, the rest missed by `reason`.
+        """Count one completed look-up: `l1` pages the caller had, `served` others, `of_l3` of them from L3; the rest missed.
 
         A rest without a reason would break the sum, so it is counted as absent.
         """
@@ -91,7 +91,8 @@ class OwnCounts:
             self._look_ups += 1
             self._requested += requested
             self._served[Tier.L1] += l1
-            self._served[tier] += served
+            self._served[Tier.L2] += served - of_l3
+            self._served[Tier.L3] += of_l3
             self._missed[reason or MissReason.ABSENT] += rest
             self._bytes_read += bytes_read
 

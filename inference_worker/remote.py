@@ -205,9 +205,11 @@ class RemotePages:
         reason = _reason(outcome)
         if pages == affordable < wanted and reason is MissReason.NONE:
             reason = MissReason.LEASE_LIMIT
-        self._count(wanted, start, pages, reason)
-        self._note_found(reused, packed, start, pages, receiver)
-        return PageLease(OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason), ANYWHERE)
+        pages_l3 = _pages_l3(outcome)
+        self._count(wanted, start, pages, reason, pages_l3)
+        self._note_found(reused, packed, start, pages, receiver, pages_l3)
+        held = OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason)
+        return PageLease(held, ANYWHERE, pages_l3)
 
     def get(
         self,
@@ -229,8 +231,9 @@ class RemotePages:
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=wanted, destinations=views)
         outcome = self._receive(packed, start, receiver, deadline)
         pages = outcome.pages if isinstance(outcome, Hit) else 0
-        self._count(wanted, start, pages, _reason(outcome))
-        self._note_found(reused, packed, start, pages, receiver)
+        pages_l3 = _pages_l3(outcome)
+        self._count(wanted, start, pages, _reason(outcome), pages_l3)
+        self._note_found(reused, packed, start, pages, receiver, pages_l3)
         return outcome
 
     def put(self, keys: Keys, sources: Buffers, terms: PutTerms) -> list[PutOutcome]:
@@ -345,9 +348,16 @@ class RemotePages:
         return NO_LIFE if self._registered_life is None else LifeId(self._registered_life)
 
     def _note_found(
-        self, reused: ReusedPages | None, packed: bytes, start: int, pages: int, receiver: PageReceiver
+        self,
+        reused: ReusedPages | None,
+        packed: bytes,
+        start: int,
+        pages: int,
+        receiver: PageReceiver,
+        pages_l3: int,
     ) -> None:
         if reused is not None and pages:
+            reused.pages_l3 += pages_l3
             reused.found(packed, Run(self._life, start, pages, receiver.instance(pages)))
 
     def _note_sent(
@@ -358,11 +368,12 @@ class RemotePages:
         if reused is not None and pages:
             reused.stored(packed, Run(self._life, first, pages, UNKNOWN_INSTANCE))
 
-    def _count(self, wanted: int, start: int, served: int, reason: MissReason) -> None:
+    def _count(self, wanted: int, start: int, served: int, reason: MissReason, pages_l3: int = 0) -> None:
         self._namespace.counts.look_up(
             requested=start + wanted,
             l1=start,
             served=served,
+            of_l3=pages_l3,
             reason=reason,
             bytes_read=served * self._namespace.page_bytes,
         )
@@ -403,6 +414,10 @@ def _refused(error: StrataError) -> RefuseReason:
     if isinstance(error, _CALLERS_FAULT):
         raise error
     return refuse_reason(error) or RefuseReason.UNREACHABLE
+
+
+def _pages_l3(outcome: LookUpOutcome) -> int:
+    return outcome.pages_l3 if isinstance(outcome, Hit) else 0
 
 
 def _reason(outcome: LookUpOutcome) -> MissReason:

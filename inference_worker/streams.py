@@ -60,7 +60,8 @@ class PageReceiver:
             raise ProtocolError(f"a Get promised {self._trailer.pages} pages and sent {pages}")
         if not pages:
             return Miss(ended_by if ended_by is not MissReason.NONE else MissReason.ABSENT)
-        return Hit(pages, Tier.L2, ended_by)
+        pages_l3 = max(0, pages - (self._header.pages - min(self._header.pages, self._header.pages_l3)))
+        return Hit(pages, Tier.L3 if pages_l3 else Tier.L2, ended_by, pages_l3)
 
     def instance(self, pages: int) -> int:
         """Instance of the last of `pages` pages: the sidecar names only that of the last one that it sent."""

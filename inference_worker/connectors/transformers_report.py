@@ -22,6 +22,7 @@ class RowReuse:
     reused: int = 0
     pages_l1: int = 0
     pages_l2: int = 0
+    pages_l3: int = 0
     ended_by: MissReason = MissReason.NONE
 
 
@@ -38,6 +39,7 @@ class ReuseReport:
     uncacheable: Uncacheable | None = None
     bytes_from_l1: int = 0
     bytes_from_l2: int = 0
+    bytes_from_l3: int = 0
     bytes_stored: int = 0
     pages_stored: int = 0
     pages_known: int = 0

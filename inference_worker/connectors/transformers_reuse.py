@@ -18,6 +18,7 @@ from cache_l1.cache import L1Cache
 from inference_worker.connectors.transformers_cache import PageCodec
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
+from inference_worker.prefetch import Prefetch
 from inference_worker.weights import Announced
 from kv_types.errors import StrataError
 from kv_types.ids import KEY_BYTES
@@ -149,14 +150,28 @@ class ReuseCall:
     # before the pass
 
     def look_up(self, rows: Sequence[TokenIds], *, deadline_s: float) -> list[FoundRow]:
-        """Find the longest prefix of each row; all rows together wait at most `deadline_s`."""
+        """Find the longest prefix of each row; all rows together wait at most `deadline_s`.
+
+        While a row waits for what its node lacks, that of the others is on its way too.
+        """
         began = time.monotonic()
-        found = [self._look_up_row(index, row, until=began + deadline_s) for index, row in enumerate(rows)]
+        chains = [self._keys(row) for row in rows]
+        prefetches = [self._prefetch(keys, deadline_s=deadline_s) for keys in chains[1:] if keys]
+        try:
+            found = [
+                self._look_up_row(index, keys, until=began + deadline_s) for index, keys in enumerate(chains)
+            ]
+        finally:
+            for prefetch in prefetches:
+                if prefetch is not None:
+                    prefetch.cancel()  # what is not here by now nobody waits for
         self.report.look_up_s += time.monotonic() - began
         return found
 
-    def _look_up_row(self, index: int, tokens: TokenIds, *, until: float) -> FoundRow:
-        keys = self._keys(tokens)
+    def _prefetch(self, keys: bytes, *, deadline_s: float) -> Prefetch | None:
+        return self._reuse.client.prefetch(self._reuse.registered, keys, deadline_s=deadline_s)
+
+    def _look_up_row(self, index: int, keys: bytes, *, until: float) -> FoundRow:
         wanted = len(keys) // KEY_BYTES
         size = self.codec.page_bytes
         pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
@@ -164,11 +179,12 @@ class ReuseCall:
             return FoundRow(pages, from_l1=0)
         local, instances = self._read_l1(keys, pages)
         self._request.reused(keys[: local * KEY_BYTES], instances)
-        remote, reason = self._read_l2(keys, pages, start=local, until=until)
+        remote, pages_l3, reason = self._read_remote(keys, pages, start=local, until=until)
         row = self.report.rows[index]
-        row.pages_l1, row.pages_l2, row.ended_by = local, remote, reason
+        row.pages_l1, row.pages_l2, row.pages_l3, row.ended_by = local, remote - pages_l3, pages_l3, reason
         self.report.bytes_from_l1 += local * size
-        self.report.bytes_from_l2 += remote * size
+        self.report.bytes_from_l2 += (remote - pages_l3) * size
+        self.report.bytes_from_l3 += pages_l3 * size
         return FoundRow(pages[: local + remote], from_l1=local)
 
     def _keys(self, tokens: TokenIds) -> bytes:
@@ -183,25 +199,25 @@ class ReuseCall:
         finally:
             self._reuse.l1.release(numbers)
 
-    def _read_l2(
+    def _read_remote(
         self, keys: bytes, pages: torch.Tensor, *, start: int, until: float
-    ) -> tuple[int, MissReason]:
-        """Copy pages in behind the first `start`; returns how many, and why there are no more."""
+    ) -> tuple[int, int, MissReason]:
+        """Copy pages in behind the first `start`: how many, how many of these L3 gave, and why there are no more."""
         left_s = until - time.monotonic()
         if left_s <= 0.0:
-            return 0, MissReason.DEADLINE
+            return 0, 0, MissReason.DEADLINE
         behind = pages[start:]
         on_host = behind if behind.device.type == "cpu" else torch.empty_like(behind, device="cpu")
         destinations = _host_buffers(on_host)
         match self._request.get(keys, destinations, start=start, deadline_s=left_s):
-            case Hit(pages=count, ended_by=reason):
+            case Hit(pages=count, ended_by=reason, pages_l3=pages_l3):
                 if on_host is not behind:
                     behind[:count].copy_(on_host[:count])
-                return count, reason
+                return count, pages_l3, reason
             case Miss(reason=reason):
-                return 0, reason
+                return 0, 0, reason
             case _:  # a load is under way, and a forward pass does not wait for it
-                return 0, MissReason.DEADLINE
+                return 0, 0, MissReason.DEADLINE
 
     # after the pass
 

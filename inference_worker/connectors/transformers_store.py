@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from inference_worker.prefetch import Prefetch
 from inference_worker.weights import Announced
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
@@ -21,7 +22,10 @@ class PageRequest(Protocol):
     def get(
         self, keys: bytes, destinations: Sequence[Any], *, start: int = 0, deadline_s: float | None = None
     ) -> LookUpOutcome:
-        """Copy the longest valid prefix of keys[start:] into `destinations`; Hit counts those pages."""
+        """Copy the longest valid prefix of keys[start:] into `destinations`; Hit counts those pages.
+
+        What L2 lacks and L3 has is brought within `deadline_s`.
+        """
         ...
 
     def put(
@@ -52,6 +56,10 @@ class PageClient(Protocol):
 
     def begin(self, namespace: Any) -> PageRequest:
         """Load freshness and view, before anything is reused."""
+        ...
+
+    def prefetch(self, namespace: Any, keys: bytes, *, deadline_s: float | None = None) -> Prefetch | None:
+        """Ask for what only L3 has of a chain, without waiting; None where nothing is asked."""
         ...
 
     def forget(self, namespace: Any) -> None:

@@ -196,16 +196,18 @@ class GetResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PageChunk, _Mapping]]] = ..., trailer: _Optional[_Union[GetTrailer, _Mapping]] = ...) -> None: ...
 
 class GetHeader(_message.Message):
-    __slots__ = ("pages", "page_bytes", "ended_by", "stamp")
+    __slots__ = ("pages", "page_bytes", "ended_by", "stamp", "pages_l3")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDED_BY_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
+    PAGES_L3_FIELD_NUMBER: _ClassVar[int]
     pages: int
     page_bytes: int
     ended_by: MissReason
     stamp: Stamp
-    def __init__(self, pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    pages_l3: int
+    def __init__(self, pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., pages_l3: _Optional[int] = ...) -> None: ...
 
 class PageChunk(_message.Message):
     __slots__ = ("page", "offset", "data", "checksum")

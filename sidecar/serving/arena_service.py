@@ -28,8 +28,9 @@ from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 class ArenaLease:
     """A native lease as the service uses it. `instance` is told as its life tells it."""
 
-    def __init__(self, lease: Lease, instance: int) -> None:
+    def __init__(self, lease: Lease, instance: int, pages_l3: int) -> None:
         self._lease = lease
+        self.pages_l3 = pages_l3
         self.views: Sequence[memoryview] = list(lease)
         self.ended_by = MissReason(lease.reason)
         self.instance = instance
@@ -106,25 +107,30 @@ class ArenaService:
         here = reader.lease(counter, keys, start=start, may_load=True)
         if here.reason != MissReason.ABSENT:
             return self._leased(here)
+        begin = start + here.pages
         try:  # it is begun, and is counted once it is over; until then what is here stays
-            loaded = await self._load(namespace, keys, start + here.pages, wait_s)
+            if start and not here.pages:
+                # what the caller has may be gone here, and a page can stand on its parent only
+                begin, _ = reader.match(keys[: start * KEY_BYTES])
+            loaded = await self._load(namespace, keys, begin, wait_s)
         except BaseException:
             reader.complete(counter, requested=len(keys) // KEY_BYTES, l1=start, reason=MissReason.ABORTED)
             raise
         else:
-            from_l3 = None if loaded.from_l3 == loaded.pages else start + here.pages + loaded.from_l3
+            from_l3 = None if loaded.from_l3 == loaded.pages else begin + loaded.from_l3
             lease = reader.complete_lease(counter, keys, start=start, l3_from=from_l3, reason=loaded.reason)
         finally:
             here.release()
-        return self._leased(lease)
+        pages_l3 = 0 if from_l3 is None else max(0, start + lease.pages - max(start, from_l3))
+        return self._leased(lease, pages_l3)
 
     async def _load(self, namespace: NamespaceId, keys: bytes, begin: int, wait_s: float) -> RowLoaded:
         row = _row(namespace, keys, begin)
         (loaded,) = await self._loads.begin([row], deadline_ns=self._after_ns(wait_s)).wait()
         return loaded
 
-    def _leased(self, lease: Lease) -> ArenaLease:
-        return ArenaLease(lease, self._masked(lease.instance))
+    def _leased(self, lease: Lease, pages_l3: int = 0) -> ArenaLease:
+        return ArenaLease(lease, self._masked(lease.instance), pages_l3)
 
     def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
         """Begin to load what the arena lacks of chains; returns the pages of each that may come."""

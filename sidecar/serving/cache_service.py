@@ -153,6 +153,7 @@ class CacheService:
                 page_bytes=namespace.page_bytes,
                 ended_by=int(leased.ended_by),  # type: ignore[arg-type]
                 stamp=stamp_to_wire(stamp),
+                pages_l3=leased.pages_l3,
             )
             yield leased, header
         finally:

@@ -61,6 +61,11 @@ class LeasedPages(Protocol):
         """Instance of the last page, NO_INSTANCE for none."""
         ...
 
+    @property
+    def pages_l3(self) -> int:
+        """How many of them, the last ones, were brought from L3 for this call."""
+        ...
+
     def release(self) -> None:
         """Let go of the pages; may be called twice."""
         ...

@@ -77,11 +77,23 @@ class FakeClient:
         self.gets: list[tuple[int, int]] = []
         self.puts: list[tuple[int, int]] = []
         self.deadlines_s: list[float] = []
+        self.prefetched: list[bytes] = []
+        self.prefetches: list[FakePrefetch] = []
         self.forgotten: list[NamespaceId] = []
         self.validity = FakeValidity(self)
 
     def register(self, namespace: Namespace) -> NamespaceId:
         return namespace.id
+
+    def prefetch(
+        self, namespace: NamespaceId, keys: bytes, *, deadline_s: float | None = None
+    ) -> FakePrefetch | None:
+        assert deadline_s is not None
+        if self.sidecar.chain(namespace, keys) == len(keys) // KEY_BYTES:
+            return None
+        self.prefetched.append(keys)
+        self.prefetches.append(FakePrefetch())
+        return self.prefetches[-1]
 
     def forget(self, namespace: NamespaceId) -> None:
         self.forgotten.append(namespace)
@@ -93,6 +105,16 @@ class FakeClient:
     def begin(self, namespace: NamespaceId) -> FakeRequest:
         stamp = Stamp(LogIncarnation(b"I" * 16), self.sidecar.view) if self.reachable else None
         return FakeRequest(self, namespace, stamp)
+
+
+@dataclass
+class FakePrefetch:
+    """Goes on until it is called off."""
+
+    is_over: bool = False
+
+    def cancel(self) -> None:
+        self.is_over = True
 
 
 @dataclass

@@ -6,26 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_worker.accounting import OwnCounts, PageCounts, of_row
-from kv_types.outcomes import MissReason, Tier
+from kv_types.outcomes import MissReason
 
 REASONS = st.sampled_from([reason for reason in MissReason if reason is not MissReason.NONE])
-LOOK_UPS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.sampled_from(Tier), REASONS)
+LOOK_UPS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), REASONS)
 
 
 @given(st.lists(LOOK_UPS, max_size=20))
 def test_requested_is_what_was_served_and_missed(
-    look_ups: list[tuple[int, int, int, Tier, MissReason]],
+    look_ups: list[tuple[int, int, int, int, MissReason]],
 ) -> None:
     counts = OwnCounts()
-    for l1, served, missed, tier, reason in look_ups:
-        counts.look_up(requested=l1 + served + missed, l1=l1, served=served, tier=tier, reason=reason)
+    for l1, l2, l3, missed, reason in look_ups:
+        counts.look_up(requested=l1 + l2 + l3 + missed, l1=l1, served=l2 + l3, of_l3=l3, reason=reason)
     total = counts.snapshot()
     assert total.look_ups == len(look_ups)
     assert total.requested == total.l1 + total.l2 + total.l3 + sum(total.missed.values())
     for reason in MissReason:
-        expected = sum(missed for _, _, missed, _, why in look_ups if why is reason)
+        expected = sum(missed for *_, missed, why in look_ups if why is reason)
         assert total.missed.get(reason, 0) == expected
-    assert total.l3 == sum(served for _, served, _, tier, _ in look_ups if tier is Tier.L3)
+    assert (total.l2, total.l3) == (sum(one[1] for one in look_ups), sum(one[2] for one in look_ups))
 
 
 def test_a_rest_without_a_reason_is_counted_as_absent() -> None:

@@ -28,6 +28,7 @@ class FakeLease:
     views: list[memoryview]
     ended_by: MissReason
     instance: int = 0
+    pages_l3: int = 0
     released: bool = False
 
     def release(self) -> None:
