@@ -135,9 +135,12 @@ class Arena:
         computed_until_ms: int,
         birth: int,
         rests_on: int,
+        expiry_s: int,
         now_ns: int,
     ) -> tuple[int, int]:
         """Publish one page that was computed elsewhere, with its birth; as `commit` does otherwise.
+
+        Its time ends with `expiry_s` (boot-time seconds; 0: never) or with what was reserved, whichever comes first.
 
         `rests_on` is a birth: that of the deepest page that its request reused, 0: nothing, 2**64 - 1: unknown. One that
         none of the page's ancestors has, as far as they are looked at, flags the page as commit does.

@@ -19,6 +19,19 @@ def expiry_s(ttl_s: int, now_ns: int) -> int:
     return -(-now_ns // _SECOND_NS) + min(ttl_s, TTL_S_MAX) if ttl_s else 0
 
 
+def unix_ms_of(expiry_s: int, now_ns: int, wall_ms: int) -> int:
+    """Return the end of a page's time on the boot clock as one that other nodes know, Unix ms; 0: never."""
+    return max(1, wall_ms + expiry_s * 1000 - now_ns // 1_000_000) if expiry_s else 0
+
+
+def boot_expiry_s(expires_ms: int, now_ns: int, wall_ms: int) -> int:
+    """Return the boot-clock second after which it is past a Unix time in ms; 0: never."""
+    if not expires_ms:
+        return 0
+    left_ns = max(0, expires_ms - wall_ms) * 1_000_000
+    return -(-now_ns // _SECOND_NS) + min(left_ns // _SECOND_NS, TTL_S_MAX)
+
+
 def look_up_outcome(pages: int, reason: int) -> LookUpOutcome:
     """Return the outcome of a look-up that found `pages` pages and ended for a MissReason's number."""
     return Hit(pages, Tier.L2, MissReason(reason)) if pages else Miss(MissReason(reason))

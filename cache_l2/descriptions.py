@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cache_l2.checks import unix_ms_of
 from cache_l2.inspection import entry_bytes, entry_number
 from cache_l2.judging import CommitTerms
 from cache_l2.namespaces import NamespaceRegistry
@@ -13,9 +14,14 @@ from kv_types.record import PageDescription
 
 
 def page_description(
-    entry: Mapping[str, int | bytes], namespaces: NamespaceRegistry, provenances: ProvenanceTable
+    entry: Mapping[str, int | bytes],
+    namespaces: NamespaceRegistry,
+    provenances: ProvenanceTable,
+    *,
+    now_ns: int,
+    wall_ms: int,
 ) -> PageDescription:
-    """Read an entry of the arena.
+    """Read an entry of the arena, at a time of the boot clock and what the wall clock says then.
 
     What a client said that no record can hold is told as unknown, which every selector that asks for it matches: a
     producer whose name ends with a zero byte, and times that run backwards.
@@ -36,6 +42,7 @@ def page_description(
         tags=() if provenance is None or is_unknown else provenance.tags,
         computed_from_ms=from_ms if from_ms <= until_ms else 0,
         computed_until_ms=until_ms if from_ms <= until_ms else 0,
+        expires_ms=unix_ms_of(entry_number(entry, "expiry_s"), now_ns, wall_ms),
         origin_unknown=is_unknown,
     )
 

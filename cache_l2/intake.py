@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cache_l2._native import Arena
 from cache_l2.arena_start import ArenaConfig
-from cache_l2.checks import check_batch, expiry_s
+from cache_l2.checks import boot_expiry_s, check_batch, expiry_s
 from cache_l2.descriptions import page_description, terms_of
 from cache_l2.judging import (
     BatchJudging,
@@ -45,8 +45,10 @@ class PageIntake:
         clock: Clock,
         judge: CommitJudge,
         namespaces: NamespaceRegistry,
+        wall_ms: Callable[[], int],
     ) -> None:
         self._arena = arena
+        self._wall_ms = wall_ms
         self._config = config
         self._clock = clock
         self._judge = judge
@@ -149,7 +151,11 @@ class PageIntake:
     def describe(self, instance: int) -> PageDescription | None:
         """Tell what travels with the bytes of the page that is this instance, whoever leases it; None: it is gone."""
         entry = self._arena.describe(instance)
-        return None if entry is None else page_description(entry, self._namespaces, self._provenances)
+        if entry is None:
+            return None
+        return page_description(
+            entry, self._namespaces, self._provenances, now_ns=self._clock.now_ns(), wall_ms=self._wall_ms()
+        )
 
     def judge_probed(
         self, record: NamespaceRecord, parent: PageKey | None, pages: Sequence[PageDescription]
@@ -157,7 +163,8 @@ class PageIntake:
         """Say of a run of pages elsewhere, which would follow `parent`, what publishing them would be refused for now.
 
         It saves loading them: what they rest on counts as there, and only `publish_loaded` decides. After the first that is
-        refused all are, as PARENT_ABSENT. A page of another place in the chain, or of another size, is CORRUPT.
+        refused all are, as PARENT_ABSENT. A page of another place in the chain, or of another size, is CORRUPT; one whose
+        time is over is EXPIRED.
         """
         chain = probed_chain(self._arena, parent, [page.key for page in pages])
         judging = PageJudging(self._judge.judge_loaded, chain, self._namespaces, vetted=Vetted())
@@ -169,6 +176,8 @@ class PageIntake:
                 continue
             pending = PendingPage(record.id, page.key, parent)
             reason = RefuseReason.NONE if _is_of(page, pending, record) else RefuseReason.CORRUPT
+            if 0 < page.expires_ms <= self._wall_ms():
+                reason = reason or RefuseReason.EXPIRED
             reasons.append(
                 reason
                 or judging.judge(pending, terms_of(page), position=position, is_lineage_known=lambda: True)
@@ -219,7 +228,7 @@ class PageIntake:
         """Publish a page whose bytes lie in their place now, verified: (PutStatus, RefuseReason). A refused one ends.
 
         Judged by its own stamp and origin over its whole chain, at this moment (rule R2). It keeps its birth, and its lineage
-        is known if what it rests on is resident below it, the very same computation.
+        is known if what it rests on is resident below it, the very same computation. Its time ends when it ended elsewhere.
         """
         pending = self._book.take(self.own_row, reservation)
         if pending is None:
@@ -231,11 +240,12 @@ class PageIntake:
         provenance = ProvenanceTable.OVERFLOW
         if not page.origin_unknown:
             provenance = self._provenances.number(page.producer, page.tags)
+        now_ns = self._clock.now_ns()
         return self._arena.publish_loaded(
             row=self.own_row, reservation=reservation, incarnation=page.stamp.incarnation,
             revision=page.stamp.revision, producer=provenance, computed_from_ms=page.computed_from_ms,
             computed_until_ms=page.computed_until_ms, birth=page.birth, rests_on=page.rests_on,
-            now_ns=self._clock.now_ns(),
+            expiry_s=boot_expiry_s(page.expires_ms, now_ns, self._wall_ms()), now_ns=now_ns,
         )  # fmt: skip
 
     def _judge_loaded(self, reservation: int, pending: PendingPage, page: PageDescription) -> RefuseReason:

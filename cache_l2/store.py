@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cache_l2._native import Lease, Reader
 from cache_l2.accounts import Accounts, NamespaceCounts
@@ -19,7 +19,7 @@ from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
 from cache_l2.selecting import Selecting
-from kv_types.clock import Clock
+from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
 from kv_types.ids import KEY_BYTES, NO_INCARNATION, LifeId, NamespaceId, PageKey, Stamp, new_life_id
@@ -51,15 +51,17 @@ class ArenaStore(PageIntake):
         judge: CommitJudge,
         life: LifeId | None = None,
         memory: MemoryProbe | None = None,
+        wall_ms: Callable[[], int] = unix_ms,
     ) -> None:
         """Make the arena; without freshness, it serves nothing until whoever follows the log publishes some.
 
-        `judge` is the state of the log that commits are held against. Raises ArenaTooLargeError, ConfigError.
+        `judge` is the state of the log that commits are held against, `wall_ms` the time that other nodes
+        know. Raises ArenaTooLargeError, ConfigError.
         """
         self.life = life or new_life_id()
         arena = create_arena(config, self.life, probe=memory)
         namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
-        super().__init__(arena, config, clock=clock, judge=judge, namespaces=namespaces)
+        super().__init__(arena, config, clock=clock, judge=judge, namespaces=namespaces, wall_ms=wall_ms)
         self._position = Stamp(NO_INCARNATION, 0)
         self._accounts = Accounts(self._arena)
         self._numbers = NamespaceNumbers(self._arena, self._accounts)

@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cachetools import TTLCache
-
 from cache_l3.address import RedisServers
 from cache_l3.breaker import BreakerTerms
 from cache_l3.codecs import WIDTHS, ZstdPlanes
 from cache_l3.data_path import DataPath, Got
 from cache_l3.key_space import KeySpace
+from cache_l3.questions import Command, Questions
 from cache_l3.record_store import L3Picture, LoadedRecord, RecordName
 from cache_l3.router import Router, Trouble, TroubleError
 from cache_l3.shard import ShardTerms
@@ -26,8 +25,6 @@ from kv_types.clock import Clock
 from kv_types.errors import BufferMismatchError, ClosedError, CorruptRecordError, InvalidArgumentError
 from kv_types.ids import NamespaceId
 from kv_types.limits import (
-    L3_ABSENT_MEMO_MAX,
-    L3_ABSENT_MEMO_S,
     L3_CODEC_THREADS_MAX,
     L3_CONNECTIONS_PER_SHARD_DEFAULT,
     L3_CONNECTIONS_PER_SHARD_MAX,
@@ -68,8 +65,7 @@ class RecordStoreSettings:
     """What a store is made with. Raises InvalidArgumentError for what can't be.
 
     `holds_log`: the fleet's log lies on the same servers, so that pages must not fill them. `item_bytes` tells the bytes of one
-    KV number of a namespace, for a codec that takes them apart. `record_bytes_max` makes the limit of records smaller, and
-    `absent_memo_s` (0: not at all) is how long a record that was absent is not asked for again.
+    KV number of a namespace, for a codec that takes them apart. `record_bytes_max` makes the limit of records smaller.
     """
 
     servers: RedisServers
@@ -80,7 +76,6 @@ class RecordStoreSettings:
     item_bytes: Callable[[NamespaceId], int] = lambda _: 2
     connections_per_shard: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
     record_bytes_max: int = RECORD_BYTES_MAX
-    absent_memo_s: float = L3_ABSENT_MEMO_S
     breaker: BreakerTerms = field(default_factory=BreakerTerms)
 
     def __post_init__(self) -> None:
@@ -111,12 +106,10 @@ class RedisRecordStore:
                 connections=settings.connections_per_shard, holds_log=settings.holds_log, breaker=settings.breaker
             ),
         )  # fmt: skip
+        self._questions = Questions(self._router, path=path, clock=clock)
         self._codec = ZstdPlanes(level=settings.zstd_level)
         self._threads = ThreadPoolExecutor(L3_CODEC_THREADS_MAX, thread_name_prefix="stratakv-l3-codec")
         self._encoded = asyncio.Semaphore(L3_ENCODED_MAX)
-        self._absent: TTLCache[RecordName, None] = TTLCache(
-            L3_ABSENT_MEMO_MAX, settings.absent_memo_s * 1e9, timer=clock.now_ns
-        )
         self._tally = Tally()
         self._running: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
         self._discards: set[asyncio.Task[None]] = set()
@@ -164,19 +157,17 @@ class RedisRecordStore:
         self, names: Sequence[RecordName], *, deadline_ns: int
     ) -> list[RecordHeader | MissReason]:
         """Read headers, in one question to each server that has some."""
-        results: list[RecordHeader | MissReason] = [
-            MissReason.CLOSED if self._is_closed else MissReason.ABSENT for _ in names
-        ]
-        asked = [place for place, name in enumerate(names) if name not in self._absent]
-        if asked and not self._is_closed:
-            replies = await self._router.ask_each(
-                [self._keys.key(names[place]) for place in asked],
-                lambda key: (b"GETRANGE", key, b"0", _LAST),
-                deadline_ns=deadline_ns,
+        results: list[RecordHeader | MissReason] = []
+        if self._is_closed:
+            results += [MissReason.CLOSED] * len(names)
+        elif names:
+            keys = [self._keys.key(name) for name in names]
+            replies = await self._questions.ask(
+                keys, lambda key: (b"GETRANGE", key, b"0", _LAST), deadline_ns=deadline_ns
             )
-            for turn, (place, reply) in enumerate(zip(asked, replies, strict=True), 1):
-                results[place] = self._header(names[place], reply)
-                if turn % L3_PROBE_RECORDS_MAX == 0:
+            for name, reply in zip(names, replies, strict=True):
+                results.append(self._header(name, reply))
+                if len(results) % L3_PROBE_RECORDS_MAX == 0:
                     await asyncio.sleep(0)
         self._tally.probed(list(results))
         return results
@@ -276,7 +267,7 @@ class RedisRecordStore:
         except TroubleError as error:
             return self._missed(name, error.trouble)
         if not isinstance(got, Got):
-            return self._is_absent(name)
+            return MissReason.ABSENT
         try:
             header = check_arrival(got, name, page_bytes=place.nbytes)
             if needs_work(header) and not await self._finish(header, got, place, deadline_ns):
@@ -301,18 +292,12 @@ class RedisRecordStore:
     ) -> PutOutcome:
         if self._is_closed:
             return Refused(RefuseReason.CLOSED)
-        name = RecordName(page.namespace, page.key)
         try:
             if self._settings.codec is Codec.RAW:
-                outcome = await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
-            else:
-                outcome = await self._store_encoded(
-                    page, payload, stored, ttl_s=ttl_s, deadline_ns=deadline_ns
-                )
+                return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            return await self._store_encoded(page, payload, stored, ttl_s=ttl_s, deadline_ns=deadline_ns)
         except TroubleError as error:
             return Refused(_REFUSALS[error.trouble])
-        self._absent.pop(name, None)
-        return outcome
 
     async def _store_encoded(
         self, page: PageDescription, payload: memoryview, stored: list[int], *, ttl_s: int, deadline_ns: int
@@ -360,14 +345,12 @@ class RedisRecordStore:
         )
         return STORED
 
-    async def _count(
-        self, names: Sequence[RecordName], command: Callable[[bytes], Sequence[bytes]], deadline_ns: int
-    ) -> int:
+    async def _count(self, names: Sequence[RecordName], command: Command, deadline_ns: int) -> int:
         """How many of the keys a command answers with 1."""
         if self._is_closed or not names:
             return 0
         keys = [self._keys.key(name) for name in names]
-        replies = await self._router.ask_each(keys, command, deadline_ns=deadline_ns)
+        replies = await self._questions.ask(keys, command, deadline_ns=deadline_ns)
         return sum(reply == 1 for reply in replies if isinstance(reply, int))
 
     # --- what came of it ---
@@ -376,7 +359,7 @@ class RedisRecordStore:
         if isinstance(reply, Trouble):
             return self._missed(name, reply)
         if reply in (None, b""):
-            return self._is_absent(name)
+            return MissReason.ABSENT
         try:
             if not isinstance(reply, bytes):
                 raise CorruptRecordError("a number in place of a record")  # noqa: TRY301 - one way out
@@ -386,11 +369,6 @@ class RedisRecordStore:
 
     def _missed(self, name: RecordName, trouble: Trouble) -> MissReason:
         return self._is_corrupt(name) if trouble is Trouble.FOREIGN else _MISSES[trouble]
-
-    def _is_absent(self, name: RecordName) -> MissReason:
-        if self._settings.absent_memo_s > 0:
-            self._absent[name] = None
-        return MissReason.ABSENT
 
     def _is_corrupt(self, name: RecordName) -> MissReason:
         """Count it, and remove it meanwhile; whoever finds it again before that counts it again."""

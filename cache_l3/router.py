@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -16,7 +16,6 @@ from cache_l3.data_path import (
     DataPath,
     Late,
     Overloaded,
-    Reply,
     ServerError,
     ServerRefused,
     TooLarge,
@@ -29,7 +28,6 @@ from kv_types.clock import Clock
 from kv_types.errors import ClosedError
 from kv_types.limits import (
     L3_ATTEMPTS_MAX,
-    L3_PROBE_RECORDS_MAX,
     L3_RETRY_PAUSE_S_MAX,
     L3_RETRY_PAUSE_S_MIN,
     L3_SHARD_IDLE_S,
@@ -37,7 +35,6 @@ from kv_types.limits import (
 )
 
 _Answer = TypeVar("_Answer")
-Command = Sequence[bytes]
 
 
 class Trouble(Enum):
@@ -160,9 +157,6 @@ class Router:
             else:
                 aim.shard.answered()
                 return answer
-        aim.shard.unanswered(
-            f"{aim.shard.address.label}: no answer in {L3_ATTEMPTS_MAX} attempts", began_ns=began_ns
-        )
         raise TroubleError(Trouble.UNAVAILABLE)
 
     async def aim(self, key: bytes, *, deadline_ns: int) -> Aim:
@@ -188,20 +182,21 @@ class Router:
         elif isinstance(error, Late):
             shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
             raise TroubleError(Trouble.LATE)
-        elif isinstance(
-            error, Cancelled
-        ):  # by the shard, which is down or leaves: a caller's own comes otherwise
-            raise TroubleError(Trouble.CLOSED if self._is_closed else Trouble.UNAVAILABLE)
         elif isinstance(error, Overloaded):
             raise TroubleError(Trouble.OVERLOADED)
         elif isinstance(error, TooLarge):
             raise TroubleError(Trouble.FOREIGN)
+        elif isinstance(
+            error, Cancelled
+        ):  # by the shard, which is down or leaves: a caller's own comes otherwise
+            if self._is_closed:
+                raise TroubleError(Trouble.CLOSED)
+        elif attempt + 1 == L3_ATTEMPTS_MAX:
+            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
         else:
             shard.note(f"{shard.address.label}: {error}")
-        if not shard.retries.take(self._clock.now_ns()):
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
+        if not self.may_retry(shard):
             raise TroubleError(Trouble.UNAVAILABLE)
-        self.retried += 1
         await self.pause(attempt, deadline_ns=deadline_ns)
         return await self.aim(key, deadline_ns=deadline_ns)
 
@@ -233,86 +228,11 @@ class Router:
         wanted_s = min(L3_RETRY_PAUSE_S_MIN * (1 << attempt), L3_RETRY_PAUSE_S_MAX) if attempt else 0.0
         await asyncio.sleep(min(wanted_s, remaining_s))
 
-    # --- many small ones ---
-
-    async def ask_each(
-        self, keys: Sequence[bytes], command: Callable[[bytes], Command], *, deadline_ns: int
-    ) -> list[Reply | Trouble]:
-        """Ask one small command about each key, together where the same server has them. No key's trouble is another's."""
-        results: list[Reply | Trouble] = [Trouble.UNAVAILABLE] * len(keys)
-        aims: dict[int, Aim] = {}
-        waiting = list(range(len(keys)))
-        for attempt in range(L3_ATTEMPTS_MAX):
-            for place in waiting:
-                if place not in aims:
-                    try:
-                        aims[place] = await self.aim(keys[place], deadline_ns=deadline_ns)
-                    except TroubleError as error:
-                        results[place] = error.trouble
-            batches = _batches([place for place in waiting if place in aims], aims)
-            ends = await asyncio.gather(
-                *(
-                    self._ask(aim, [command(keys[place]) for place in places], deadline_ns=deadline_ns)
-                    for aim, places in batches
-                )
-            )
-            again: dict[int, Aim | None] = {}
-            for (aim, places), end in zip(batches, ends, strict=True):
-                for place, reply in zip(places, end, strict=True):
-                    results[place], next_aim, is_again = self._settle(aim, reply)
-                    if is_again:
-                        again[place] = next_aim
-            waiting = list(again)
-            aims = {place: aim for place, aim in again.items() if aim is not None}
-            if not waiting:
-                break
-            if not aims:
-                try:
-                    await self.pause(attempt, deadline_ns=deadline_ns)
-                except TroubleError as error:
-                    for place in waiting:
-                        results[place] = error.trouble
-                    break
-        return results
-
-    def _settle(self, aim: Aim, reply: Reply | Trouble | None) -> tuple[Reply | Trouble, Aim | None, bool]:
-        """What one reply comes to: the result so far, whom to ask next, and whether to ask again."""
-        if not isinstance(reply, ServerError):
-            return (
-                reply,
-                None,
-                reply is Trouble.UNAVAILABLE and aim.shard.breaker.lets_through and self._may_retry(aim),
-            )
-        try:
-            target = self.react(aim, reply)
-        except TroubleError as error:
-            return error.trouble, None, False
-        return Trouble.UNAVAILABLE, target, target is not None or self._may_retry(aim)
-
-    def _may_retry(self, aim: Aim) -> bool:
-        may = aim.shard.retries.take(self._clock.now_ns())
+    def may_retry(self, shard: Shard) -> bool:
+        """Take one retry from a shard's budget."""
+        may = shard.retries.take(self._clock.now_ns())
         self.retried += may
         return may
-
-    async def _ask(self, aim: Aim, commands: list[Command], *, deadline_ns: int) -> list[Reply | Trouble]:
-        """One question to one server; what keeps all of it from being answered is the trouble of each."""
-        shard, began_ns = aim.shard, self._clock.now_ns()
-        try:
-            replies = await self._path.ask(shard.number, commands, deadline_ns=deadline_ns, asking=aim.asking)
-        except ClosedError:
-            return [Trouble.CLOSED] * len(commands)
-        except Late as error:
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
-            return [Trouble.LATE] * len(commands)
-        except Overloaded:
-            return [Trouble.OVERLOADED] * len(commands)
-        except TooLarge:
-            return [Trouble.FOREIGN] * len(commands)
-        except TransferError as error:
-            shard.note(f"{shard.address.label}: {error}")
-            return [Trouble.UNAVAILABLE] * len(commands)
-        shard.answered()
-        return list(replies)
 
     # --- shards ---
 
@@ -377,15 +297,3 @@ def _make_sure_of_room(shard: Shard, record_bytes: int) -> None:
     if shard.capacity.room is Room.FULL:
         raise TroubleError(Trouble.FULL)
     shard.capacity.wrote(record_bytes)
-
-
-def _batches(places: Sequence[int], aims: dict[int, Aim]) -> list[tuple[Aim, list[int]]]:
-    """Places of the same aim together, L3_PROBE_RECORDS_MAX at most."""
-    found: dict[tuple[int, bool], list[tuple[Aim, list[int]]]] = {}
-    for place in places:
-        aim = aims[place]
-        batches = found.setdefault((id(aim.shard), aim.asking), [])
-        if not batches or len(batches[-1][1]) >= L3_PROBE_RECORDS_MAX:
-            batches.append((aim, []))
-        batches[-1][1].append(place)
-    return [batch for batches in found.values() for batch in batches]

@@ -161,10 +161,10 @@ class Shard:
             self._on_suspect(self)
 
     async def _open(self) -> None:
-        """Open one more connection; the first that fails while there is none shows that the server is down."""
+        """Open one more connection. Two in a row that can't be opened, while there is none, show that the server is down."""
         await asyncio.sleep(self._openings.wait_ns(self._clock.now_ns()) / 1e9)
         self._openings.take(self._clock.now_ns())
-        if await self._connect():
+        if await self._connect() or (self._connections == 0 and await self._connect()):
             self._reopen_s = L3_REOPEN_S
         elif self._connections == 0:
             self.is_down(self._last_error)

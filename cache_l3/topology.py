@@ -16,7 +16,7 @@ from redis.exceptions import MovedError
 from cache_l3.address import PORT_DEFAULT, RedisAddress, RedisServers
 from cache_l3.connections import connect_error
 from cache_l3.key_space import slot_of
-from kv_types.limits import L3_CONNECT_S, L3_REFRESH_S, L3_REFRESH_S_MIN
+from kv_types.limits import L3_REFRESH_S, L3_REFRESH_S_MIN, L3_TABLE_S
 
 
 class Topology(Protocol):
@@ -202,7 +202,7 @@ class Cluster:
             options.pop(name, None)
         self._manager = NodesManager(
             startup_nodes=named, require_full_coverage=False, protocol=2, driver_info=None,
-            ssl=self._named[0].is_encrypted, socket_timeout=L3_CONNECT_S, socket_connect_timeout=L3_CONNECT_S,
+            ssl=self._named[0].is_encrypted, socket_timeout=L3_TABLE_S, socket_connect_timeout=L3_TABLE_S,
             **options,
         )  # fmt: skip
 

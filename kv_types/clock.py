@@ -44,6 +44,11 @@ class ManualClock:
         self._now_ns += delta_ns
 
 
+def unix_ms() -> int:
+    """Wall-clock time, Unix ms: for what travels between nodes, never for leases."""
+    return time.time_ns() // 1_000_000
+
+
 def show_time(unix_ms: int) -> str:
     """Write a Unix time in ms as ISO 8601 in UTC, to the second; the number itself where no calendar reaches."""
     try:

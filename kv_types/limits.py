@@ -205,8 +205,8 @@ L3_SHARDS_MAX = 256
 """Primaries of one L3."""
 L3_SHARD_IDLE_S = 10.0
 """A server that is no primary any more is let go when nobody has asked it for so long."""
-L3_CONNECT_S = 0.5
-"""How long a server may take to be connected to, in each step and in all."""
+L3_CONNECT_S = 2.0
+"""How long a server may take to be connected to, in each step and in all; with TLS on a busy machine that is much."""
 L3_CONNECTING_MAX = 8
 """Connections that are opened at a time, each in a thread."""
 L3_OPENINGS_BURST_MAX = 64
@@ -215,16 +215,15 @@ L3_OPENINGS_PER_S_MAX = 50
 L3_REOPEN_S = 0.05
 """Pause after a connection that could not be opened while others are there; twice as long each time."""
 L3_LOOK_S = 1.0
-L3_LOOK_ANSWER_S = 0.5
+L3_LOOK_ANSWER_S = 1.0
 """How often a server is asked for its memory and role, and how long it may take to answer."""
+L3_TABLE_S = 1.0
+"""How long one server may take to tell a Cluster's slot table before another is asked."""
 L3_REFRESH_S_MIN = 0.1
 L3_REFRESH_S = 30.0
 """How often a Cluster's slot table is read anew: after trouble at most, and without any."""
 L3_PROBE_RECORDS_MAX = 64
 """Records in one question to one server: one ms of reading its answers, after which the event loop serves others."""
-L3_ABSENT_MEMO_S = 0.25
-L3_ABSENT_MEMO_MAX = 65_536
-"""How long a record that was not there is not asked for again, and how many such are remembered."""
 L3_CODEC_THREADS_MAX = 2
 """Threads that compress and decompress."""
 L3_ENCODED_MAX = 16
@@ -255,6 +254,9 @@ L3_RUN_PAGES = 32
 """Pages of one request that are fetched before another has its turn."""
 L3_PROBE_PAGES_MAX = 512
 """Pages of one question to L3."""
+L3_ABSENT_MEMO_S = 0.25
+L3_ABSENT_MEMO_MAX = 65_536
+"""How long a record that was not there is not asked for again, and how many such are remembered."""
 L3_PUT_AWAITED_S = 0.1
 """How long a load waits for a page that a client is storing."""
 L3_TURN_PAGES = 128
@@ -264,6 +266,8 @@ L3_STORE_QUEUE_BYTES_DEFAULT = 4 * 1024 * 1024 * 1024
 """Pages that wait to be stored in L3, and their bytes; a full queue takes no more."""
 L3_STORE_QUEUE_S_MAX = 60.0
 """How long one waits there at most."""
+L3_STORE_ATTEMPTS_MAX = 3
+"""How often one is sent when no answer comes."""
 L3_STORE_BATCH_PAGES = 64
 """Pages that are asked about together before they are stored."""
 L3_STORES_IN_FLIGHT_MAX = 16

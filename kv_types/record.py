@@ -42,7 +42,7 @@ _FIXED = struct.Struct(
     "16sQ"  # stamp: incarnation, revision
     "QQ"  # birth, rests on
     "HHQQQ"  # codec, checksum kind, checksum, payload bytes, stored bytes
-    "QQ"  # computed from, until: wall clock of the producer, Unix ms
+    "QQQ"  # computed from, until: wall clock of the producer; expires: of the sidecar; Unix ms
     f"BBH{PRODUCER_BYTES_MAX}s"  # tags, producer bytes, zero; producer padded with zeros
 )
 _CRC = struct.Struct("<I")
@@ -100,6 +100,7 @@ class PageDescription:
     `birth` is drawn when a page is committed for the first time anywhere (`new_birth`) and travels with it: one
     computation, one birth. `rests_on` is the birth of the deepest page that its request reused, or RESTS_ON_NOTHING, or
     RESTS_ON_UNKNOWN. `producer` computed it between two readings of its wall clock (Unix ms); `tags` are its request's.
+    `expires_ms` is when its time is over, by the wall clock of the sidecar that stored it (Unix ms), 0 for never.
     Raises InvalidArgumentError, LimitExceededError.
     """
 
@@ -114,6 +115,7 @@ class PageDescription:
     tags: tuple[bytes, ...] = ()
     computed_from_ms: int = 0
     computed_until_ms: int = 0
+    expires_ms: int = 0
     origin_unknown: bool = False
 
     def __post_init__(self) -> None:
@@ -128,6 +130,7 @@ class PageDescription:
         if self.birth in (RESTS_ON_NOTHING, RESTS_ON_UNKNOWN):
             raise InvalidArgumentError(f"a birth is none of the numbers with a meaning; got {self.birth}")
         _check_u64(self.rests_on, "rests_on")
+        _check_u64(self.expires_ms, "expires_ms")
         self._check_origin()
 
     def _check_origin(self) -> None:
@@ -194,7 +197,7 @@ class RecordHeader:
             page.namespace, page.key, _NO_PARENT if page.parent is None else page.parent,
             page.stamp.incarnation, page.stamp.revision, page.birth, page.rests_on,
             self.codec, self.checksum_kind, self.checksum, page.payload_bytes, self.stored_bytes,
-            page.computed_from_ms, page.computed_until_ms,
+            page.computed_from_ms, page.computed_until_ms, page.expires_ms,
             len(page.tags), len(page.producer), 0, page.producer,
         )  # fmt: skip
         return fixed + variable + _CRC.pack(zlib.crc32(fixed + variable))
@@ -255,7 +258,7 @@ def split_record(record: bytes | memoryview) -> tuple[RecordHeader, memoryview]:
 def _parse(data: bytes) -> RecordHeader:
     (
         _, _, flag_bits, _, namespace, key, parent, incarnation, revision, birth, rests_on,
-        codec, checksum_kind, checksum, payload_bytes, stored_bytes, from_ms, until_ms,
+        codec, checksum_kind, checksum, payload_bytes, stored_bytes, from_ms, until_ms, expires_ms,
         tag_count, producer_bytes, _, producer,
     ) = _FIXED.unpack_from(data)  # fmt: skip
     if flag_bits & ~int(_FLAGS_KNOWN):
@@ -273,6 +276,7 @@ def _parse(data: bytes) -> RecordHeader:
         tags=_names(data[FIXED_BYTES : -_CRC.size], tag_count),
         computed_from_ms=from_ms,
         computed_until_ms=until_ms,
+        expires_ms=expires_ms,
         origin_unknown=RecordFlag.ORIGIN_UNKNOWN in flags,
     )
     return RecordHeader(

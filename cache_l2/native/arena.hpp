@@ -62,6 +62,7 @@ struct CommitStamp {
   std::uint64_t computed_from_ms = 0;
   std::uint64_t computed_until_ms = 0;
   std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused; of a loaded page its birth
+  std::uint32_t expiry_s = 0;            // of a loaded page: boot-time second of its end, should that come before its place's
 };
 
 // The lesser of two views, of which 0 is none.

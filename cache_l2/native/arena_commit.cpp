@@ -153,7 +153,8 @@ bool Arena::refuse(std::uint32_t entry, std::uint64_t now_ns, Committed& out) {
 void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns) {
   Entry& shared = view_.entries[entry];
   Page& page = pages_[entry];
-  const std::uint64_t expiry_s = shared.parent_and_expiry.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+  std::uint64_t expiry_s = shared.parent_and_expiry.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+  if (stamp.expiry_s != 0 && (expiry_s == 0 || stamp.expiry_s < expiry_s)) expiry_s = stamp.expiry_s;
   std::uint64_t parent_generation = 0;
   std::uint64_t parent_plus_one = 0;
   if (page.parent != kNoEntry) {

@@ -172,8 +172,10 @@ nb::list commit(const PyArena& self, std::uint32_t row, const std::vector<std::u
 
 nb::tuple publish_loaded(const PyArena& self, std::uint32_t row, std::uint64_t reservation, const nb::bytes& incarnation,
                          std::uint64_t revision, std::uint64_t producer, std::uint64_t computed_from_ms,
-                         std::uint64_t computed_until_ms, std::uint64_t birth, std::uint64_t rests_on, std::uint64_t now_ns) {
-  const CommitStamp stamp = commit_stamp(incarnation, revision, producer, computed_from_ms, computed_until_ms, rests_on);
+                         std::uint64_t computed_until_ms, std::uint64_t birth, std::uint64_t rests_on, std::uint32_t expiry_s,
+                         std::uint64_t now_ns) {
+  CommitStamp stamp = commit_stamp(incarnation, revision, producer, computed_from_ms, computed_until_ms, rests_on);
+  stamp.expiry_s = expiry_s;
   const Committed c = self.core().publish_loaded(row, reservation, stamp, birth, now_ns);
   return nb::make_tuple(c.status, c.reason);
 }
@@ -329,7 +331,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("gives_way") = false)
       .def("publish_loaded", publish_loaded, nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
-           nb::arg("birth"), nb::arg("rests_on"), nb::arg("now_ns"))
+           nb::arg("birth"), nb::arg("rests_on"), nb::arg("expiry_s"), nb::arg("now_ns"))
       .def("loaded_lineage_known", [](const PyArena& self, std::uint32_t row, std::uint64_t reservation,
                                       std::uint64_t rests_on) { return self.core().loaded_lineage_known(row, reservation, rests_on); },
            nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("rests_on"))

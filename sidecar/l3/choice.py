@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from cache_l3.address import RedisServers, parse_servers
 from cache_l3.data_path import DataPath
 from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
-from cache_l3.verification import SHAPE
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.ids import NamespaceId
@@ -45,17 +44,6 @@ def choose_l3(settings: Settings, *, log_candidates: Sequence[str]) -> ChosenL3:
     return ChosenL3(servers, holds_log=holds_log)
 
 
-def data_path(servers: RedisServers) -> DataPath:
-    """What moves the bytes: the native engine, or threads of Python's for servers behind TLS. Raises OSError."""
-    if any(address.is_encrypted for address in servers.addresses):
-        from cache_l3.tls_path import TlsPath  # noqa: PLC0415 - only whoever encrypts needs it
-
-        return TlsPath(SHAPE)
-    from cache_l3.native_path import NativePath  # noqa: PLC0415 - a sidecar without L3 starts no engine
-
-    return NativePath(SHAPE)
-
-
 def record_store(
     chosen: ChosenL3, settings: Settings, path: DataPath, item_bytes: ItemBytes, *, clock: Clock
 ) -> RedisRecordStore:
@@ -69,7 +57,6 @@ def record_store(
             codec=_CODECS[settings.l3_codec],
             item_bytes=item_bytes,
             connections_per_shard=settings.l3_connections,
-            absent_memo_s=0.0,  # the planner remembers, and forgets what this node or its clients store
         ),
         path=path,
         clock=clock,

@@ -30,17 +30,18 @@ class Flights:
     def __len__(self) -> int:
         return len(self._pages)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no flight at all may begin."""
-        return len(self._pages) >= self._bounds.flights
+    def has_room(self, *, pages: int, size: int, is_waited: bool) -> bool:
+        """Whether `pages` more of `size` bytes each may begin; one may always, when there is nothing else.
 
-    def has_room(self, *, pages: int, size: int) -> bool:
-        """Whether `pages` more of `size` bytes each may begin; one may always, when there is nothing else."""
+        What nobody waits for never takes the last quarter of the places.
+        """
         flights = len(self._pages) + pages
         if flights == 1:
             return True
-        return flights <= self._bounds.flights and self.bytes + pages * size <= self._bounds.flight_bytes
+        flights_max, bytes_max = self._bounds.flights, self._bounds.flight_bytes
+        if not is_waited:
+            flights_max, bytes_max = flights_max - flights_max // 4, bytes_max - bytes_max // 4
+        return flights <= flights_max and self.bytes + pages * size <= bytes_max
 
     def begin(self, page: Page) -> int:
         """Number a new flight."""

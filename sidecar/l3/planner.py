@@ -425,7 +425,7 @@ class Planner:
 
     def _schedule(self) -> None:
         """Fetch in turns, a run of pages a row, while there are places."""
-        while not self._flights.is_full and (row := self._queue.first()) is not None:
+        while (row := self._queue.first()) is not None:
             run = [] if row.request.is_done else list(self._run(row))
             if run:
                 self._fetch(row, run)
@@ -447,7 +447,9 @@ class Planner:
         while row.cursor < row.fetchable and taken < self._bounds.run_pages:
             page = self._pages[row.key(row.cursor)]
             if page.state is PageState.THERE:
-                if not self._flights.has_room(pages=taken + 1, size=page.size):
+                if not self._flights.has_room(
+                    pages=taken + 1, size=page.size, is_waited=row.request.is_waited
+                ):
                     return
                 taken += 1
                 yield page

@@ -13,6 +13,7 @@ _MISSES = {
     RefuseReason.INVALIDATED: MissReason.INVALIDATED,
     RefuseReason.CLOSED: MissReason.CLOSED,
     RefuseReason.CORRUPT: MissReason.CORRUPT,
+    RefuseReason.EXPIRED: MissReason.EXPIRED,
     RefuseReason.UNKNOWN_NAMESPACE: MissReason.UNKNOWN_NAMESPACE,
 }
 

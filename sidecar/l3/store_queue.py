@@ -13,6 +13,8 @@ class Queued(NamedTuple):
     instance: int
     size: int
     since_ns: int
+    attempts: int = 0
+    """How often it was sent in vain."""
 
 
 class StoreQueue:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
 from cache_l3.data_path import DataPath
+from cache_l3.opening import open_data_path
 from cache_l3.record_store import L3Picture, RecordStore
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId
 from sidecar.config import Settings
-from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, data_path, record_store
+from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, record_store
 from sidecar.l3.loader import Loader, Observer
 from sidecar.l3.loads import Loads
 from sidecar.l3.residency import ResidentOnly
@@ -79,7 +80,7 @@ class L3Tier:
         path = None
         if records is None:
             assert chosen.servers is not None
-            path = data_path(chosen.servers)
+            path = open_data_path(chosen.servers)
             records = record_store(chosen, settings, path, _item_bytes(store), clock=clock)
         self._why_off = ""
         loader = Loader(store, records, clock=clock, bounds=bounds(settings), observe=observe)

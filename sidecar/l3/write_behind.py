@@ -24,6 +24,7 @@ from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import PageKey
 from kv_types.limits import (
     ANCESTORS_WALKED_MAX,
+    L3_STORE_ATTEMPTS_MAX,
     L3_STORE_BACKOFF_S_MAX,
     L3_STORE_BACKOFF_S_MIN,
     L3_STORE_BATCH_PAGES,
@@ -40,6 +41,8 @@ from sidecar.logs import logger
 _SECOND_NS = 1_000_000_000
 _OUT_OF_REACH = (MissReason.L3_UNAVAILABLE, MissReason.DEADLINE, MissReason.OVERLOADED, MissReason.CLOSED)
 """What says nothing of a record: it is asked again later."""
+_NO_ANSWER = (RefuseReason.UNREACHABLE, RefuseReason.DEADLINE, RefuseReason.OVERLOADED)
+"""What says nothing of the server's room: it is sent again later."""
 
 _log = logger("l3")
 
@@ -85,8 +88,8 @@ class WriteBehind:
         self._taking_in: asyncio.Handle | None = None
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
-        self._sending: dict[asyncio.Future[PutOutcome], int] = {}
-        """Payload bytes of each."""
+        self._sending: dict[asyncio.Future[PutOutcome], Queued] = {}
+        self._bytes_sending = 0
         self._in_batch = 0
         self._backoff_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +127,7 @@ class WriteBehind:
             "queued_pages": len(self._queue) + len(self._told),
             "queued_bytes": self._queue.bytes,
             "in_flight": len(self._sending) + self._in_batch,
-            "in_flight_bytes": sum(self._sending.values()),
+            "in_flight_bytes": self._bytes_sending,
             "oldest_ms": int(self._queue.oldest_s(self._clock.now_ns()) * 1000),
         }
 
@@ -215,7 +218,8 @@ class WriteBehind:
         known = []
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
-                known.append(RecordName(page.namespace, page.key))
+                if not there.page.expires_ms:  # else it has all the time that it may have
+                    known.append(RecordName(page.namespace, page.key))
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
@@ -226,10 +230,13 @@ class WriteBehind:
         """Try them again, later each time while L3 stays out of reach."""
         self._queue.put_back(out_of_reach)
         self._in_batch -= len(out_of_reach)
-        if not out_of_reach:
-            self._backoff_s = 0.0
+        if out_of_reach:
+            self._back_off()
         else:
-            self._backoff_s = min(max(L3_STORE_BACKOFF_S_MIN, 2 * self._backoff_s), L3_STORE_BACKOFF_S_MAX)
+            self._backoff_s = 0.0
+
+    def _back_off(self) -> None:
+        self._backoff_s = min(max(L3_STORE_BACKOFF_S_MIN, 2 * self._backoff_s), L3_STORE_BACKOFF_S_MAX)
 
     async def _is_known(self, page: PageDescription, there: PageDescription) -> bool:
         """Whether what L3 has is this page and surely valid, for everybody: a doubt is a reason to overwrite it (rule R4)."""
@@ -237,6 +244,8 @@ class WriteBehind:
             return False
         if there.birth == page.birth:
             return True
+        if there.expires_ms and not 0 < page.expires_ms <= there.expires_ms:
+            return False  # it would be gone before this one
         await asyncio.sleep(0)  # judging may walk its chain
         try:
             namespace = self._store.namespace(page.namespace).namespace
@@ -260,27 +269,34 @@ class WriteBehind:
         self._in_batch -= 1
         payload = memoryview(lease[0])
         future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
-        self._sending[future] = queued.size
+        self._sending[future] = queued
+        self._bytes_sending += queued.size
         future.add_done_callback(partial(self._sent, lease, page.key))
 
     def _has_room(self, size: int) -> bool:
         if not self._sending:
             return True
         pages = L3_STORES_IN_FLIGHT_WHILE_LOADING if self._is_loading() else L3_STORES_IN_FLIGHT_MAX
-        return (
-            len(self._sending) < pages and sum(self._sending.values()) + size <= L3_STORE_BYTES_IN_FLIGHT_MAX
-        )
+        return len(self._sending) < pages and self._bytes_sending + size <= L3_STORE_BYTES_IN_FLIGHT_MAX
 
     def _sent(self, lease: Lease, key: PageKey, future: asyncio.Future[PutOutcome]) -> None:
-        del self._sending[future]
+        queued = self._sending.pop(future)
+        self._bytes_sending -= queued.size
         lease.release()
         self._changed.set()
         outcome = future.result()
-        if isinstance(outcome, Refused):
-            self._counts[f"refused_{outcome.reason.name.lower()}"] += 1
-        else:
+        if not isinstance(outcome, Refused):
             self._counts["stored"] += 1
             self._stored_there((key,))
+        elif self._may_try_again(queued, outcome.reason):
+            self._queue.put_back([queued._replace(attempts=queued.attempts + 1)])
+            self._back_off()
+            self._work.set()
+        else:
+            self._counts[f"refused_{outcome.reason.name.lower()}"] += 1
+
+    def _may_try_again(self, queued: Queued, reason: RefuseReason) -> bool:
+        return reason in _NO_ANSWER and not self._is_closed and queued.attempts + 1 < L3_STORE_ATTEMPTS_MAX
 
     def _end(self, how: str) -> None:
         self._counts[how] += 1

@@ -370,6 +370,6 @@ def test_only_an_own_open_row_publishes() -> None:
     with pytest.raises(ValueError, match="producer"):
         arena.publish_loaded(
             row=world.row, reservation=reserved, incarnation=NO_LOG, revision=0, producer=2**32, computed_from_ms=0,
-            computed_until_ms=0, birth=1, rests_on=0, now_ns=0,
+            computed_until_ms=0, birth=1, rests_on=0, expiry_s=0, now_ns=0,
         )  # fmt: skip
     assert world.publish_loaded(reserved, 1) == STORED

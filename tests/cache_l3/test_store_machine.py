@@ -89,6 +89,8 @@ class RedisMachine(RecordStoreMachine):
 
     @rule()
     def connections_are_cut(self) -> None:
+        servers = self.opened.store.describe
+        self.run(until(lambda: servers().servers[0].connections > 0, what="a connection"))
         self.relay.cut_all()
 
 

@@ -248,24 +248,6 @@ async def test_the_largest_page_travels_and_a_larger_record_is_refused(shared_re
 
 
 @pytest.mark.asyncio
-async def test_what_is_absent_is_not_asked_for_again_for_a_moment_unless_stored(
-    shared_redis: RedisServer,
-) -> None:
-    async with opened(shared_redis.url, absent_memo_s=30.0) as store, opened(shared_redis.url) as neighbour:
-        names = [name(501), name(502), name(503)]
-        absent = [MissReason.ABSENT] * 3
-        assert await store.probe(names, deadline_ns=within(2.0)) == absent
-        asked = shared_redis.info("commandstats")["cmdstat_getrange"]["calls"]
-        assert await store.probe(names, deadline_ns=within(2.0)) == absent
-        assert shared_redis.info("commandstats")["cmdstat_getrange"]["calls"] == asked
-        assert await put(store, 502) is STORED
-        assert await put(neighbour, 503) is STORED
-        found = await store.probe(names, deadline_ns=within(2.0))
-        assert [isinstance(one, MissReason) for one in found] == [True, False, True]
-        assert not isinstance(await load(store, 503), MissReason), "a load always asks"
-
-
-@pytest.mark.asyncio
 async def test_a_record_with_the_other_kind_of_checksum_is_read(shared_redis: RedisServer) -> None:
     around, data = Around(lambda key: shared_redis.client), bytes(payload(601))
     for wrong in (0, 1):

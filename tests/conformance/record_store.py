@@ -37,7 +37,7 @@ class RecordBed:
         done = await self.store.store(
             describe(number, size=size), data, ttl_s=60, deadline_ns=self.within(5.0)
         )
-        assert done is STORED
+        assert done is STORED, (done, self.store.describe())
         return data
 
     async def load(self, number: int, where: memoryview) -> LoadedRecord | MissReason:

@@ -1,4 +1,4 @@
-"""A record store held against a dict: any order of stores, loads, probes, removals, renewals, damage, evictions and cancellations."""
+"""A record store held against a dict: stores, loads, probes, removals, renewals, damage, evictions, cancellations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RecordStoreMachine(RuleBasedStateMachine):
                 assert kept is not None
                 assert kept.is_damaged
             else:
-                assert end is MissReason.ABSENT
+                assert end is MissReason.ABSENT, (end, self.store.describe())
                 assert kept is None or kept.is_damaged
         for number in set(numbers):
             self.forget_damaged(number)

@@ -54,12 +54,12 @@ def chain(parent: bytes, token_ids: list[int], page_tokens: int, extras: dict[in
 
 def record() -> bytes:
     names = b"".join(bytes([len(name)]) + name for name in (b"tag", b"night/run"))
-    size = 4 + 2 + 2 + 4 + 96 + 24 + 16 + 28 + 16 + 4 + 64 + len(names) + 4
+    size = 4 + 2 + 2 + 4 + 96 + 24 + 16 + 28 + 24 + 4 + 64 + len(names) + 4
     header = struct.pack("<4sHHI", b"SKVR", 2, 2, size) + b"\x11" * 32 + b"\x22" * 32 + b"\x33" * 32
     header += struct.pack("<16sQ", b"\x44" * 16, 77)
     header += struct.pack("<QQ", 0x5152535455565758, 0x6162636465666768)
     header += struct.pack("<HHQQQ", 1, 2, 0x1122334455667788, 4096, 4000)
-    header += struct.pack("<QQ", 1_700_000_000_000, 1_700_000_000_250) + struct.pack(
+    header += struct.pack("<QQQ", 1_700_000_000_000, 1_700_000_000_250, 1_700_000_086_400) + struct.pack(
         "<BBH64s", 2, 4, 0, b"me/0"
     )
     return header + names + struct.pack("<I", zlib.crc32(header + names))

@@ -122,6 +122,7 @@ def test_the_record_header_encodes_to_the_golden_bytes() -> None:
         tags=(b"tag", b"night/run"),
         computed_from_ms=1_700_000_000_000,
         computed_until_ms=1_700_000_000_250,
+        expires_ms=1_700_000_086_400,
         origin_unknown=True,
     )
     header = RecordHeader(

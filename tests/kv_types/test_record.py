@@ -42,7 +42,7 @@ def header(**changes: Any) -> RecordHeader:
         "namespace": NamespaceId(b"\x01" * 32), "key": PageKey(b"\x02" * 32), "parent": PageKey(b"\x03" * 32),
         "stamp": Stamp(log_incarnation(b"\x04" * 16), 9), "payload_bytes": 16, "birth": 5, "rests_on": 6,
         "stored_bytes": 16, "checksum_kind": ChecksumKind.CRC32, "checksum": 0x01020304, "producer": b"node-a/3",
-        "computed_from_ms": 10, "computed_until_ms": 20, "tags": (b"t", b"other"),
+        "computed_from_ms": 10, "computed_until_ms": 20, "expires_ms": 30, "tags": (b"t", b"other"),
     }  # fmt: skip
     fields |= changes
     stored = {name: fields.pop(name) for name in _OF_HEADER if name in fields}

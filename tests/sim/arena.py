@@ -285,6 +285,7 @@ class ModelArena(PageTree):
         computed_until_ms: int,
         birth: int,
         rests_on: int,
+        expiry_s: int,
         now_ns: int,
     ) -> tuple[int, int]:
         entry = self._reserved_by(row, reservation)
@@ -295,6 +296,7 @@ class ModelArena(PageTree):
             self._end_reservation(entry)
             return int(PutStatus.REFUSED), int(reason)
         entry.birth, entry.rests_on = birth, rests_on
+        entry.expiry_s = min(filter(None, (entry.expiry_s, expiry_s)), default=0)
         self._tell(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
         entry.lineage_unknown = not rests_on_born(entry, rests_on)
         self._publish(entry)

@@ -182,7 +182,7 @@ class ArenaMachine(RuleBasedStateMachine):
         rests_on = data.draw(st.sampled_from(sorted(self.births)))
         terms: dict[str, Any] = {
             "row": one.row, "incarnation": bytes(16), "revision": revision, "producer": 1, "computed_from_ms": 10,
-            "computed_until_ms": 12, "now_ns": now_ns(),
+            "computed_until_ms": 12, "expiry_s": data.draw(st.sampled_from([0, 0, now_ns() // 10**9 + 1000])), "now_ns": now_ns(),
         }  # fmt: skip
         asked = self.model.loaded_lineage_known(row=one.row, reservation=one.model, rests_on=rests_on)
         assert asked == self.native.arena.loaded_lineage_known(

@@ -44,12 +44,14 @@ class FollowedStore(ArenaStore):
         lease_s: float = 600.0,
         log: LocalLog | None = None,
     ) -> None:
-        """`log`: one that other stores follow too."""
+        """`log`: one that other stores follow too. Its wall clock goes with its clock."""
         self.validity = Validity(skew_ms=int(config.skew_bound_s * 1000))
         self.clock = clock or BoottimeClock()
         self.log = log or LocalLog(clock=self.clock)
         self._lease_ns = int(lease_s * SECOND_NS)
-        super().__init__(config, clock=self.clock, judge=self.validity)
+        super().__init__(
+            config, clock=self.clock, judge=self.validity, wall_ms=lambda: self.clock.now_ns() // 1_000_000
+        )
         self.join()
         self.tick()
 

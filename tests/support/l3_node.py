@@ -79,6 +79,16 @@ class Node:
             is_loading=lambda: self.loader.is_loading,
         )  # fmt: skip
 
+    def put_for(self, keys: Sequence[PageKey], *, ttl_s: int) -> None:
+        """Store new pages that have so many seconds to live."""
+        store, row = self.store, self.store.own_row
+        places = store.reserve(row, self.record, None, packed(list(keys)), ttl_s)
+        for key, (_, _, _, offset) in zip(keys, places, strict=True):
+            memoryview(store.reader.slot(offset, self.record.page_bytes)).cast("B")[:] = page_of(
+                key, self.record.page_bytes
+            )
+        store.commit(row, [one[2] for one in places], stamp=store.stamp(), rests_on=0)
+
     def put(self, keys: Sequence[PageKey], *, start: int = 0) -> list[PutOutcome]:
         sources = [memoryview(page_of(key, self.record.page_bytes)) for key in keys[start:]]
         return self.store.put(self.record.id, keys, sources, stamp=self.store.stamp(), start=start)

@@ -187,6 +187,7 @@ class NativeArena:
         row: int | None = None,
         producer: int = 0,
         revision: int = 0,
+        expiry_s: int = 0,
         now: int | None = None,
     ) -> tuple[int, int]:
         """Publish one page that was computed elsewhere."""
@@ -200,6 +201,7 @@ class NativeArena:
             computed_until_ms=0,
             birth=birth,
             rests_on=rests_on,
+            expiry_s=expiry_s,
             now_ns=now_ns() if now is None else now,
         )
 

@@ -35,9 +35,9 @@ class OpenStore:
 
 
 async def open_store(urls: str, **settings: Any) -> OpenStore:
-    """Open one; settings are those of RecordStoreSettings, without a memo of what is absent unless asked for."""
+    """Open one; settings are those of RecordStoreSettings."""
     servers = parse_servers(urls)
-    wanted: dict[str, Any] = {"fleet": FLEET, "absent_memo_s": 0.0} | settings
+    wanted: dict[str, Any] = {"fleet": FLEET} | settings
     path = open_data_path(servers)
     store = RedisRecordStore(RecordStoreSettings(servers=servers, **wanted), path=path, clock=CLOCK)
     await store.start()

@@ -156,6 +156,20 @@ async def test_a_prefetch_can_be_cancelled() -> None:
         assert node.records.calls["load"] == 0
 
 
+async def test_prefetches_leave_places_for_those_who_wait() -> None:
+    async with nodes() as (node,):
+        ahead, wanted = fresh(200), fresh(4)
+        node.shelve(ahead)
+        node.shelve(wanted)
+        held = [node.records.hold("load") for _ in range(SMALL.flights - SMALL.flights // 4)]
+        node.loader.begin([node.row(ahead)], deadline_ns=node.within(30))
+        await held[-1].reached.wait()
+        assert node.loader.statistics()["flights"] == len(held)
+        assert await node.load(wanted) == [RowLoaded(4, 0, MissReason.NONE)]
+        for one in held:
+            one.release()
+
+
 async def test_rows_of_a_group_get_the_common_length_and_no_more_is_fetched() -> None:
     async with nodes() as (node,):
         first, second, third = fresh(10), fresh(10), fresh(10)

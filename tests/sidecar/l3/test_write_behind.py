@@ -8,7 +8,12 @@ from collections.abc import Mapping
 import pytest
 
 from kv_types.ids import Stamp, new_log_incarnation
-from kv_types.limits import L3_STORE_BATCH_PAGES, L3_STORES_IN_FLIGHT_MAX, L3_STORES_IN_FLIGHT_WHILE_LOADING
+from kv_types.limits import (
+    L3_STORE_ATTEMPTS_MAX,
+    L3_STORE_BATCH_PAGES,
+    L3_STORES_IN_FLIGHT_MAX,
+    L3_STORES_IN_FLIGHT_WHILE_LOADING,
+)
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.record import RESTS_ON_UNKNOWN, split_record
 from kv_types.selectors import Selector
@@ -188,6 +193,23 @@ async def test_what_l3_refuses_is_counted_by_its_reason() -> None:
         node.put(fresh(5))
         figures = await idle(node)
         assert (figures["refused_full"], figures["stored"]) == (1, 4)
+
+
+async def test_what_is_not_answered_is_sent_again_and_given_up_in_the_end() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        node.records.fail("store", RefuseReason.UNREACHABLE)
+        keys = fresh(2)
+        node.put(keys)
+        await node.time.run(1)
+        assert (await idle(node))["stored"] == 2
+        held = [node.records.hold("store") for _ in range(L3_STORE_ATTEMPTS_MAX)]
+        node.put(fresh(1))
+        await node.time.run(20)
+        figures = await idle(node)
+        assert figures["refused_deadline"] == 1
+        assert all(one.reached.is_set() for one in held)
+        assert node.store.reader.held() == 0
 
 
 async def test_no_record_outlives_its_page() -> None:

@@ -1,0 +1,205 @@
+"""Which L3 a sidecar has by its settings, and what it tells of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+from rich.console import Console
+
+from cache_l3.record_store import L3Picture, ServerPicture
+from kv_types.outcomes import MissReason
+from kv_types.record import Codec
+from kv_wire.gen import cache_pb2
+from sidecar.config import Settings, shown
+from sidecar.l3.choice import OFF_BY_SETTING, OFF_WITHOUT_URL, ChosenL3, bounds, choose_l3
+from sidecar.l3.loads import LoadRow, RowLoaded
+from sidecar.l3.metrics import l3_metrics, outcome_of
+from sidecar.l3.tier import L3State, L3Tier
+from stratakv.l3_status import render_l3, where_l3
+from tests.support.l3_node import fresh, nodes
+from tests.support.memory_records import MemoryRecords, MemoryShelf
+from tests.support.pages import packed
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(runtime_dir=Path("/tmp/nowhere"), **given)
+
+
+def test_without_a_url_there_is_no_l3_and_that_is_said() -> None:
+    assert choose_l3(settings(), log_candidates=()) == ChosenL3(None, OFF_WITHOUT_URL)
+    assert choose_l3(settings(l3=False), log_candidates=()) == ChosenL3(None, OFF_BY_SETTING)
+
+
+def test_it_is_known_whether_the_log_lies_on_the_same_servers() -> None:
+    together = settings(l3_url="redis://a:1,redis://b:2", log_replicas=1)
+    assert choose_l3(together, log_candidates=["redis://b:2"]).holds_log
+    assert not choose_l3(together, log_candidates=["redis://c:2"]).holds_log
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"l3_url": "redis+cluster://a:1"},
+        {"l3_url": "redis+cluster://a:1/3", "log_url": "redis://b"},
+        {"l3_url": "http://a:1"},
+        {"log_url": "redis+cluster://a:1"},
+        {"l3_ttl": "0"},
+        {"l3_codec": "gzip"},
+        {"l3_connections": 0},
+        {"l3_connections": 1000},
+        {"l3_deadline": "2h"},
+        {"l3_queue": "1KiB"},
+    ],
+)
+def test_settings_of_l3_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        settings(**given)
+
+
+def test_passwords_of_a_cluster_are_not_shown() -> None:
+    urls = "rediss+cluster://user:secret@a:1,b:2"
+    made = settings(l3_url=urls, log_url="redis://log")
+    assert "secret" not in shown("l3_url", made.l3_url)
+    assert choose_l3(made, log_candidates=["redis://log:6379"]).servers is not None
+
+
+def test_bounds_follow_the_arena() -> None:
+    assert bounds(settings(arena_size="1GiB")).flight_bytes == 2**28
+    assert {codec.name for codec in Codec} == {"RAW", "ZSTD_PLANES"}
+
+
+@pytest.mark.asyncio
+async def test_a_sidecar_without_l3_tells_what_is_here() -> None:
+    async with nodes() as (node,):
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None, OFF_WITHOUT_URL), settings(), clock=node.time
+        )
+        await tier.start()
+        keys = fresh(5)
+        node.put(keys[:3])
+        row = LoadRow(node.record.id, None, packed(keys))
+        assert not tier.loads.is_available
+        load = tier.loads.begin([row], deadline_ns=0)
+        assert await load.wait() == load.so_far() == [RowLoaded(3, 3, MissReason.ABSENT)]
+        load.cancel()
+        assert tier.state() == L3State(why_off=OFF_WITHOUT_URL)
+        await tier.drain(1)
+        await tier.close()
+
+
+@pytest.mark.asyncio
+async def test_a_tier_lives_and_ends_with_all_its_parts() -> None:
+    async with nodes() as (node,):
+        shelf = MemoryShelf(clock=node.time)
+        records = MemoryRecords(shelf, clock=node.time)
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None), settings(), clock=node.time, records=records
+        )
+        await tier.start()
+        keys = fresh(4)
+        node.put(keys)
+        await tier.drain(10)
+        assert len(shelf.names()) == 4
+        assert tier.state().stores["stored"] == 4
+        await tier.close()
+        await tier.close()
+        assert tier.state().why_off
+
+
+PICTURE = L3Picture(
+    "cluster",
+    (
+        ServerPicture("redis://a:1", "closed", 4, "", "yes"),
+        ServerPicture("redis://b:2", "open", 0, "it does not answer", "full"),
+    ),
+    trouble="no server answers",
+)
+STATE = L3State(
+    picture=PICTURE,
+    loads={"requests": 2, "flights": 3, "flight_bytes": 12, "loaded": 5},
+    stores={"offered": 9, "stored": 4, "known": 1, "gone": 2, "dropped_queue_full": 1, "refused_full": 1,
+            "queued_pages": 7, "queued_bytes": 70, "in_flight": 1, "oldest_ms": 1500},
+    records={"loaded": 6, "loaded_bytes": 60, "corrupt": 1, "load_missed_deadline": 2, "probe_missed_absent": 8},
+)  # fmt: skip
+
+
+def rendered(state: L3State) -> str:
+    class Once(Collector):
+        def collect(self) -> list[Metric]:
+            return list(l3_metrics(state))
+
+    registry = CollectorRegistry()
+    registry.register(Once())
+    return generate_latest(registry).decode()
+
+
+def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() -> None:
+    text = rendered(STATE)
+    for line in (
+        "stratakv_l3_enabled 1.0",
+        'stratakv_l3_server_available{server="redis://a:1"} 1.0',
+        'stratakv_l3_server_available{server="redis://b:2"} 0.0',
+        'stratakv_l3_server_writable{server="redis://b:2"} 0.0',
+        "stratakv_l3_loaded_pages_total 6.0",
+        "stratakv_l3_corrupt_records_total 1.0",
+        'stratakv_l3_load_misses_total{reason="deadline"} 2.0',
+        'stratakv_l3_probe_misses_total{reason="absent"} 8.0',
+        'stratakv_l3_lost_pages_total{reason="dropped_queue_full"} 1.0',
+        'stratakv_l3_lost_pages_total{reason="gone"} 2.0',
+        "stratakv_l3_queued_pages 7.0",
+        "stratakv_l3_queue_age_seconds 1.5",
+        "stratakv_l3_flights 3.0",
+    ):
+        assert line in text.splitlines(), line
+    assert rendered(L3State(why_off="off")).splitlines()[-1] == "stratakv_l3_enabled 0.0"
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        ([RowLoaded(3, 1, MissReason.NONE)], "whole"),
+        ([RowLoaded(3, 1, MissReason.ABSENT), RowLoaded(2, 2, MissReason.NONE)], "part"),
+        ([RowLoaded(2, 2, MissReason.ABSENT)], "nothing"),
+        ([RowLoaded(2, 1, MissReason.NONE), RowLoaded(0, 0, MissReason.DEADLINE)], "late"),
+    ],
+)
+def test_loads_are_timed_by_what_came_of_them(rows: list[RowLoaded], outcome: str) -> None:
+    assert outcome_of(rows) == outcome
+
+
+def test_status_shows_servers_pages_and_what_is_wrong() -> None:
+    told = cache_pb2.L3Status(
+        kind="cluster", trouble="no server answers", loads=dict(STATE.loads), stores=dict(STATE.stores),
+        records=dict(STATE.records),
+        servers=[
+            cache_pb2.L3ServerStatus(
+                server=one.server, breaker=one.breaker, connections=one.connections, last_error=one.last_error,
+                writes=one.writes,
+            )
+            for one in PICTURE.servers
+        ],
+    )  # fmt: skip
+    console = Console(width=200, record=True)
+    for part in render_l3(told):
+        console.print(part)
+    text = console.export_text()
+    for word in (
+        "redis://b:2",
+        "open",
+        "it does not answer",
+        "full 1",
+        "gone 2",
+        "absent 8",
+        "no server answers",
+    ):
+        assert word in text, word
+    assert where_l3(told) == "redis://a:1, redis://b:2 (cluster)"
+    off = cache_pb2.L3Status(why_off=OFF_WITHOUT_URL)
+    assert where_l3(off) == f"off: {OFF_WITHOUT_URL}"
+    assert render_l3(off) == []
