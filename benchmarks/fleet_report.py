@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -41,6 +42,9 @@ def circumstances(load_average: float) -> str:
     told = f"Load average when it began: {load_average:.1f}."
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         told += " Run with real-time priority (`chrt -r 5`), so that it had the processors to itself."
+    group = Path("/proc/self/autogroup")
+    if group.exists() and not group.read_text().strip().endswith("nice 0"):
+        told += f" Run as a group of processes with {group.read_text().split(maxsplit=1)[1].strip()} beside others."
     return told
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from sidecar.log.private_redis import find_redis_server
 
 START_S_MAX = 20.0
 _POLL_S = 0.02
+_PORT_MAX = 65_535
+_BUS_PORT_AFTER = 10_000
+"""A cluster node's bus listens so many ports above its clients' port."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,19 @@ class OwnRedis:
 
 
 @contextlib.contextmanager
-def own_redis(*, follows: OwnRedis | None = None) -> Iterator[OwnRedis]:
+def own_redis(
+    *, follows: OwnRedis | None = None, options: Sequence[str] = (), is_cluster_node: bool = False
+) -> Iterator[OwnRedis]:
     """Run a server, or a replica in sync with another one; raises RuntimeError when there is none, or it fails."""
     binary = find_redis_server()
     if binary is None:
         raise RuntimeError("no redis-server to measure: install one, or the extra stratakv[redis-server]")
     with tempfile.TemporaryDirectory(prefix="stratakv-bench-") as directory:
-        path, port = Path(directory) / "s", _free_port()
+        path, port = Path(directory) / "s", _free_port(room_above=_BUS_PORT_AFTER if is_cluster_node else 0)
         command = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), str(binary)]
         command += ["--bind", "127.0.0.1", "--port", str(port), "--unixsocket", str(path), "--dir", directory]
         command += ["--save", "", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
+        command += options
         if follows is not None:
             command += ["--replicaof", f"127.0.0.1 {follows.port}"]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -88,7 +94,10 @@ def _wait(client: Redis, *, in_sync: bool) -> None:
     raise RuntimeError(f"a redis-server did not come up within {START_S_MAX} s")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_port(*, room_above: int = 0) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + room_above <= _PORT_MAX:
+            return port

@@ -1,15 +1,18 @@
-"""A plain process at the other end of a socket: it sends and accepts the bytes of pages, and knows no protocol to speak of."""
+"""A plain process at the other end of a socket: it sends and accepts the bytes of pages, and knows no protocol to speak of.
+
+It has one thread for all its connections, as the servers have whose place it takes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
+import selectors
 import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,18 +51,6 @@ def raw_peer(directory: Path, *, name: str, pages: int, page_bytes: int) -> Iter
             process.stdout.close()
 
 
-def _serve(connection: socket.socket, memory: memoryview, page_bytes: int) -> None:
-    with contextlib.suppress(OSError):
-        while request := connection.recv(REQUEST.size, socket.MSG_WAITALL):
-            verb, first, count = REQUEST.unpack(request)
-            place = memory[first * page_bytes : (first + count) * page_bytes]
-            if verb == LOAD:
-                connection.sendall(place)
-            else:
-                receive(connection, place)
-                connection.sendall(DONE)
-
-
 def receive(connection: socket.socket, place: memoryview) -> None:
     """Fill a place in as few calls as can be. Raises OSError when the connection ends before."""
     done = 0
@@ -70,28 +61,82 @@ def receive(connection: socket.socket, place: memoryview) -> None:
         done += count
 
 
-def _accept(listener: socket.socket, memory: memoryview, page_bytes: int) -> None:
-    while True:
-        connection, _ = listener.accept()
+class _Connection:
+    """What is under way on one connection; it does not block."""
+
+    def __init__(self, connection: socket.socket, memory: memoryview, page_bytes: int) -> None:
+        connection.setblocking(False)
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=_serve, args=(connection, memory, page_bytes), daemon=True).start()
+        self.socket = connection
+        self._memory = memory
+        self._page_bytes = page_bytes
+        self._sending = memory[:0]
+        self._receiving = memory[:0]
+
+    @property
+    def wants(self) -> int:
+        """What to wait for."""
+        return selectors.EVENT_WRITE if len(self._sending) else selectors.EVENT_READ
+
+    def step(self) -> None:
+        """Move what can be moved in one call. Raises OSError at the end, BlockingIOError when nothing can."""
+        if len(self._sending):
+            self._sending = self._sending[self.socket.send(self._sending) :]
+        elif len(self._receiving):
+            self._receiving = self._receiving[self.socket.recv_into(self._receiving) :]
+            if not len(self._receiving):
+                self.socket.sendall(DONE)
+        else:
+            self._take_request()
+
+    def _take_request(self) -> None:
+        request = self.socket.recv(REQUEST.size)
+        if len(request) < REQUEST.size:
+            raise OSError("the connection ended")
+        verb, first, count = REQUEST.unpack(request)
+        place = self._memory[first * self._page_bytes : (first + count) * self._page_bytes]
+        if verb == LOAD:
+            self._sending = place
+        else:
+            self._receiving = place
 
 
 def main(path: str, pages: int, page_bytes: int) -> None:
-    """Serve until ended."""
+    """Serve until ended, all connections in one thread."""
     memory = memoryview(mmap.mmap(-1, pages * page_bytes))
     for at in range(0, len(memory), mmap.PAGESIZE):
         memory[at] = at >> 12 & 0xFF
     listeners = [socket.socket(socket.AF_UNIX), socket.socket()]
     listeners[0].bind(path)
     listeners[1].bind(("127.0.0.1", 0))
+    waiting = selectors.DefaultSelector()
     for listener in listeners:
         listener.listen(64)
-    threading.Thread(target=_accept, args=(listeners[0], memory, page_bytes), daemon=True).start()
+        waiting.register(listener, selectors.EVENT_READ)
     sys.stdout.write(f"{listeners[1].getsockname()[1]}\n")
     sys.stdout.flush()
-    _accept(listeners[1], memory, page_bytes)
+    while True:
+        for key, _ in waiting.select():
+            if key.data is None:
+                accepted, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                waiting.register(accepted, selectors.EVENT_READ, _Connection(accepted, memory, page_bytes))
+            else:
+                _serve(waiting, key.data)
+
+
+def _serve(waiting: selectors.BaseSelector, connection: _Connection) -> None:
+    wanted = connection.wants
+    try:
+        connection.step()
+    except BlockingIOError:
+        return
+    except OSError:
+        waiting.unregister(connection.socket)
+        connection.socket.close()
+        return
+    if connection.wants != wanted:
+        waiting.modify(connection.socket, connection.wants, connection)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Regenerates docs/benchmarks.md and its plots: parts from one node, from fleets and from one event loop (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: parts from one node, L3, fleets and one event loop (`make bench`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, local, loop_turns
+from benchmarks import fleet_report, l3, local, loop_turns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -42,6 +42,7 @@ class Part(StrEnum):
     """Parts of the page; each can be measured anew by itself."""
 
     NODE = "node"
+    L3 = "l3"
     FLEET = "fleet"
     REDIS = "redis"
     LOOP = "loop"
@@ -165,6 +166,11 @@ def main(
         plot(results, DOCS / "benchmarks-copies.png")
         console.print(local.table(results))
         parts[Part.NODE] = node_part(results)
+    if Part.L3 in wanted:
+        pages = l3.measure(console)
+        console.print(l3.table(pages))
+        told = [*l3.lines(pages), "", fleet_report.circumstances(pages.load_average)]
+        parts[Part.L3] = "\n".join([*told, "", machine_line(pages.machine)])
     if Part.FLEET in wanted:
         parts[Part.FLEET] = "\n".join([*fleet_report.measure(console), "", machine_line(local.machine())])
     if Part.REDIS in wanted:

@@ -121,7 +121,7 @@ class Arena:
         generation in the high half, entry + 1 in the low (so a page stored by the caller has its reservation id plus
         2**32); 0: nothing was reused, 2**64 - 1: unknown. A page that has it not among its ancestors, or not within the
         bounded number that is looked at, is flagged: its lineage is unknown. Each page is given a birth, and keeps the
-        birth of what it rests on.
+        line of what it rests on: the births from the root down to there, as one number.
         """
     def publish_loaded(
         self,
@@ -142,7 +142,7 @@ class Arena:
 
         Its time ends with `expiry_s` (boot-time seconds; 0: never) or with what was reserved, whichever comes first.
 
-        `rests_on` is a birth: that of the deepest page that its request reused, 0: nothing, 2**64 - 1: unknown. One that
+        `rests_on` is a line: that of the deepest page that its request reused, 0: nothing, 2**64 - 1: unknown. One that
         none of the page's ancestors has, as far as they are looked at, flags the page as commit does.
         """
     def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
@@ -210,7 +210,7 @@ class Arena:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""
     def describe(self, instance: int) -> dict[str, int | bytes] | None:
-        """What `find` tells but for access times and leases, with `birth` and `rests_on` (a birth, 0 or 2**64 - 1), of the
+        """What `find` tells but for access times and leases, with `birth`, `line` and `rests_on` (a line, 0 or 2**64 - 1), of the
         visible page that is this instance; None: it is gone. Looks at no lease."""
     def statistics(self) -> dict[str, int]:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,

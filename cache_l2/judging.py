@@ -56,7 +56,7 @@ class JudgedArena(Protocol):
 class CommitTerms:
     """What all pages of one commit share. `rests_on` is the instance of the deepest page that their request reused.
 
-    Of a loaded page it is a birth, and `producer` and `tags` are None where they can't be told any more.
+    Of a loaded page it is a line, and `producer` and `tags` are None where they can't be told any more.
     """
 
     stamp: Stamp

@@ -48,6 +48,7 @@ class Engine:
         header_bytes_min: int,
         header_bytes_max: int,
         window: int,
+        window_bytes: int,
         passed_over_max: int,
         line_bytes_max: int,
         reply_bytes_max: int,

@@ -105,11 +105,14 @@ def parse_servers(urls: str) -> RedisServers:
     """Read one URL or several with a comma between; raises ConfigError.
 
     Beside those of `parse_addresses`: `redis+cluster://[user:password@]host[:port]` and `rediss+cluster://…`, whose further
-    servers may be named as `host[:port]` alone.
+    servers may be named as `host[:port]` alone, and whose options may stand behind the last.
     """
     parts = [part.strip() for part in urls.split(",")]
     if not parts[0].partition("://")[0].endswith(_CLUSTER):
         return RedisServers(parse_addresses(urls), is_cluster=False)
+    last, mark, options = parts[-1].partition("?")
+    if mark and "://" not in last:  # they stand behind the last server, and are meant for all
+        parts[0], parts[-1] = f"{parts[0]}?{options}", last
     first = parse_address(_without_cluster(parts[0]))
     if first.scheme == "unix":
         raise ConfigError("servers of a Cluster are reached over TCP; name one by redis+cluster://")

@@ -35,10 +35,11 @@ class MemoryPicture:
 
 
 class Capacity:
-    """What is known of one server's memory. `holds_log`: the fleet's log lies there too."""
+    """What is known of one server's memory. `holds_log`: the fleet's log lies there too. `reserve`: the part left free."""
 
-    def __init__(self, *, holds_log: bool) -> None:
+    def __init__(self, *, holds_log: bool, reserve: float = L3_RESERVE_FRACTION) -> None:
         self._holds_log = holds_log
+        self._reserve = reserve
         self._picture: MemoryPicture | None = None
         self._written_bytes = 0
         self._was_refused = False
@@ -66,7 +67,7 @@ class Capacity:
         picture = self._picture
         if picture is None or picture.bytes_max == 0 or self._makes_room(picture.policy):
             return None
-        return picture.bytes_max - reserve_bytes(picture.bytes_max)
+        return picture.bytes_max - reserve_bytes(picture.bytes_max, self._reserve)
 
     def told(self, picture: MemoryPicture | None) -> None:
         """It has been asked again; None: it does not say."""
@@ -92,9 +93,9 @@ def allocated_bytes(record_bytes: int) -> int:
     return -(-record_bytes // step) * step + _KEY_BYTES
 
 
-def reserve_bytes(bytes_max: int) -> int:
-    """What pages leave free of so much memory, half of it at most."""
-    return min(max(int(bytes_max * L3_RESERVE_FRACTION), L3_RESERVE_BYTES_MIN), bytes_max // 2)
+def reserve_bytes(bytes_max: int, reserve: float = L3_RESERVE_FRACTION) -> int:
+    """What pages leave free of so much memory: a part of it, L3_RESERVE_BYTES_MIN at least, half of it at most."""
+    return min(max(int(bytes_max * reserve), L3_RESERVE_BYTES_MIN), bytes_max // 2)
 
 
 def read_memory(info: Mapping[str, str]) -> MemoryPicture | None:

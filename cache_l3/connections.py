@@ -19,8 +19,8 @@ from kv_types.limits import L3_CONNECTING_MAX
 Command = Sequence[bytes | str]
 REMEDIES = {
     "denied": (
-        "give its user the right to GET, SET, GETRANGE, EXPIRE, UNLINK, PING and INFO, in a Cluster to CLUSTER SLOTS and ASKING: "
-        "ACL SETUSER <user> ~stratakv:* +@read +@write +@connection +info +cluster|slots"
+        "give its user what pages need: ACL SETUSER <user> ~stratakv:* +get +set +getrange +expire +unlink +ping +info +select, "
+        "in a Cluster also +asking +cluster|slots"
     ),
     "version": "use Redis 6.2 or later, or Valkey",
     "disk": "look at its disk: it refuses writes until it can save again",
@@ -45,10 +45,17 @@ class Connector:
 
     async def open(self, address: RedisAddress, *, timeout_s: float) -> socket.socket:
         """A socket on which nothing is under way, of a server that has answered a PING. Raises ConnectError."""
-        opening, is_taken = self._threads.submit(_open, address, timeout_s), False
         try:
-            async with asyncio.timeout(timeout_s):
-                made = await asyncio.shield(asyncio.wrap_future(opening))
+            opening = self._threads.submit(_open, address, timeout_s)
+        except RuntimeError as error:  # closed, or the machine gives no more threads
+            raise connect_error(address, error) from error
+        ended, is_taken = asyncio.wrap_future(opening), False
+        ended.add_done_callback(_heed)
+        try:
+            await asyncio.wait([ended], timeout=timeout_s)
+            if not ended.done():
+                raise TimeoutError(f"not connected within {timeout_s} s")  # noqa: TRY301 - one way out
+            made = ended.result()
             is_taken = True
         except Exception as error:  # whatever a broken or hostile server makes redis-py or its parser raise
             raise connect_error(address, error) from error
@@ -84,15 +91,18 @@ class Control:
             raise connect_error(self._address, error, is_new=is_new) from error
         finally:
             if not is_done:
-                self._connection = None
-                await connection.disconnect(nowait=True)
+                await self.close()
         return replies
 
     async def close(self) -> None:
-        """Close the connection; the next question opens another."""
+        """Drop the connection; the next question opens another. A good end of TLS would wait for a server that may hang."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect()
+        if connection is None:
+            return
+        writer = connection._writer
+        if writer is not None:
+            writer.transport.abort()
+        await connection.disconnect(nowait=True)
 
 
 async def exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[object]:
@@ -136,6 +146,12 @@ def _taken(connection: ThreadedConnection) -> socket.socket:
     if not isinstance(taken, socket.socket):
         raise ConnectionError("the connection was lost as soon as it was open")
     return taken
+
+
+def _heed(ended: asyncio.Future[socket.socket]) -> None:
+    """What it failed with may come too late to be told to anybody."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def _throw_away(opening: Future[socket.socket]) -> None:

@@ -48,6 +48,7 @@ _BY_TYPE: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.AuthenticationError, "denied"),
     (exceptions.BusyLoadingError, "loading"),
     (exceptions.TimeoutError, "timeout"),
+    (TimeoutError, "timeout"),
     (exceptions.InvalidResponse, "malformed"),
     (exceptions.ConnectionError, "unreachable"),
     (asyncio.IncompleteReadError, "unreachable"),

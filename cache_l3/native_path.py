@@ -37,6 +37,7 @@ from kv_types.limits import (
     L3_PASSED_OVER_MAX,
     L3_REPLY_BYTES_MAX,
     L3_REQUESTS_MAX,
+    L3_WINDOW_BYTES,
     L3_WINDOW_DEFAULT,
     L3_WINDOW_MAX,
 )
@@ -79,8 +80,8 @@ class NativePath:
         self._shape = shape
         self._engine = Engine(
             size_at=shape.size_at, checksum_at=shape.checksum_at, header_bytes_min=shape.bytes_min,
-            header_bytes_max=shape.bytes_max, window=window, passed_over_max=L3_PASSED_OVER_MAX,
-            line_bytes_max=L3_LINE_BYTES_MAX, reply_bytes_max=L3_REPLY_BYTES_MAX,
+            header_bytes_max=shape.bytes_max, window=window, window_bytes=L3_WINDOW_BYTES,
+            passed_over_max=L3_PASSED_OVER_MAX, line_bytes_max=L3_LINE_BYTES_MAX, reply_bytes_max=L3_REPLY_BYTES_MAX,
         )  # fmt: skip
         self._transfers: dict[int, tuple[Transfer, Callable[[Any], object]]] = {}
         self._connections: dict[int, tuple[int, Callable[[str], None]]] = {}

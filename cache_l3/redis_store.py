@@ -32,6 +32,7 @@ from kv_types.limits import (
     L3_DISCARDS_MAX,
     L3_ENCODED_MAX,
     L3_PROBE_RECORDS_MAX,
+    L3_RESERVE_FRACTION,
     L3_ZSTD_LEVEL_DEFAULT,
     RECORD_BYTES_MAX,
     TTL_S_MAX,
@@ -71,6 +72,8 @@ class RecordStoreSettings:
     servers: RedisServers
     fleet: str
     holds_log: bool = False
+    reserve: float = L3_RESERVE_FRACTION
+    """The part of a server's maxmemory that pages leave free, where it evicts none of them."""
     codec: Codec = Codec.RAW
     zstd_level: int = L3_ZSTD_LEVEL_DEFAULT
     item_bytes: Callable[[NamespaceId], int] = lambda _: 2
@@ -103,7 +106,8 @@ class RedisRecordStore:
         self._router = Router(
             settings.servers, path=path, clock=clock,
             terms=ShardTerms(
-                connections=settings.connections_per_shard, holds_log=settings.holds_log, breaker=settings.breaker
+                connections=settings.connections_per_shard, holds_log=settings.holds_log,
+                reserve=settings.reserve, breaker=settings.breaker,
             ),
         )  # fmt: skip
         self._questions = Questions(self._router, path=path, clock=clock)

@@ -65,9 +65,10 @@ class Aim:
     asking: bool = False
 
 
+_CLOSING_TURNS = 3
+"""Turns of the loop in which asyncio closes connections, those of TLS too."""
 _DOWN = frozenset({"LOADING", "MASTERDOWN"})
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "READONLY"})
-_ELSEWHERE = frozenset({"CLUSTERDOWN", "READONLY"})
 
 
 class Router:
@@ -118,7 +119,8 @@ class Router:
         shards = list(self._shards.values())
         self._shards.clear()
         await asyncio.gather(*(shard.close() for shard in shards), *self._leaving)
-        await asyncio.sleep(0)  # connections of asyncio's are closed in the loop's next turn
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     def describe(self) -> tuple[ServerPicture, ...]:
         """Shards as people see them."""
@@ -214,7 +216,9 @@ class Router:
         shard.note_reply(error.text)
         if error.code in _DOWN:
             shard.is_down(error.text)
-        if error.code in _ELSEWHERE:
+        if error.code == "READONLY":
+            self._is_replica(shard)
+        if error.code == "CLUSTERDOWN":
             self._topology.suspect(shard.address)
         if error.code in _LATER:
             return None
@@ -235,6 +239,12 @@ class Router:
         return may
 
     # --- shards ---
+
+    def _is_replica(self, shard: Shard) -> None:
+        """Somebody else is the primary: another candidate, or another server under the same name."""
+        self._topology.suspect(shard.address)
+        if self._topology.servers() == [shard.address]:
+            shard.renew()
 
     def _redirected(self, aim: Aim, error: ServerError) -> Aim:
         source = aim.shard.address
@@ -261,7 +271,7 @@ class Router:
                 return None
             shard = Shard(
                 address, path=self._path, connector=self._connector, clock=self._clock, terms=self._terms,
-                on_suspect=lambda suspect: self._topology.suspect(suspect.address),
+                on_suspect=lambda suspect: self._topology.suspect(suspect.address), on_replica=self._is_replica,
             )  # fmt: skip
             self._shards[address.label] = shard
             shard.start()

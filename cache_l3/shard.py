@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ from kv_types.limits import (
     L3_OPENINGS_BURST_MAX,
     L3_OPENINGS_PER_S_MAX,
     L3_REOPEN_S,
+    L3_RESERVE_FRACTION,
     L3_RETRIES_BURST_MAX,
     L3_RETRIES_PER_S_MAX,
 )
@@ -40,13 +42,15 @@ class ShardTerms:
 
     connections: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
     holds_log: bool = False
+    reserve: float = L3_RESERVE_FRACTION
+    """The part of a server's maxmemory that pages leave free, where it evicts none of them."""
     breaker: BreakerTerms = field(default_factory=BreakerTerms)
 
 
 class Shard:
     """One primary. A task of its own keeps its connections open, looks after its memory, and probes it while it is down.
 
-    `on_suspect(shard)` is called when it went down, or says that it is a replica.
+    `on_suspect(shard)` is called when it went down, `on_replica(shard)` when it says that it is one.
     """
 
     def __init__(
@@ -58,13 +62,14 @@ class Shard:
         clock: Clock,
         terms: ShardTerms,
         on_suspect: Callable[[Shard], None],
+        on_replica: Callable[[Shard], None],
     ) -> None:
         self.address = address
         self.number = path.open_shard()
         """The data path's; another one after each time that it went down."""
         self.breaker = Breaker(terms.breaker)
         self.retries = RetryBudget(burst=L3_RETRIES_BURST_MAX, per_s=L3_RETRIES_PER_S_MAX)
-        self.capacity = Capacity(holds_log=terms.holds_log)
+        self.capacity = Capacity(holds_log=terms.holds_log, reserve=terms.reserve)
         self.used_ns = clock.now_ns()
         """When somebody asked it for something last."""
         self._path = path
@@ -72,9 +77,11 @@ class Shard:
         self._clock = clock
         self._terms = terms
         self._on_suspect = on_suspect
+        self._on_replica = on_replica
         self._control = Control(address)
         self._connections = 0
         self._openings = RetryBudget(burst=L3_OPENINGS_BURST_MAX, per_s=L3_OPENINGS_PER_S_MAX)
+        self._renewals = RetryBudget(burst=1, per_s=1 / L3_LOOK_S)
         self._reopen_s = L3_REOPEN_S
         self._look_due_ns = clock.now_ns()
         self._last_error = ""
@@ -91,7 +98,8 @@ class Shard:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._path.close_shard(self.number)
+        with contextlib.suppress(ClosedError):
+            self._path.close_shard(self.number)
         await self._control.close()
 
     # --- what requests tell ---
@@ -111,6 +119,11 @@ class Shard:
         self.note(why)
         if self.breaker.trip(self._clock.now_ns()):
             self._shut()
+
+    def renew(self) -> None:
+        """Connect anew, now and then at most: its name may stand for another server by now. Requests are to be sent again."""
+        if self.breaker.lets_through and self._renewals.take(self._clock.now_ns()):
+            self._drop_connections()
 
     def note(self, why: str) -> None:
         """Remember the newest trouble, for people."""
@@ -184,7 +197,7 @@ class Shard:
             return False
         try:
             self._path.add_connection(number, connection, on_lost=lambda why: self._lost(number, why))
-        except (LimitExceededError, ClosedError) as error:
+        except (LimitExceededError, ClosedError, OSError) as error:
             connection.close()
             self.note(str(error))
             return False
@@ -218,15 +231,18 @@ class Shard:
         self.capacity.told(read_memory(_read(memory)))
         if _read(replication).get("role") == "slave":
             self.note(f"{self.address.label} is a replica; name its primary too")
-            self._on_suspect(self)
+            self._on_replica(self)
 
     def _shut(self) -> None:
         """It went down: whatever waits for it ends now, not at its deadline."""
+        self._drop_connections()
+        self._on_suspect(self)
+
+    def _drop_connections(self) -> None:
         self._path.close_shard(self.number)
         self.number = self._path.open_shard()
         self._connections = 0
         self._changed.set()
-        self._on_suspect(self)
 
 
 def _read(reply: object) -> dict[str, str]:

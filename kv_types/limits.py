@@ -168,6 +168,8 @@ LOG_BACKOFF_S_MAX = 1.0
 L3_WINDOW_DEFAULT = 4
 """Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
 L3_WINDOW_MAX = 64
+L3_WINDOW_BYTES = 512 * 1024
+"""A connection that has so many bytes under way takes no further request: what its server piles up stays in a near cache."""
 L3_PASSED_OVER_MAX = 8
 """How often more urgent requests of a shard go before one that waits."""
 L3_CONNECTIONS_MAX = 1024
@@ -219,7 +221,7 @@ L3_LOOK_ANSWER_S = 1.0
 """How often a server is asked for its memory and role, and how long it may take to answer."""
 L3_TABLE_S = 1.0
 """How long one server may take to tell a Cluster's slot table before another is asked."""
-L3_REFRESH_S_MIN = 0.1
+L3_REFRESH_S_MIN = 0.25
 L3_REFRESH_S = 30.0
 """How often a Cluster's slot table is read anew: after trouble at most, and without any."""
 L3_PROBE_RECORDS_MAX = 64
@@ -232,6 +234,7 @@ L3_DISCARDS_MAX = 64
 L3_DISCARD_S = 1.0
 """Damaged records that are removed at a time, and how long each may take."""
 L3_RESERVE_FRACTION = 0.1
+L3_RESERVE_FRACTION_MAX = 0.5
 L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
 """What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
 L3_ZSTD_LEVEL_DEFAULT = 1

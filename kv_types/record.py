@@ -98,7 +98,8 @@ class PageDescription:
     """Which page it is and how it came to be; `parent` is None for the first page of a chain.
 
     `birth` is drawn when a page is committed for the first time anywhere (`new_birth`) and travels with it: one
-    computation, one birth. `rests_on` is the birth of the deepest page that its request reused, or RESTS_ON_NOTHING, or
+    computation, one birth. `rests_on` is the line of the deepest page that its request reused (the births from the root down
+    to it, as one number: a page may stand on others elsewhere, and what was computed from it may not), or RESTS_ON_NOTHING, or
     RESTS_ON_UNKNOWN. `producer` computed it between two readings of its wall clock (Unix ms); `tags` are its request's.
     `expires_ms` is when its time is over, by the wall clock of the sidecar that stored it (Unix ms), 0 for never.
     Raises InvalidArgumentError, LimitExceededError.

@@ -175,6 +175,12 @@ class Settings(BaseSettings):
     )
     """Connections to each server of L3."""
 
+    l3_reserve: Fraction = Field(
+        default=limits.L3_RESERVE_FRACTION, ge=0.0, le=limits.L3_RESERVE_FRACTION_MAX
+    )
+    """The part of a server's maxmemory that pages leave free where it evicts none of them, and 8 MiB at least: the log, if it
+    is there, would fail in a full server, and with it every hit of the fleet."""
+
     l3_deadline: Duration = Field(default=limits.CALL_DEADLINE_S_DEFAULT, ge=0.01, le=limits.L3_LOAD_S_MAX)
     """How long one page may take on its way into L3, and what a call over gRPC waits for L3 at most. Workers on this node say
     themselves how long they wait."""

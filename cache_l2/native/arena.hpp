@@ -4,6 +4,7 @@
 // tree, its reservation, who waits for what) is private to this class.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,7 +62,7 @@ struct CommitStamp {
   std::uint64_t producer = 0;
   std::uint64_t computed_from_ms = 0;
   std::uint64_t computed_until_ms = 0;
-  std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused; of a loaded page its birth
+  std::uint64_t rests_on = kNoInstance;  // the deepest page that the request reused; of a loaded page its line
   std::uint32_t expiry_s = 0;            // of a loaded page: boot-time second of its end, should that come before its place's
 };
 
@@ -123,7 +124,7 @@ class Arena {
   std::vector<Reserved> reserve(const ReserveRequest& request);
   std::vector<Committed> commit(std::uint32_t row, const std::vector<std::uint64_t>& reservations, const CommitStamp& stamp,
                                 std::uint64_t now_ns);
-  // One page that was computed elsewhere; what it rests on is told by birth.
+  // One page that was computed elsewhere; what it rests on is told by its line.
   Committed publish_loaded(std::uint32_t row, std::uint64_t reservation, const CommitStamp& stamp, std::uint64_t birth,
                            std::uint64_t now_ns);
   void abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations);
@@ -144,9 +145,9 @@ class Arena {
   std::optional<std::uint32_t> find(const PageKey& key) const;
   // The entry of the visible page that is this instance.
   std::optional<std::uint32_t> entry_of(std::uint64_t instance) const;
-  // Of a visible page: its birth, and that of the page it rests on.
-  std::pair<std::uint64_t, std::uint64_t> births_of(std::uint32_t entry) const {
-    return {pages_[entry].birth, pages_[entry].rests_on};
+  // Of a visible page: its birth, its line, and the line of the page it rests on.
+  std::array<std::uint64_t, 3> births_of(std::uint32_t entry) const {
+    return {pages_[entry].birth, pages_[entry].line, pages_[entry].rests_on};
   }
   std::uint64_t leases_on(std::uint32_t entry) const;
   ArenaStatistics statistics();
@@ -176,7 +177,8 @@ class Arena {
     std::uint64_t deadline_ns = 0;
     std::uint64_t hidden_view = 0;  // that was published when it was hidden
     std::uint64_t birth = 0;
-    std::uint64_t rests_on = 0;  // a birth; kNoInstance: it was computed from nothing else, kUnknownInstance
+    std::uint64_t line = 0;
+    std::uint64_t rests_on = 0;  // a line; kNoInstance: it was computed from nothing else, kUnknownInstance
   };
   struct NamespacePages {
     Tally resident;
@@ -218,8 +220,8 @@ class Arena {
   struct Lineage;
   bool is_lineage_known(std::uint32_t entry, Lineage& lineage) const;
   Committed commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage);
-  std::uint64_t birth_among_ancestors(std::uint32_t entry, Lineage& lineage) const;
-  bool has_born_ancestor(std::uint32_t entry, std::uint64_t birth) const;
+  std::uint64_t line_among_ancestors(std::uint32_t entry, Lineage& lineage) const;
+  bool has_line_above(std::uint32_t entry, std::uint64_t line) const;
   bool refuse(std::uint32_t entry, std::uint64_t now_ns, Committed& out);
   void publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_known, std::uint64_t now_ns);
   void end_reservation(std::uint32_t entry);

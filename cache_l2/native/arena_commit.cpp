@@ -69,7 +69,7 @@ Committed Arena::publish_loaded(std::uint32_t row, std::uint64_t reservation, co
   if (!entry || refuse(*entry, now_ns, out)) return out;
   pages_[*entry].birth = birth;
   pages_[*entry].rests_on = stamp.rests_on;
-  publish(*entry, stamp, has_born_ancestor(*entry, stamp.rests_on), now_ns);
+  publish(*entry, stamp, has_line_above(*entry, stamp.rests_on), now_ns);
   ++counters_.loaded;
   return {kPutStored, kRefuseNone};
 }
@@ -77,32 +77,34 @@ Committed Arena::publish_loaded(std::uint32_t row, std::uint64_t reservation, co
 bool Arena::loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, std::uint64_t rests_on) const {
   check_row(row, true);
   const std::optional<std::uint32_t> entry = reservation_entry(row, reservation);
-  return entry && has_born_ancestor(*entry, rests_on);
+  return entry && has_line_above(*entry, rests_on);
 }
 
 bool Arena::shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const {
   const std::optional<std::uint32_t> entry = entry_of(instance);
-  return entry && has_born_ancestor(*entry, rests_on);
+  return entry && has_line_above(*entry, rests_on);
 }
 
-// Whether a page of that birth is among a page's ancestors: the very computation, whichever arena it was made in. An
-// ancestor that rests on the same page knows already: what it stands on doesn't change while it is there.
-bool Arena::has_born_ancestor(std::uint32_t entry, std::uint64_t birth) const {
-  if (birth == kNoInstance || birth == kUnknownInstance) return birth == kNoInstance;
+// Whether a page of that line is among a page's ancestors: the very computation on the very computations below it, whichever
+// arena they were made in. Its birth alone would not do: the same page may stand on others elsewhere, and what was computed
+// from both would lose an ancestor on its way. An ancestor that rests on the same page knows already: what it stands on
+// doesn't change while it is there.
+bool Arena::has_line_above(std::uint32_t entry, std::uint64_t line) const {
+  if (line == kNoInstance || line == kUnknownInstance) return line == kNoInstance;
   std::uint32_t at = pages_[entry].parent;
   for (std::uint64_t left = kAncestorsWalkedMax; at != kNoEntry && left > 0; at = pages_[at].parent, --left) {
-    if (pages_[at].birth == birth) return true;
-    if (pages_[at].rests_on != birth) continue;
+    if (pages_[at].line == line) return true;
+    if (pages_[at].rests_on != line) continue;
     return (view_.entries[at].producer.load(std::memory_order_relaxed) & kLineageUnknown) == 0;
   }
   return false;
 }
 
 // Of the page that the request reused, if it is the very one among a page's ancestors.
-std::uint64_t Arena::birth_among_ancestors(std::uint32_t entry, Lineage& lineage) const {
+std::uint64_t Arena::line_among_ancestors(std::uint32_t entry, Lineage& lineage) const {
   if (lineage.rests_on == kNoInstance) return kNoInstance;
   if (!is_lineage_known(entry, lineage)) return kUnknownInstance;
-  return pages_[static_cast<std::uint32_t>(lineage.rests_on) - 1].birth;
+  return pages_[static_cast<std::uint32_t>(lineage.rests_on) - 1].line;
 }
 
 void Arena::abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
@@ -127,7 +129,7 @@ std::optional<std::uint32_t> Arena::reservation_entry(std::uint32_t row, std::ui
 Committed Arena::commit_one(std::uint32_t entry, const CommitStamp& stamp, std::uint64_t now_ns, Lineage& lineage) {
   Committed out;
   if (refuse(entry, now_ns, out)) return out;
-  pages_[entry].rests_on = birth_among_ancestors(entry, lineage);
+  pages_[entry].rests_on = line_among_ancestors(entry, lineage);
   pages_[entry].birth = births_.draw();
   publish(entry, stamp, pages_[entry].rests_on != kUnknownInstance, now_ns);
   return {kPutStored, kRefuseNone};
@@ -161,6 +163,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_
     parent_generation = view_.entries[page.parent].generation.load(std::memory_order_relaxed);
     parent_plus_one = page.parent + 1;
   }
+  page.line = Births::line(page.parent == kNoEntry ? 0 : pages_[page.parent].line, page.birth);
   shared.parent_generation.store(parent_generation, std::memory_order_relaxed);
   shared.parent_and_expiry.store(parent_plus_one << 32 | expiry_s, std::memory_order_relaxed);
   shared.incarnation[0].store(stamp.incarnation[0], std::memory_order_relaxed);

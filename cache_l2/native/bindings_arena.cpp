@@ -187,7 +187,7 @@ nb::dict fields_of(const Arena& arena, std::uint32_t at) {
   const std::uint64_t parent_and_expiry = get(e.parent_and_expiry);
   const PageKey own = key_of(e);
   const std::uint64_t incarnation[2] = {get(e.incarnation[0]), get(e.incarnation[1])};
-  const auto [birth, rests_on] = arena.births_of(at);
+  const auto [birth, line, rests_on] = arena.births_of(at);
   nb::dict out;
   out["entry"] = at;
   out["generation"] = get(e.generation);
@@ -209,6 +209,7 @@ nb::dict fields_of(const Arena& arena, std::uint32_t at) {
   out["computed_until_ms"] = get(e.computed_until_ms);
   out["committed_ns"] = get(e.committed_ns);
   out["birth"] = birth;
+  out["line"] = line;
   out["rests_on"] = rests_on;
   return out;
 }

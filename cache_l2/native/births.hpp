@@ -1,4 +1,5 @@
-// Births: what tells one computation of a page from all others, in whichever arena and life it was made.
+// Births: what tells one computation of a page from all others, in whichever arena and life it was made; lines: what tells
+// a page with all that it stands on from the same page elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,13 @@ class Births {
     std::uint64_t birth = kNoInstance;
     while (birth == kNoInstance || birth == kUnknownInstance) birth = mixed(seed_ + ++drawn_ * 0x9E3779B97F4A7C15ULL) ^ mask_;
     return birth;
+  }
+
+  // The line of a page of that birth on a page of the line `above`, 0: on none. A birth travels with its page, and may stand on
+  // others elsewhere; a line is the births from the root on, so equal lines are equal chains.
+  static std::uint64_t line(std::uint64_t above, std::uint64_t birth) {
+    const std::uint64_t line = mixed(mixed(above + 0x9E3779B97F4A7C15ULL) ^ birth);
+    return line == kNoInstance || line == kUnknownInstance ? 1 : line;
   }
 
  private:

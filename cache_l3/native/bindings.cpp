@@ -265,17 +265,17 @@ class Alarm {
 };
 
 void construct(PyEngine* at, std::size_t size_at, std::size_t checksum_at, std::size_t header_bytes_min, std::size_t header_bytes_max,
-               std::size_t window, std::size_t passed_over_max, std::size_t line_bytes_max, std::size_t reply_bytes_max) {
+               std::size_t window, std::size_t window_bytes, std::size_t passed_over_max, std::size_t line_bytes_max, std::size_t reply_bytes_max) {
   const std::size_t last = std::max(size_at + sizeof(std::uint32_t), checksum_at + sizeof(std::uint64_t));
   if (last + sizeof(std::uint32_t) > header_bytes_min || header_bytes_min > header_bytes_max) {
     throw nb::value_error("a header's size and checksum lie before its CRC, in the shortest header too");
   }
-  if (window == 0) throw nb::value_error("a window has one request at least");
+  if (window == 0 || window_bytes == 0) throw nb::value_error("a window has one request at least");
   EngineSettings settings;
   settings.limits.shape = {size_at, checksum_at, header_bytes_min, header_bytes_max};
   settings.limits.line_bytes_max = line_bytes_max;
   settings.limits.reply_bytes_max = reply_bytes_max;
-  settings.window = window;
+  settings.window = {window, window_bytes};
   settings.passed_over_max = passed_over_max;
   new (at) PyEngine(settings);
 }
@@ -318,7 +318,7 @@ NB_MODULE(_native, m) {
   nb::class_<Alarm>(m, "Alarm").def(nb::init<>()).def("fileno", &Alarm::descriptor).def("set", &Alarm::set, nb::arg("at_ns"));
   nb::class_<PyEngine>(m, "Engine")
       .def("__init__", construct, nb::kw_only(), nb::arg("size_at"), nb::arg("checksum_at"), nb::arg("header_bytes_min"),
-           nb::arg("header_bytes_max"), nb::arg("window"), nb::arg("passed_over_max"),
+           nb::arg("header_bytes_max"), nb::arg("window"), nb::arg("window_bytes"), nb::arg("passed_over_max"),
            nb::arg("line_bytes_max"), nb::arg("reply_bytes_max"))
       .def("fileno", &PyEngine::descriptor)
       .def("open_shard", &PyEngine::open_shard)

@@ -12,6 +12,12 @@
 
 namespace stratakv::l3 {
 
+// What may be under way on one connection: so many requests, and none more once these bytes are reached.
+struct Window {
+  std::size_t requests = 4;
+  std::size_t bytes = SIZE_MAX;
+};
+
 enum class Turn {
   Rest,      // nothing to do until the socket says so
   Again,     // there is more to do, after others had a turn
@@ -21,12 +27,12 @@ enum class Turn {
 
 class Connection {
  public:
-  Connection(std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, std::size_t window);
+  Connection(std::int64_t number, std::uint32_t shard, Descriptor socket, const ReplyLimits& limits, const Window& window);
 
   std::int64_t number() const { return number_; }
   std::uint32_t shard() const { return shard_; }
   int descriptor() const { return socket_.get(); }
-  bool has_room() const { return window_.size() < window_max_; }
+  bool has_room() const { return window_.size() < limit_.requests && weight_ < limit_.bytes; }
   std::size_t weight() const { return weight_; }
   std::list<Request*>& window() { return window_; }
 
@@ -56,19 +62,22 @@ class Connection {
   std::size_t gather(iovec* out, std::size_t parts_max);
   void sent(std::size_t bytes);
   bool seal_ahead();
+  void set_low_water();
   Turn fail(Status status, std::string text);
 
   const std::int64_t number_;
   const std::uint32_t shard_;
   Descriptor socket_;
   const HeaderShape shape_;
-  const std::size_t window_max_;
+  const Window limit_;
   Receiver receiver_;
   std::list<Request*> window_;
   std::list<Request*>::iterator sending_;  // the first that is not wholly sent
   std::size_t sent_bytes_ = 0;             // of that one
   std::size_t weight_ = 0;
   bool writable_ = true, readable_ = true, hung_up_ = false;
+  bool is_tcp_ = false;
+  std::size_t low_water_ = 1;  // of a TCP socket: bytes that make it readable
   bool unread_ = false;  // bytes were received that no request has read yet
   Status failure_ = Status::Lost;
   std::string failure_text_;

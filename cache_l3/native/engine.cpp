@@ -1,13 +1,10 @@
 // The engine's thread: commands in, bytes moved, deadlines kept, ends handed back.
 #include "engine.hpp"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -22,6 +19,7 @@ namespace stratakv::l3 {
 namespace {
 
 constexpr int kEventsMax = 64;
+constexpr std::uint64_t kTogetherNs = 300'000;  // pages that arrive within this time are told together while more are on their way
 constexpr std::uint64_t kTimerTag = UINT64_MAX;
 constexpr std::uint64_t kWakeTag = UINT64_MAX - 1;
 
@@ -139,6 +137,7 @@ void Engine::run() {
     wait();
   }
   end_all();
+  tell_by_ns_ = 0;
   hand_back();
 }
 
@@ -177,8 +176,6 @@ void Engine::take_connection(Command& command) {
   const auto shard = shards_.find(command.shard);
   if (shard == shards_.end()) return;
   const int descriptor = command.socket.get();
-  const int on = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // of no use, and refused, where it is no TCP
   auto made = std::make_unique<Connection>(
       command.number, command.shard, std::move(command.socket), settings_.limits, settings_.window);
   epoll_event event{};
@@ -311,8 +308,9 @@ void Engine::expire() {
 
 // Only ever earlier: a timer that fires too early costs one look.
 void Engine::arm_timer() {
-  if (deadlines_.empty() || deadlines_.begin()->first >= armed_ns_) return;
-  armed_ns_ = deadlines_.begin()->first;
+  const std::uint64_t first_ns = std::min(tell_by_ns_, deadlines_.empty() ? UINT64_MAX : deadlines_.begin()->first);
+  if (first_ns >= armed_ns_) return;
+  armed_ns_ = first_ns;
   const std::uint64_t at_ns = std::max<std::uint64_t>(armed_ns_, 1);  // 0 would disarm it
   itimerspec when{};
   when.it_value.tv_sec = static_cast<time_t>(at_ns / 1'000'000'000U);
@@ -386,11 +384,20 @@ void Engine::finish(Request& request, Status status, std::string text) {
 
 void Engine::hand_back() {
   if (just_ended_.empty()) return;
+  if (tell_by_ns_ == UINT64_MAX) tell_by_ns_ = boottime_ns() + kTogetherNs;
+  const bool all_may_wait = std::all_of(just_ended_.begin(), just_ended_.end(), [this](const Ended& each) { return may_wait(each); });
+  if (all_may_wait && boottime_ns() < tell_by_ns_) return;
+  tell_by_ns_ = UINT64_MAX;
   for (const Ended& each : just_ended_) add(counts_.ended[static_cast<std::size_t>(each.status)], 1);
   const std::lock_guard<std::mutex> locked(ended_lock_);
   if (ended_.empty()) signal_event(ended_signal_.get());
   std::move(just_ended_.begin(), just_ended_.end(), std::back_inserter(ended_));
   just_ended_.clear();
+}
+
+// Waking who waits for each page costs more than a page's transfer gains by it; the last one is told at once, though.
+bool Engine::may_wait(const Ended& ended) const {
+  return ended.status == Status::Done && ended.request->verb != Verb::Ask && counts_.in_flight.load(std::memory_order_relaxed) > 0;
 }
 
 void Engine::end_all() {

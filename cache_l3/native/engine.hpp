@@ -26,7 +26,7 @@ namespace stratakv::l3 {
 
 struct EngineSettings {
   ReplyLimits limits;
-  std::size_t window = 4;
+  Window window;
   std::size_t passed_over_max = 8;  // so often may a request wait for more urgent ones
 };
 
@@ -105,6 +105,7 @@ class Engine {
   void leave_connection(Request& request);
   void finish(Request& request, Status status, std::string text);
   void hand_back();
+  bool may_wait(const Ended& ended) const;
   void end_all();
 
   const EngineSettings settings_;
@@ -127,6 +128,7 @@ class Engine {
   std::uint64_t armed_ns_ = UINT64_MAX;
   std::vector<std::int64_t> ready_;  // connections that have more to do, each once
   std::vector<Ended> just_ended_;
+  std::uint64_t tell_by_ns_ = UINT64_MAX;  // what has ended and was not told yet is told then
 
   std::thread thread_;
 };

@@ -40,6 +40,8 @@ class Receiver {
   // Reads on for the oldest request that was sent and has no reply; nullptr: there is none.
   Reading read(Request* oldest);
 
+  // Bytes of a record that are still to come straight to their place: nothing can be read before they have.
+  std::size_t due() const { return state_ == State::Payload && sink_ != nullptr ? left_ : 0; }
   Status status() const { return status_; }
   std::string& text() { return text_; }
 

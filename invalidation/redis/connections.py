@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ResponseError
 
 from cache_l3.address import RedisAddress
+from cache_l3.connections import Command, exchange
 from cache_l3.errors import tls_hint
 from invalidation.log import LogUnavailableError
 from invalidation.redis.errors import unavailable
@@ -17,7 +17,6 @@ from invalidation.redis.replies import MalformedReplyError
 from kv_types.clock import Clock
 from kv_types.limits import LOG_UNCONFIRMED_MAX
 
-Command = Sequence[bytes | str]
 _Result = TypeVar("_Result")
 
 
@@ -64,16 +63,7 @@ class Talk:
 
     async def send(self, commands: Sequence[Command]) -> list[object]:
         """Return the reply to each command; one that is an error is returned as a ResponseError."""
-        await self._connection.send_packed_command(
-            self._connection.pack_commands(commands), check_health=False
-        )
-        replies: list[object] = []
-        for _ in commands:
-            try:
-                replies.append(await self._connection.read_response())
-            except ResponseError as error:
-                replies.append(error)
-        return replies
+        return await exchange(self._connection, commands)
 
 
 class Line:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cache_l3.connections import Command
 from cache_l3.server_info import parse_info
 from invalidation.log import LogUnavailableError
-from invalidation.redis.connections import Command
 from invalidation.redis.errors import RIGHTS, unavailable
 from invalidation.redis.replies import MalformedReplyError
 from kv_types.errors import ConfigError

@@ -12,6 +12,7 @@ from typing import TypeVar
 from redis.exceptions import NoScriptError
 
 from cache_l3.address import RedisAddress
+from cache_l3.connections import Command
 from invalidation.log import (
     Appended,
     Boot,
@@ -27,7 +28,7 @@ from invalidation.log import (
 )
 from invalidation.records import LogEntry, LogRecord
 from invalidation.redis import replies, requests
-from invalidation.redis.connections import Candidates, Command, Line, Talk
+from invalidation.redis.connections import Candidates, Line, Talk
 from invalidation.redis.errors import unavailable
 from invalidation.redis.facts import RedisFacts, facts_commands, read_facts
 from invalidation.redis.replies import Answer, MalformedReplyError, Refusal

@@ -54,6 +54,7 @@ def record_store(
             servers=chosen.servers,
             fleet=settings.fleet,
             holds_log=chosen.holds_log,
+            reserve=settings.l3_reserve,
             codec=_CODECS[settings.l3_codec],
             item_bytes=item_bytes,
             connections_per_shard=settings.l3_connections,

@@ -333,10 +333,12 @@ class Planner:
 
     def _became_resident(self, page: Page, *, from_l3: bool) -> None:
         """So are those below it, whatever was heard of them."""
-        line = [page]
-        while (parent := line[-1].parent) is not None and (above := self._pages.get(parent)) is not None:
-            line.append(above)
-        for one in line:  # the deepest first: nothing is published that is there already
+        line = {page.key: page}
+        while page.below is Below.COMING and page.parent is not None and page.parent not in line:
+            if (above := self._pages.get(page.parent)) is None:
+                break
+            line[above.key] = page = above
+        for one in line.values():  # the deepest first: nothing is published that is there already
             rows = list(one.rows.items())
             self._remove(one, Below.RESIDENT)
             for row, index in rows:

@@ -33,6 +33,10 @@ def births(world: NativeArena, keys: list[bytes]) -> list[int]:
     return [fact(world, key, "birth") for key in keys]
 
 
+def lines(world: NativeArena, keys: list[bytes]) -> list[int]:
+    return [fact(world, key, "line") for key in keys]
+
+
 def unknown(world: NativeArena, keys: list[bytes]) -> list[bool]:
     return [bool(fact(world, key, "lineage_unknown")) for key in keys]
 
@@ -63,19 +67,29 @@ def test_each_computation_has_a_birth_of_its_own_in_whatever_life() -> None:
     assert sum(birth.bit_count() for birth in drawn) / len(drawn) == pytest.approx(32, abs=1)
 
 
-def test_a_put_keeps_the_birth_of_what_it_rests_on() -> None:
+def test_a_line_is_the_births_from_the_root_on_whatever_the_arena() -> None:
+    keys, worlds = chain("a", 3), (NativeArena(), NativeArena(), NativeArena())
+    for world, root in zip(worlds, (11, 11, 10), strict=True):
+        world.load(keys, [root, 12, 13], rests_on=0)
+    same, again, other = (lines(world, keys) for world in worlds)
+    assert same == again
+    assert not set(same) & set(other), "on another root, each is another"
+    assert not {0, UNKNOWN_INSTANCE} & {*same, *other}
+
+
+def test_a_put_keeps_the_line_of_what_it_rests_on() -> None:
     world = NativeArena()
     trunk = chain("a", 3)
     world.put(trunk)
-    reused, born = instances(world, trunk), births(world, trunk)
+    reused, line = instances(world, trunk), lines(world, trunk)
     assert [fact(world, key, "rests_on") for key in trunk] == [0, 0, 0], "nothing was reused"
-    cases = {"parent": (reused[2], born[2]), "root": (reused[0], born[0]), "nothing": (0, 0),
+    cases = {"parent": (reused[2], line[2]), "root": (reused[0], line[0]), "nothing": (0, 0),
              "unknown": (UNKNOWN_INSTANCE, UNKNOWN_INSTANCE), "no ancestor": (reused[2] + 2**33, UNKNOWN_INSTANCE)}  # fmt: skip
-    for name, (rests_on, birth) in cases.items():
+    for name, (rests_on, kept) in cases.items():
         keys = chain(f"leaf: {name}", 2)
         assert world.put(keys, parent=trunk[2], rests_on=rests_on) == [STORED] * 2
-        assert [fact(world, key, "rests_on") for key in keys] == [birth] * 2, name
-        assert unknown(world, keys) == [birth == UNKNOWN_INSTANCE] * 2, name
+        assert [fact(world, key, "rests_on") for key in keys] == [kept] * 2, name
+        assert unknown(world, keys) == [kept == UNKNOWN_INSTANCE] * 2, name
 
 
 def test_a_loaded_page_keeps_its_birth_and_what_it_rests_on() -> None:
@@ -84,8 +98,9 @@ def test_a_loaded_page_keeps_its_birth_and_what_it_rests_on() -> None:
     assert world.load(keys, [11, 12, 13], rests_on=0) == [STORED] * 3
     assert births(world, keys) == [11, 12, 13]
     leaf = chain("leaf", 1)
-    assert world.load(leaf, [14], parent=keys[2], rests_on=12) == [STORED]
-    assert (fact(world, leaf[0], "rests_on"), unknown(world, leaf)) == (12, [False])
+    reused = lines(world, keys)[1]
+    assert world.load(leaf, [14], parent=keys[2], rests_on=reused) == [STORED]
+    assert (fact(world, leaf[0], "rests_on"), unknown(world, leaf)) == (reused, [False])
     stray = chain("stray", 1)
     assert world.load(stray, [15], parent=keys[2], rests_on=99) == [STORED]
     assert (fact(world, stray[0], "rests_on"), unknown(world, stray)) == (99, [True]), (
@@ -106,25 +121,29 @@ def test_a_loaded_page_vouches_for_its_lineage_only_above_the_very_computation()
         ("the same computation, loaded", "load", True),
         ("computed again here", "put again", False),
         ("another one's, loaded", "load other", False),
+        ("the same computation on another one's, loaded", "load on other", False),
     ):
         world = NativeArena()
         world.put(keys, producer=2)
-        born = births(world, keys)[1]
+        (root, born), line = births(world, keys), lines(world, keys)[1]
         if parents != "put":
             world.hide(keys[0])
         if parents == "put again":
             world.put(keys, producer=2)
         elif parents == "load":
-            world.load(keys, [5, born], producer=2)
+            world.load(keys, [root, born], producer=2)
         elif parents == "load other":
             world.load(keys, [5, 6], producer=2)
+        elif parents == "load on other":
+            world.load(keys, [5, born], producer=2)
         (reserved, second) = world.reserve(tail, parent=keys[1], gives_way=True)
         asked = world.arena.loaded_lineage_known(
-            row=world.row, reservation=reserved.reservation, rests_on=born
+            row=world.row, reservation=reserved.reservation, rests_on=line
         )
         assert asked == is_known, name
-        assert world.publish_loaded(reserved.reservation, 77, rests_on=born, producer=3) == STORED
-        assert world.publish_loaded(second.reservation, 78, rests_on=77, producer=3) == STORED
+        assert world.publish_loaded(reserved.reservation, 77, rests_on=line, producer=3) == STORED
+        line = lines(world, tail[:1])[0]
+        assert world.publish_loaded(second.reservation, 78, rests_on=line, producer=3) == STORED
         assert unknown(world, tail) == [not is_known, False], name
         hidden = sum(world.hiding(selection(provenances=[1])))
         assert hidden == (0 if is_known else 2), f"{name}: the second goes with the first"
@@ -139,11 +158,11 @@ def test_what_a_page_rests_on_is_found_through_pages_that_rest_on_the_same() -> 
     for begin in range(0, len(trunk), 1024):
         run = trunk[begin : begin + 1024]
         world.load(run, range(begin + 1, begin + 1 + len(run)), parent=trunk[begin - 1] if begin else None)
-    deep = chain("deep", 64)
-    assert world.load(deep, range(10_000, 10_064), parent=trunk[-1], rests_on=1) == [STORED] * 64
+    deep, line = chain("deep", 64), lines(world, trunk[:2])
+    assert world.load(deep, range(10_000, 10_064), parent=trunk[-1], rests_on=line[0]) == [STORED] * 64
     assert unknown(world, deep) == [False] * 64, "the second is further from the first page than is walked"
     far = chain("far", 1)
-    assert world.load(far, [20_000], parent=deep[-1], rests_on=2) == [STORED]
+    assert world.load(far, [20_000], parent=deep[-1], rests_on=line[1]) == [STORED]
     assert unknown(world, far) == [True], "too far, and nobody between rests on the same"
     flagged = chain("flagged", 2)
     assert world.load(flagged, [30_000, 30_001], parent=far[0], rests_on=40_000) == [STORED] * 2
@@ -154,10 +173,10 @@ def test_lineage_beside_a_resident_page() -> None:
     world = NativeArena()
     keys = chain("a", 3)
     world.load(keys, [11, 12, 13], rests_on=0)
-    last = instances(world, keys)[2]
+    last, (first, second, third) = instances(world, keys)[2], lines(world, keys)
     asked = {rests_on: world.arena.shared_lineage_known(instance=last, rests_on=rests_on)
-             for rests_on in (0, 11, 12, 13, UNKNOWN_INSTANCE)}  # fmt: skip
-    assert asked == {0: True, 11: True, 12: True, 13: False, UNKNOWN_INSTANCE: False}
+             for rests_on in (0, first, second, third, 11, UNKNOWN_INSTANCE)}  # fmt: skip
+    assert asked == {0: True, first: True, second: True, third: False, 11: False, UNKNOWN_INSTANCE: False}
     world.hide(keys[0])
     assert not world.arena.shared_lineage_known(instance=last, rests_on=0), "the page is gone"
 

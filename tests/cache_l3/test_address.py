@@ -75,6 +75,7 @@ def test_several_urls_are_candidates() -> None:
         ("redis+cluster://u:p@h:7,k, l:9", ["redis://h:7", "redis://k:6379", "redis://l:9"], {"username": "u", "password": "p"}),
         ("redis+cluster://:p@h, redis+cluster://:p@k:1", ["redis://h:6379", "redis://k:1"], {"password": "p"}),
         ("rediss+cluster://h?ssl_ca_certs=/c,k", ["rediss://h:6379", "rediss://k:6379"], {"ssl_ca_certs": "/c"}),
+        ("rediss+cluster://h,k:1?ssl_ca_certs=/c", ["rediss://h:6379", "rediss://k:1"], {"ssl_ca_certs": "/c"}),
         ("redis+cluster://[::1]:1,[::2]:2", ["redis://::1:1", "redis://::2:2"], {}),
     ],
 )  # fmt: skip

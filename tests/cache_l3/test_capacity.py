@@ -96,3 +96,10 @@ def test_info_without_what_is_needed_is_no_picture(text: str) -> None:
 )  # fmt: skip
 def test_what_was_written_counts_as_the_allocator_counts_it(record_bytes: int, class_bytes: int) -> None:
     assert 0 < allocated_bytes(record_bytes) - class_bytes < 512
+
+
+def test_the_reserve_is_what_was_set() -> None:
+    for reserve, expected in ((0.05, Room.YES), (0.2, Room.FULL)):
+        made = Capacity(holds_log=False, reserve=reserve)
+        made.told(MemoryPicture(used_bytes=900 * MIB, bytes_max=1000 * MIB, policy="noeviction"))
+        assert made.room is expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from kv_types.record import RecordHeader
 from tests.support.record_stores import KEYS, opened, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_cluster import ClusterNode, RedisCluster, redis_cluster
+from tests.support.redis_guard import Certificates, Guard
 
 pytestmark = pytest.mark.timeout(90)
 PAGES = 60
@@ -227,6 +229,24 @@ async def healed(store: RedisRecordStore) -> None:
             return
         await asyncio.wait([asyncio.ensure_future(load(store, 0, seconds=0.5))])
     raise AssertionError(f"it does not heal: {store.describe()}")
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_behind_tls_lets_in_a_user_with_no_more_rights_than_the_documents_say(
+    tmp_path: Path,
+) -> None:
+    may = "~stratakv:* +get +set +getrange +expire +unlink +ping +info +select +asking +cluster|slots"
+    guard = Guard(certificates=Certificates.make(tmp_path), user="pages", may=may)
+    with redis_cluster(replicas=0, guard=guard) as cluster:
+        async with opened(cluster.urls) as store:
+            await asyncio.gather(*(put(store, number) for number in range(12)))
+            target = another(cluster, cluster.owner(slot(5)))
+            with cluster.moving(slot(5), target) as move:
+                move.keys()
+                assert isinstance(await load(store, 5), LoadedRecord), store.describe()
+            ends = [await load(store, number) for number in range(12)]
+            assert all(isinstance(end, LoadedRecord) for end in ends), store.describe()
+            assert all(server.last_error == "" for server in store.describe().servers)
 
 
 @pytest.mark.asyncio

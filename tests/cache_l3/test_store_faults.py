@@ -14,7 +14,7 @@ from cache_l3.record_store import LoadedRecord, RecordStore
 from cache_l3.redis_store import RedisRecordStore
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from tests.support.fault_relay import TO_CLIENT, TO_SERVER, FaultRelay
-from tests.support.record_stores import Around, opened, until
+from tests.support.record_stores import KEYS, Around, opened, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_servers import RedisServer, RedisServers
 
@@ -248,6 +248,25 @@ async def test_c19_a_primary_that_dies_is_replaced_by_the_other_candidate(server
         await working(store)
         await until_stored(store)
         assert second.client.dbsize() >= 10
+
+
+@pytest.mark.asyncio
+async def test_c19_a_name_that_stands_for_another_server_now_is_looked_up_again(
+    servers: RedisServers,
+) -> None:
+    """One URL, behind which a failover happens: connections of before lead to what is a replica now."""
+    first = servers.start()
+    second = servers.start_replica(first)
+    with FaultRelay(("127.0.0.1", first.port)) as relay:
+        async with opened(relay.url) as store:
+            await store_pages(store, range(5))
+            relay.call(lambda: setattr(relay, "_target", ("127.0.0.1", second.port)))
+            await asyncio.to_thread(second.promote)
+            await asyncio.to_thread(first.follow, second)
+            assert await put(store, 7) is STORED
+            assert second.client.exists(KEYS.key(name(7)))
+            assert isinstance(await load(store, 7), LoadedRecord)
+            assert store.statistics()["breaker_opened"] == 0
 
 
 async def until_stored(store: RedisRecordStore) -> None:

@@ -109,7 +109,7 @@ def relay(shared_redis: RedisServer) -> Iterator[FaultRelay]:
 def test_the_store_in_memory_is_a_dict() -> None:
     run_state_machine_as_test(
         MemoryMachine, settings=settings(max_examples=100, stateful_step_count=30, deadline=None)
-    )  # type: ignore[no-untyped-call]
+    )
 
 
 @pytest.mark.parametrize("machine", [RedisMachine, CompressedRedisMachine])
@@ -119,4 +119,4 @@ def test_the_store_on_redis_is_a_dict(
     machine.server, machine.relay = shared_redis, relay
     run_state_machine_as_test(
         machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
-    )  # type: ignore[no-untyped-call]
+    )

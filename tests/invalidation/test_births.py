@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import pytest
 
 NODES = (0, 1)
 PRODUCERS = ("x", "y")
-NOTHING, UNKNOWN = 0, -1
-"""What a page rests on when its request reused no page, or none that is known; else the birth of one."""
+Line: TypeAlias = tuple[int, ...]
+"""The births of a page and of all that it stands on, from the root on; the product has them as one number."""
+NOTHING: Line = ()
+UNKNOWN: Line = (-1,)
+"""What a page rests on when its request reused no page, or none that is known; else the line of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Page:
     producer: str
     stamp: int
     birth: int
-    rests_on: int
+    rests_on: Line
     truth: frozenset[tuple[str, int]]
     is_lineage_known: bool = True
     """As its node sees it."""
@@ -45,7 +49,7 @@ class Asking:
     producer: str
     stamp: int
     reused: int
-    rests_on: int
+    rests_on: Line
     truth: frozenset[tuple[str, int]]
 
 
@@ -68,6 +72,8 @@ class Rules:
 
     compares_births: bool = True
     """Else whatever is resident under the parent's key is taken for what the page was computed on."""
+    compares_lines: bool = True
+    """Else a page of the same birth is, whatever stands below it."""
     keeps_rests_on: bool = True
     """Else a record says that its page rests on nothing."""
     unknown_travels: bool = True
@@ -82,11 +88,17 @@ def is_selected(world: World, page: Page, *, lineage_known: bool) -> bool:
     return any(not lineage_known or producer == page.producer for producer in newer)
 
 
-def rests_on_resident(tier: Tier, depth: int, rests_on: int) -> bool:
+def line(tier: Tier, depth: int) -> Line:
+    """Of the last of so many pages."""
+    return tuple(page.birth for page in tier[:depth] if page is not None)
+
+
+def rests_on_resident(tier: Tier, depth: int, rests_on: Line, rules: Rules) -> bool:
     """Whether what a page of this depth was computed on is among what is resident above it."""
-    if rests_on == NOTHING:
-        return True
-    return any(above is not None and above.birth == rests_on for above in tier[:depth])
+    above = line(tier, depth)
+    if rules.compares_lines or rests_on in (NOTHING, UNKNOWN):
+        return above[: len(rests_on)] == rests_on
+    return rests_on[-1] in above
 
 
 def put_in(tier: Tier, depth: int, page: Page | None) -> Tier:
@@ -114,20 +126,21 @@ class Bounds:
     depth: int = 2
     requests: int = 3
     records: int = 1
+    evicts: bool = True
 
 
 def steps(world: World, rules: Rules, bounds: Bounds) -> Iterator[World]:
     if world.request is None and world.requests < bounds.requests:
         yield from beginnings(world)
     if world.request is not None:
-        yield from commits(world, world.request)
+        yield from commits(world, world.request, rules)
         yield replace(world, request=None)
     if len(world.records) < bounds.records:
         for producer in PRODUCERS:
             yield invalidated(world, producer)
     for node in NODES:
         depth = length(world.nodes[node])
-        if depth:
+        if depth and bounds.evicts:
             yield on_node(world, node, put_in(world.nodes[node], depth - 1, None))  # evicted, tail first
         yield from stores(world, node, rules)
         if depth < bounds.depth:
@@ -146,19 +159,17 @@ def beginnings(world: World) -> Iterator[World]:
                 for page in tier[:reused]:
                     assert page is not None
                     truth |= page.truth
-                last = tier[reused - 1] if reused else None
-                rests_on = last.birth if last is not None else NOTHING
-                asking = Asking(node, producer, stamp, reused, rests_on, truth)
+                asking = Asking(node, producer, stamp, reused, line(tier, reused), truth)
                 yield replace(world, request=asking, requests=world.requests + 1)
 
 
-def commits(world: World, request: Asking) -> Iterator[World]:
+def commits(world: World, request: Asking, rules: Rules) -> Iterator[World]:
     """It stores the next page that its node lacks, from those that it computed."""
     tier = world.nodes[request.node]
     depth = length(tier)
     if not request.reused <= depth < len(tier):
         return
-    lineage_known = rests_on_resident(tier, depth, request.rests_on)
+    lineage_known = rests_on_resident(tier, depth, request.rests_on, rules)
     page = Page(
         request.producer, request.stamp, world.births + 1,
         request.rests_on if lineage_known else UNKNOWN, request.truth, lineage_known,
@@ -188,7 +199,7 @@ def loads(world: World, node: int, depth: int, rules: Rules) -> Iterator[World]:
     record, tier = world.shelf[depth], world.nodes[node]
     if record is None:
         return
-    lineage_known = rests_on_resident(tier, depth, record.rests_on) or (
+    lineage_known = rests_on_resident(tier, depth, record.rests_on, rules) or (
         not rules.compares_births and record.rests_on != UNKNOWN
     )
     if rules.judges_loads and is_selected(world, record, lineage_known=lineage_known):
@@ -221,20 +232,25 @@ def is_broken(world: World) -> bool:
 
 def named_anew(world: World) -> World:
     """The same world with its births numbered as they are met: which numbers were drawn says nothing."""
-    numbers = {NOTHING: NOTHING, UNKNOWN: UNKNOWN}
+    numbers = {-1: -1}
     pages = [page for tier in (*world.nodes, world.shelf) for page in tier if page is not None]
     for page in pages:
-        numbers.setdefault(page.birth, len(numbers) - 1)
-    gone = len(numbers) - 1  # a birth that no page has any more: all that matters is that it is none of these
+        numbers.setdefault(page.birth, len(numbers))
+    gone = len(numbers)  # a birth that no page has any more: all that matters is that it is none of these
+
+    def line_anew(rests_on: Line) -> Line:
+        """One that has a birth of these no more, or that no page can have, is as good as any other such."""
+        named = tuple(numbers.get(birth, gone) for birth in rests_on)
+        return (gone,) * len(named) if gone in named else named
 
     def anew(page: Page | None) -> Page | None:
         if page is None:
             return None
-        return replace(page, birth=numbers[page.birth], rests_on=numbers.get(page.rests_on, gone))
+        return replace(page, birth=numbers[page.birth], rests_on=line_anew(page.rests_on))
 
     request = world.request
     if request is not None:
-        request = replace(request, rests_on=numbers.get(request.rests_on, gone))
+        request = replace(request, rests_on=line_anew(request.rests_on))
     first, second = (tuple(map(anew, tier)) for tier in world.nodes)
     shelf = tuple(map(anew, world.shelf))
     return replace(world, nodes=(first, second), shelf=shelf, request=request, births=gone)
@@ -258,7 +274,12 @@ def explore(rules: Rules, bounds: Bounds) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(depth=2, requests=3, records=1), Bounds(depth=3, requests=2, records=1)]
+    "bounds",
+    [
+        Bounds(depth=2, requests=3, records=1),
+        Bounds(depth=3, requests=2, records=1),
+        Bounds(depth=3, requests=3, records=1, evicts=False),
+    ],
 )
 def test_nothing_is_served_that_rests_on_what_was_invalidated(bounds: Bounds) -> None:
     states, broken = explore(Rules(), bounds)
@@ -277,3 +298,9 @@ def test_nothing_is_served_that_rests_on_what_was_invalidated(bounds: Bounds) ->
 )
 def test_the_model_notices_what_is_taken_away(rules: Rules) -> None:
     assert explore(rules, Bounds())[1]
+
+
+def test_births_alone_lose_what_stood_below_a_page_elsewhere() -> None:
+    """A page that rests on nothing is computed above one's root and loaded above another's; what both gave is stored."""
+    bounds = Bounds(depth=3, requests=3, records=1, evicts=False)
+    assert explore(Rules(compares_lines=False), bounds)[1]

@@ -3,15 +3,14 @@
 // Readers lease, look, copy, follow the ring, race against copy leases that run out at once, and abandon their rows as a
 // killed process does. The writer puts, evicts, hides in steps among all of it, and is slow and dies with half a page
 // written. All threads share one mapping: ThreadSanitizer follows addresses.
-#include "stress_pages.hpp"
+#include "stress_shared.hpp"
+#include "stress_writer.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <random>
@@ -21,9 +20,9 @@
 
 #include "arena.hpp"
 #include "clock.hpp"
+#include "look_up_counts.hpp"
 #include "outcomes.hpp"
 #include "pauses.hpp"
-#include "look_up_counts.hpp"
 #include "reader.hpp"
 
 namespace {
@@ -41,31 +40,6 @@ namespace {
 
 using namespace stratakv;
 using namespace stratakv::stress;
-
-constexpr std::uint64_t kNs = 1'000'000'000ULL;
-constexpr int kReaders = 4;
-constexpr std::size_t kLatePuts = 4;
-
-struct Shared {
-  explicit Shared(Arena& arena) : view(arena.view()) {
-    auto files = arena.duplicate_descriptors(true);
-    data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true, true);
-    view.data = data->data();
-  }
-  ArenaView view;
-  std::unique_ptr<Mapping> data;
-  Told told;
-  std::atomic<bool> stop{false};
-  std::atomic<int> wanted_row[kReaders];  // a row asked for (-1), given (>= 0)
-  std::atomic<int> given_up[kReaders];    // a row to end, or -1
-  std::atomic<std::uint64_t> looks{0}, copies{0}, expired{0}, hits{0}, events{0};
-};
-
-void check_sums(const CountsSnapshot& counts) {
-  std::uint64_t sum = counts.l1 + counts.l2 + counts.l3;
-  for (const std::uint64_t missed : counts.miss) sum += missed;
-  if (counts.requested != sum || counts.begun < sum) fail("counters: pages requested are not accounted for");
-}
 
 class ReaderThread {
  public:
@@ -94,6 +68,7 @@ class ReaderThread {
     }
     reader_ = std::make_unique<Reader>(shared_.view, static_cast<std::uint32_t>(row_), false);
     seen_ = reader_->view_number();
+    begun_ = 0;
     return true;
   }
 
@@ -101,7 +76,8 @@ class ReaderThread {
     const Prompt& prompt = prompts_[random_() % prompts_.size()];
     const std::size_t count = 1 + random_() % kDepth;
     const std::size_t start = random_() % 4 == 0 ? random_() % count : 0;
-    switch (random_() % 10) {
+    switch (random_() % 12) {
+      case 10: case 11: pin(); break;
       case 0: reader_->match(prompt.bytes(), start, count); break;
       case 1: copy(prompt, start, count, 1); break;  // one nanosecond: always late
       case 2: copy(prompt, start, count, 20'000); break;
@@ -140,12 +116,14 @@ class ReaderThread {
     reader_->begin_counting(0, count);
     const LookUpResult result = reader_->pin(prompt.bytes(), start, count, kLeaseView, 0, pages);
     account(result, start, count);
+    met_ = {&prompt, start, result.pages == 0 ? FoundPage{} : pages[0], 0};
     ChainCheck check(shared_.told, prompt, result.view);
     for (std::size_t i = 0; i < start; ++i) check.skip(i);
     for (std::size_t i = 0; i < result.pages; ++i) {
       if (pages[i].payload_bytes != prompt.page_bytes()) fail("view: a page has the wrong size");
       const std::byte* at = shared_.view.data + pages[i].offset;
       check.take(start + i, check_page(at, pages[i].payload_bytes, prompt.keys[start + i], "view"));
+      if (i == 0) met_.nonce = *reinterpret_cast<const std::uint64_t*>(at);
     }
     shared_.looks.fetch_add(1, std::memory_order_relaxed);
     shared_.hits.fetch_add(result.pages, std::memory_order_relaxed);
@@ -170,15 +148,32 @@ class ReaderThread {
     if (result.reason == kMissLeaseExpired && result.pages != 0) fail("bytes were served from a lease that ran out");
   }
 
+  // The very page that was met before, for as long as it is there.
+  void pin() {
+    if (met_.page.generation == 0) return;
+    FoundPage page{};
+    if (!reader_->pin_instance(instance_of(met_.page), &page)) return;
+    const std::byte* at = shared_.view.data + page.offset;
+    if (page.offset != met_.page.offset || page.payload_bytes != met_.prompt->page_bytes()) fail("pin: another place");
+    check_page(at, page.payload_bytes, met_.prompt->keys[met_.depth], "pin");
+    if (*reinterpret_cast<const std::uint64_t*>(at) != met_.nonce) fail("pin: another page");
+    reader_->unpin(&page, 1);
+    shared_.pins.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Counted at once, or begun here and completed by a later look-up as after a load.
   void account(const LookUpResult& result, std::size_t start, std::size_t count) {
+    const bool may_load = random_() % 4 == 0;
+    settle(*reader_, 0, counts_of(result, start, count, 0), may_load);
+    if (may_load && result.reason == kMissAbsent) begun_ += count;
+    if (begun_ == 0 || random_() % 4 != 0) return;
     CountsDelta delta;
-    delta.requested = count;
-    delta.l1 = start;
-    delta.l2 = result.pages;
-    delta.missed = count - start - result.pages;
-    delta.reason = result.reason;
-    delta.look_ups = 1;
-    reader_->account(0, delta);
+    delta.requested = 1 + random_() % begun_;
+    delta.l3 = delta.requested / 2;
+    delta.missed = delta.requested - delta.l3;
+    delta.reason = kMissAbsent;
+    if (!reader_->complete(0, delta)) fail("counters: a look-up that was begun can't be completed");
+    begun_ -= delta.requested;
   }
 
   void check_counts() {
@@ -186,227 +181,31 @@ class ReaderThread {
       const auto counts = read_counts(shared_.view.row(static_cast<std::uint32_t>(row_)).counts[counter]);
       if (!counts) fail("counters: could not be read");
       check_sums(*counts);
-      if (counts->begun != counts->requested) fail("counters: a look-up is over and not accounted for");
+      const std::uint64_t begun = counter == 0 ? begun_ : 0;
+      if (counts->begun != counts->requested + begun) fail("counters: a look-up is over and not accounted for");
+      CountsDelta more;
+      more.requested = more.l2 = begun + 1;
+      if (reader_->complete(counter, more)) fail("counters: more was completed than was begun");
     }
   }
+
+  // A page that was found, and how its bytes began.
+  struct Met {
+    const Prompt* prompt = nullptr;
+    std::size_t depth = 0;
+    FoundPage page{};
+    std::uint64_t nonce = 0;
+  };
 
   Shared& shared_;
   const std::vector<Prompt>& prompts_;
   int number_;
   int row_ = -1;
   std::uint64_t seen_ = 0;
+  std::uint64_t begun_ = 0;  // pages of look-ups that are not completed yet
+  Met met_;
   std::mt19937_64 random_;
   std::unique_ptr<Reader> reader_;
-};
-
-// A selection that is being hidden in steps, and what is told once that is done.
-struct Hiding {
-  std::uint64_t epoch = 0;
-  std::uint64_t cursor = 0;
-  bool has_begun = false;
-  std::uint8_t bits = 0;
-  Selection selection;
-  Told::Cell* cell = nullptr;
-};
-
-struct Place {
-  std::uint64_t reservation, offset;
-  std::size_t depth;
-};
-
-// Reservations of one put, filled or about to be.
-struct Put {
-  const Prompt* prompt = nullptr;
-  Origin origin;
-  std::vector<Place> places;
-};
-
-class Writer {
- public:
-  Writer(Arena& arena, Shared& shared, const std::vector<Prompt>& prompts, std::uint64_t seed)
-      : arena_(arena), shared_(shared), prompts_(prompts), random_(seed), row_(*arena.open_row(1, kEngineNone)) {}
-
-  void step() {
-    serve_rows();
-    switch (random_() % 64) {
-      case 0: case 1: begin_hiding(); break;
-      case 2: storm(); break;
-      case 3: arena_.expire(boottime_ns()); break;
-      case 4: arena_.check_invariants(); break;
-      case 5: abandon(); break;
-      case 6: write_late(); break;
-      case 7: case 8: scrape(); break;
-      case 9: case 10: case 11: hide_on(); break;
-      case 12: commit_late(); break;
-      case 13: reserve_late(); break;
-      default: commit(fill(reserve(row_, 10 * kNs)));
-    }
-    arena_.publish_freshness(boottime_ns() + 5 * kNs);
-  }
-
- private:
-  void serve_rows() {
-    for (int i = 0; i < kReaders; ++i) {
-      const int ended = shared_.given_up[i].load();
-      if (ended >= 0) {
-        if (random_() % 2 == 0) arena_.orphan_row(static_cast<std::uint32_t>(ended));
-        arena_.end_row(static_cast<std::uint32_t>(ended));
-        shared_.given_up[i].store(-1);
-      }
-      if (shared_.wanted_row[i].load() == -1) shared_.wanted_row[i].store(static_cast<int>(*arena_.open_row(2, kEngineDrop)));
-    }
-  }
-
-  // From here on no page that the selection names may become visible; what is visible goes step by step.
-  void begin_hiding() {
-    if (hidings_.size() >= 2) return;
-    // Often what somebody is about to commit.
-    const bool coming = !late_.empty() && random_() % 2 == 0;
-    const Put* put = coming ? &late_[random_() % late_.size()] : nullptr;
-    const Prompt& prompt = put != nullptr ? *put->prompt : prompts_[random_() % prompts_.size()];
-    auto hiding = std::make_unique<Hiding>();
-    hiding->epoch = ++epoch_;
-    const std::size_t what = random_() % 32;
-    if (what == 0) {
-      hiding->cell = &shared_.told.everything;
-    } else if (what == 1) {
-      hiding->bits = static_cast<std::uint8_t>(1u << prompt.group());
-      hiding->selection.namespaces = {&hiding->bits, 1};
-      hiding->cell = &shared_.told.of_namespace[prompt.group()];
-    } else if (what < 5) {
-      const std::size_t provenance = put != nullptr ? put->origin.provenance : random_() % kProvenances;
-      hiding->bits = static_cast<std::uint8_t>(1u << provenance);
-      hiding->selection.provenances = {&hiding->bits, 1};
-      hiding->cell = &shared_.told.of_provenance[provenance];
-      judged_[provenance] = judged_any_ = epoch_;
-    } else {
-      const bool at_place = put != nullptr && !put->places.empty();
-      const std::size_t depth = at_place ? put->places[random_() % put->places.size()].depth : random_() % kDepth;
-      hiding->selection.key = prompt.keys[depth];
-      hiding->cell = &shared_.told.of_key[prompt.key_name(depth)];
-    }
-    hidings_.push_back(std::move(hiding));
-  }
-
-  void hide_on() {
-    if (hidings_.empty()) return;
-    const std::size_t which = random_() % hidings_.size();
-    Hiding& hiding = *hidings_[which];
-    hiding.cursor = arena_.hide_step(hiding.selection, hiding.cursor, 1 + random_() % 60).cursor;
-    if (hiding.cursor != 0) return;
-    // Told before the view is: whoever finds the view finds this.
-    hiding.cell->store(hiding.epoch << 32 | (arena_.view_number() + 1), std::memory_order_release);
-    publish();
-    hidings_.erase(hidings_.begin() + static_cast<std::ptrdiff_t>(which));
-  }
-
-  // More events at once than the ring has records, now and then.
-  void storm() {
-    for (std::size_t events = 1 + random_() % 12; events > 0; --events) publish();
-  }
-
-  void publish() { arena_.publish_event(event_of(arena_.view_number() + 1)); }
-
-  Put reserve(std::uint32_t row, std::uint64_t for_ns) {
-    Put put;
-    put.prompt = &prompts_[random_() % prompts_.size()];
-    put.origin = {epoch_, random_() % kProvenances, random_() % 8 != 0};
-    const std::uint64_t now = boottime_ns();
-    ReserveRequest request;
-    request.row = row;
-    request.namespace_slot = put.prompt->group();
-    request.keys = put.prompt->bytes();
-    request.pages = 1 + random_() % kDepth;
-    request.payload_bytes = put.prompt->page_bytes();
-    request.expiry_s = random_() % 4 == 0 ? static_cast<std::uint32_t>(now / kNs + 1) : 0;
-    request.deadline_ns = now + for_ns;
-    request.now_ns = now;
-    const std::vector<Reserved> reserved = arena_.reserve(request);
-    for (std::size_t i = 0; i < reserved.size(); ++i) {
-      if (reserved[i].status == kPutStored) put.places.push_back({reserved[i].reservation, reserved[i].offset, i});
-    }
-    return put;
-  }
-
-  Put fill(Put put) {
-    for (const Place& place : put.places) {
-      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes(), put.prompt->keys[place.depth], random_(), put.origin);
-    }
-    return put;
-  }
-
-  // Publishes, but for torn pages and what a record newer than the fill names by its origin (rule I3).
-  std::vector<Committed> commit(const Put& put) {
-    std::vector<std::uint64_t> commits, aborts;
-    const std::uint64_t judged = put.origin.lineage_known ? judged_[put.origin.provenance] : judged_any_;
-    for (const Place& place : put.places) {
-      const bool torn = random_() % 32 == 0;
-      if (torn) std::memset(shared_.view.data + place.offset, 0, put.prompt->page_bytes() / 2);
-      (torn || put.origin.epoch < judged ? aborts : commits).push_back(place.reservation);
-    }
-    arena_.abort(row_, aborts);
-    CommitStamp stamp;
-    stamp.producer = put.origin.provenance;
-    stamp.rests_on = put.origin.lineage_known ? kNoInstance : kUnknownInstance;
-    return arena_.commit(row_, commits, stamp, boottime_ns());
-  }
-
-  // Held over a number of other steps, so that hiding comes upon it.
-  void reserve_late() {
-    if (late_.size() < kLatePuts) late_.push_back(fill(reserve(row_, 10 * kNs)));
-  }
-
-  void commit_late() {
-    if (late_.empty()) return;
-    commit(late_.front());
-    late_.pop_front();
-  }
-
-  // A client that is late and writes all the same: its places must be nobody else's yet.
-  void write_late() {
-    const Put put = reserve(row_, 1);
-    arena_.expire(boottime_ns() + 1000);
-    for (int i = 0; i < 4; ++i) commit(fill(reserve(row_, 10 * kNs)));
-    fill(put);
-    std::vector<std::uint64_t> reservations;
-    for (const Place& place : put.places) reservations.push_back(place.reservation);
-    for (const Committed& committed : arena_.commit(row_, reservations, CommitStamp{}, boottime_ns())) {
-      if (committed.status != kPutRefused) fail("a reservation was committed after its deadline");
-    }
-  }
-
-  // A writer that dies with half a page written.
-  void abandon() {
-    const std::optional<std::uint32_t> row = arena_.open_row(3, kEngineKeep);
-    if (!row) return;
-    const Put put = reserve(*row, 10 * kNs);
-    for (const Place& place : put.places) {
-      fill_page(shared_.view.data + place.offset, put.prompt->page_bytes() / 2, put.prompt->keys[place.depth], random_(), put.origin);
-    }
-    arena_.orphan_row(*row);
-    arena_.end_row(*row);
-  }
-
-  // What the sidecar's metrics do, while the clients count.
-  void scrape() {
-    for (std::uint32_t row = 0; row < shared_.view.geometry.rows; ++row) {
-      for (std::uint32_t counter = 0; counter < 2; ++counter) {
-        const auto counts = read_counts(shared_.view.row(row).counts[counter]);
-        if (counts) check_sums(*counts);
-      }
-    }
-  }
-
-  Arena& arena_;
-  Shared& shared_;
-  const std::vector<Prompt>& prompts_;
-  std::mt19937_64 random_;
-  std::uint32_t row_;
-  std::uint64_t epoch_ = 1;
-  std::uint64_t judged_[kProvenances] = {};
-  std::uint64_t judged_any_ = 0;
-  std::vector<std::unique_ptr<Hiding>> hidings_;
-  std::deque<Put> late_;
 };
 
 int run(double seconds, std::uint64_t seed) {
@@ -429,6 +228,7 @@ int run(double seconds, std::uint64_t seed) {
     shared.given_up[i].store(-1);
     threads.emplace_back([&, i] { ReaderThread(shared, prompts, i, mix(seed, static_cast<std::uint64_t>(i) + 1)).run(); });
   }
+  threads.emplace_back([&] { move_bytes(shared.loads, shared.view.data, shared.stop); });
   Writer writer(arena, shared, prompts, seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::uint64_t steps = 0;
@@ -446,12 +246,16 @@ int run(double seconds, std::uint64_t seed) {
   show("copies", shared.copies.load());
   show("copy leases that ran out", shared.expired.load());
   show("events followed", shared.events.load());
+  show("pages pinned again", shared.pins.load());
   show("stored", s.stored);
+  show("loaded", s.loaded);
+  show("loads that gave way", s.gave_way);
   show("evicted for room", s.evictions_capacity);
   show("evicted with segments", s.evictions_segment);
   show("expired", s.evictions_ttl);
   show("hidden", s.evictions_invalidated);
-  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), s.evictions_capacity, s.evictions_invalidated}) {
+  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), s.loaded,
+                                  s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
     if (met == 0) fail("the run was too short to meet what it is there to meet");
   }
   std::printf("PASSED\n");

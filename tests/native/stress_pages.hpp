@@ -62,26 +62,30 @@ struct Origin {
   std::uint64_t epoch = 0;
   std::uint64_t provenance = 0;
   bool lineage_known = true;
+  std::uint64_t below = 0;  // of the page that it was computed from, packed; 0: from none, or from whatever stands below it
   std::uint64_t packed() const { return epoch << 8 | provenance << 1 | static_cast<std::uint64_t>(lineage_known); }
-  static Origin unpack(std::uint64_t word) { return {word >> 8, word >> 1 & 0x7F, (word & 1) != 0}; }
+  static Origin unpack(std::uint64_t word) { return {word >> 8, word >> 1 & 0x7F, (word & 1) != 0, 0}; }
 };
 
 inline void fill_page(std::byte* at, std::size_t bytes, const PageKey& key, std::uint64_t nonce, const Origin& origin) {
   auto* words = reinterpret_cast<std::uint64_t*>(at);
   words[0] = nonce;
   words[1] = origin.packed();
-  const std::uint64_t word = mix(mix(key.word[0], nonce), words[1]);
-  for (std::size_t i = 2; i < bytes / 8; ++i) words[i] = word;
+  words[2] = origin.below;
+  const std::uint64_t word = mix(mix(key.word[0], nonce), mix(words[1], words[2]));
+  for (std::size_t i = 3; i < bytes / 8; ++i) words[i] = word;
 }
 
 // Where the page came from; ends the process when it isn't one fill of this key.
 inline Origin check_page(const std::byte* at, std::size_t bytes, const PageKey& key, const char* how) {
   const auto* words = reinterpret_cast<const std::uint64_t*>(at);
-  const std::uint64_t wanted = mix(mix(key.word[0], words[0]), words[1]);
-  for (std::size_t i = 2; i < bytes / 8; ++i) {
+  const std::uint64_t wanted = mix(mix(key.word[0], words[0]), mix(words[1], words[2]));
+  for (std::size_t i = 3; i < bytes / 8; ++i) {
     if (words[i] != wanted) fail(std::string(how) + ": a page is of another fill or of two");
   }
-  return Origin::unpack(words[1]);
+  Origin origin = Origin::unpack(words[1]);
+  origin.below = words[2];
+  return origin;
 }
 
 // What was hidden last by each name, and by which view that was told: epoch << 32 | view, 0 for never.
@@ -115,6 +119,11 @@ class ChainCheck {
         origin.lineage_known ? Told::before(told_.of_provenance[origin.provenance], view_) : any_provenance_;
     if (origin.epoch < std::max(hidden_before_, by_provenance)) {
       fail("a look-up got a page that an event up to its view had taken");
+    }
+    if (origin.below == 0) return;
+    const Origin below = Origin::unpack(origin.below);
+    if (below.epoch < Told::before(told_.of_provenance[below.provenance], view_)) {
+      fail("a look-up got a page that was loaded onto another than it was computed from");
     }
   }
 

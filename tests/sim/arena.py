@@ -26,8 +26,9 @@ from tests.sim.arena_entries import (
     ancestors,
     end_of,
     expired,
+    line_of,
     rests,
-    rests_on_born,
+    stands_on_line,
 )
 from tests.sim.arena_tree import PageTree
 
@@ -259,7 +260,7 @@ class ModelArena(PageTree):
                 entry.birth, entry.rests_on = self._draw_birth(), U64_MAX
                 if is_known:
                     reused = self.entries[(rests_on & 0xFFFFFFFF) - 1] if rests_on else None
-                    entry.rests_on = reused.birth if reused is not None else 0
+                    entry.rests_on = reused.line if reused is not None else 0
                 self._tell(
                     entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns
                 )
@@ -298,18 +299,18 @@ class ModelArena(PageTree):
         entry.birth, entry.rests_on = birth, rests_on
         entry.expiry_s = min(filter(None, (entry.expiry_s, expiry_s)), default=0)
         self._tell(entry, incarnation, revision, producer, computed_from_ms, computed_until_ms, now_ns)
-        entry.lineage_unknown = not rests_on_born(entry, rests_on)
+        entry.lineage_unknown = not stands_on_line(entry, rests_on)
         self._publish(entry)
         self.counters["loaded"] += 1
         return int(PutStatus.STORED), 0
 
     def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
         entry = self._reserved_by(row, reservation)
-        return entry is not None and rests_on_born(entry, rests_on)
+        return entry is not None and stands_on_line(entry, rests_on)
 
     def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
         entry = self._visible(instance)
-        return entry is not None and rests_on_born(entry, rests_on)
+        return entry is not None and stands_on_line(entry, rests_on)
 
     def _draw_birth(self) -> int:
         """Differs from all others in a world: lives do."""
@@ -326,6 +327,7 @@ class ModelArena(PageTree):
         entry.incarnation, entry.revision, entry.provenance = incarnation, revision, producer
         entry.from_ms, entry.until_ms, entry.committed_ns = from_ms, until_ms, now_ns
         entry.last_ns = entry.previous_ns = 0
+        entry.line = line_of(entry)
 
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         entries = [self._reserved_by(row, reservation) for reservation in reservations]
@@ -385,7 +387,7 @@ class ModelArena(PageTree):
             "namespace_slot": entry.namespace_slot, "revision": entry.revision, "incarnation": entry.incarnation,
             "producer": entry.provenance, "lineage_unknown": int(entry.lineage_unknown),
             "payload_bytes": entry.payload_bytes, "expiry_s": entry.expiry_s, "computed_from_ms": entry.from_ms,
-            "computed_until_ms": entry.until_ms, "birth": entry.birth, "rests_on": entry.rests_on,
+            "computed_until_ms": entry.until_ms, "birth": entry.birth, "line": entry.line, "rests_on": entry.rests_on,
         }  # fmt: skip
 
     def statistics(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any
 
 from kv_types.limits import ANCESTORS_WALKED_MAX
@@ -36,6 +37,7 @@ class Entry:
         "incarnation",
         "key",
         "last_ns",
+        "line",
         "lineage_unknown",
         "namespace_slot",
         "number",
@@ -79,7 +81,7 @@ class Entry:
         self.committed_ns = self.last_ns = self.previous_ns = 0
         self.lineage_unknown = False
         self.gives_way = False
-        self.birth = self.rests_on = 0
+        self.birth = self.line = self.rests_on = 0
 
     @property
     def instance(self) -> int:
@@ -143,15 +145,22 @@ def rests(entry: Entry, rests_on: int) -> bool:
     return any(one.instance == rests_on for one in above if one is not entry)
 
 
-def rests_on_born(entry: Entry, birth: int) -> bool:
-    """Whether the page of that birth is among a page's ancestors."""
-    if birth in (0, U64_MAX):
-        return birth == 0
+def line_of(entry: Entry) -> int:
+    """The births from the root down to a page, as one number."""
+    above = 0 if entry.parent is None else entry.parent.line
+    told = above.to_bytes(8, "little") + entry.birth.to_bytes(8, "little")
+    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+
+
+def stands_on_line(entry: Entry, line: int) -> bool:
+    """Whether the page of that line is among a page's ancestors."""
+    if line in (0, U64_MAX):
+        return line == 0
     above = (one for _, one in zip(range(ANCESTORS_WALKED_MAX + 1), ancestors(entry), strict=False))
     for one in above:
-        if one is not entry and one.birth == birth:
+        if one is not entry and one.line == line:
             return True
-        if one is not entry and one.rests_on == birth:
+        if one is not entry and one.rests_on == line:
             return not one.lineage_unknown
     return False
 

@@ -27,7 +27,7 @@ class Steps:
     look: tuple[str, ...]
     """A look-up that pins (Reader::pin)."""
     copy: tuple[str, ...]
-    """What a copy adds to it (Reader::get)."""
+    """What a copy adds to it (Reader::copy_out)."""
     reuse: tuple[str, ...]
     """From hiding a page to giving its slot away."""
     publish: tuple[str, ...]
@@ -54,7 +54,7 @@ def read_steps(root: Path = ROOT) -> Steps:
     return Steps(
         look=_look(native),
         copy=_steps(
-            _cpp(native / "reader.cpp", "Reader::get"),
+            _cpp(native / "reader.cpp", "Reader::copy_out"),
             {"copy": r"copier\.copy\(", "fence": r"fence_acquire\(\)", "check": r"still_there\("},
         ),
         reuse=_steps(_cpp(native / "arena_hide.cpp", "Arena::hide_one"), {"hide": r"generation\.store\("})

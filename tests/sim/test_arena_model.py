@@ -59,8 +59,10 @@ class ArenaMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.instances: dict[int, int] = {0: 0, U64_MAX: U64_MAX}
         self.leases: list[tuple[ModelLease, Any]] = []
-        self.births: dict[int, int] = {0: 0, U64_MAX: U64_MAX}
+        self.births: dict[int, int] = {}
         """What the native arena calls the births of the model's."""
+        self.lines: dict[int, int] = {0: 0, U64_MAX: U64_MAX, 7: 7}
+        """The same of lines, and one that no page has."""
         self.begun: list[tuple[int, int]] = []
         """Look-ups that wait to be completed: chain and start."""
 
@@ -152,6 +154,7 @@ class ArenaMachine(RuleBasedStateMachine):
         if mine is not None and theirs is not None:
             assert theirs["birth"] not in (0, U64_MAX)
             assert self.births.setdefault(mine["birth"], theirs["birth"]) == theirs["birth"]
+            assert self.lines.setdefault(mine["line"], theirs["line"]) == theirs["line"]
 
     def _described(self, one: Held) -> tuple[Any, Any]:
         return (
@@ -176,21 +179,21 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def _publish_loaded(self, data: Any, one: Held, revision: int, birth: int | None) -> None:
         if birth is None:
-            birth = data.draw(st.sampled_from(sorted(self.births.keys() - {0, U64_MAX}) or [7]))
+            birth = data.draw(st.sampled_from(list(self.births) or [7]))
         assert birth is not None
         self.births.setdefault(birth, birth)
-        rests_on = data.draw(st.sampled_from(sorted(self.births)))
+        rests_on = data.draw(st.sampled_from(list(self.lines)))
         terms: dict[str, Any] = {
             "row": one.row, "incarnation": bytes(16), "revision": revision, "producer": 1, "computed_from_ms": 10,
             "computed_until_ms": 12, "expiry_s": data.draw(st.sampled_from([0, 0, now_ns() // 10**9 + 1000])), "now_ns": now_ns(),
         }  # fmt: skip
         asked = self.model.loaded_lineage_known(row=one.row, reservation=one.model, rests_on=rests_on)
         assert asked == self.native.arena.loaded_lineage_known(
-            row=one.row, reservation=one.native, rests_on=self.births[rests_on]
+            row=one.row, reservation=one.native, rests_on=self.lines[rests_on]
         )
         expected = self.model.publish_loaded(reservation=one.model, birth=birth, rests_on=rests_on, **terms)
         got = self.native.arena.publish_loaded(
-            reservation=one.native, birth=self.births[birth], rests_on=self.births[rests_on], **terms
+            reservation=one.native, birth=self.births[birth], rests_on=self.lines[rests_on], **terms
         )
         assert expected == tuple(got)
         self.held.remove(one)
@@ -199,6 +202,7 @@ class ArenaMachine(RuleBasedStateMachine):
         assert (mine is None) == (theirs is None) == (expected[0] != PutStatus.STORED)
         if mine is not None:
             assert mine["lineage_unknown"] == theirs["lineage_unknown"] == (not asked)
+            assert self.lines.setdefault(mine["line"], theirs["line"]) == theirs["line"]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -336,7 +340,8 @@ class ArenaMachine(RuleBasedStateMachine):
                     for name in ("revision", "producer", "lineage_unknown", "namespace_slot"):
                         assert mine[name] == theirs[name]
                     assert self.births[int(mine["birth"])] == theirs["birth"]
-                    assert self.births[int(mine["rests_on"])] == theirs["rests_on"]
+                    assert self.lines[int(mine["line"])] == theirs["line"]
+                    assert self.lines[int(mine["rests_on"])] == theirs["rests_on"]
 
     @invariant()
     def the_figures_are_the_same(self) -> None:

@@ -15,6 +15,8 @@ BYTES = "foreign or torn bytes"
 MIXED = "a page is of another fill or of two"
 RING = "ring: an event is not that of its view"
 COUNTERS = "counters: pages requested are not accounted for"
+LOADED = "a look-up got a page that was loaded onto another than it was computed from"
+PINNED = "FAILED: pin: "
 TAKEN = "a look-up got a page that an event up to its view had taken"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
@@ -158,6 +160,18 @@ MUTATIONS = (
         Stress(MIXED, ("reader.cpp",)),
     ),
     Mutation(
+        "30, pins",
+        "no second look at the generation of a single page behind its hazard",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "  if (result.pages == 1 && fits) return true;\n",
+                "  if (pinned == 1 && fits) return true;\n",
+            ),
+        ),
+        Stress(PINNED, ("reader.cpp",)),
+    ),
+    Mutation(
         "31",
         "two bits of the generation are compared",
         (
@@ -181,6 +195,18 @@ MUTATIONS = (
             ),
         ),
         Stress(MIXED, ("arena_commit.cpp",)),
+    ),
+    Mutation(
+        "32, loads",
+        "the place of a load that gives way is given away while its bytes may still arrive",
+        (
+            Edit(
+                _NATIVE + "arena_reserve.cpp",
+                "    quarantine(entry);\n    has_gone = true;\n",
+                "    end_reservation(entry);\n    has_gone = true;\n",
+            ),
+        ),
+        Stress(MIXED, ("arena_reserve.cpp",)),
     ),
     Mutation(
         "34",
@@ -210,6 +236,18 @@ MUTATIONS = (
             ),
         ),
         Stress(TAKEN, ("arena_walk.cpp",)),
+    ),
+    Mutation(
+        "R3, births",
+        "a loaded page vouches for its lineage, whatever stands below it",
+        (
+            Edit(
+                _NATIVE + "arena_commit.cpp",
+                "  if (line == kNoInstance || line == kUnknownInstance) return line == kNoInstance;\n",
+                "  if (line != kUnknownInstance) return true;\n",
+            ),
+        ),
+        Stress(LOADED, ("arena_commit.cpp",)),
     ),
     Mutation(
         "R18, the client's fence",

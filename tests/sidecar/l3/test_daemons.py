@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from kv_types.ids import PageKey
-from kv_types.namespace import Namespace
-from kv_types.outcomes import STORED, Hit, LookUpOutcome, Miss, MissReason, Tier
+from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Tier
 from kv_types.page_keys import pack_keys
-from kv_wire.channel import open_channel
 from kv_wire.gen import cache_pb2
-from tests.support.daemon import Daemon, run_command
+from tests.support.daemon import run_command
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
-from tests.support.remote_store import RemoteStore
-from tests.support.spaces import fresh_chain, page_of, space_of
+from tests.support.redis_servers import RedisServers, redis_servers
+from tests.support.sharing_nodes import LOAD_S, SharingNode, sharing_nodes
+from tests.support.spaces import fresh_chain
 
-PAGE_BYTES = 4096
-LOAD_S = 0.4
-QUICK = ("--no-prefault", "--copy-kernel", "memcpy", "--l3-deadline", f"{LOAD_S}s")
 HEALS_S = 20.0
-
-
-@dataclass
-class Node:
-    """A sidecar, and one caller of it."""
-
-    daemon: Daemon
-    store: RemoteStore
-    space: Namespace
-
-    def put(self, keys: Sequence[PageKey], *, start: int = 0) -> None:
-        size = PAGE_SIZES[self.store.register(self.space)]
-        for begin in range(start, len(keys), 64):
-            end = min(begin + 64, len(keys))
-            sources = [page_of(key, size) for key in keys[begin:end]]
-            outcomes = self.store.put(
-                self.space.id, keys[:end], sources, stamp=self.store.stamp(), start=begin
-            )
-            assert outcomes == [STORED] * (end - begin)
-
-    def get(self, keys: Sequence[PageKey], *, start: int = 0) -> LookUpOutcome:
-        """Whatever is served has the right bytes."""
-        size = PAGE_SIZES[self.store.register(self.space)]
-        into = [memoryview(bytearray(size)) for _ in keys[start:]]
-        outcome = self.store.get(self.space.id, keys, into, start=start)
-        pages = outcome.pages if isinstance(outcome, Hit) else 0
-        for key, view in zip(keys[start : start + pages], into, strict=False):
-            assert view == page_of(key, size)
-        return outcome
-
-    def l3(self) -> cache_pb2.L3Status:
-        return self.store.status().l3
-
-    def wait_stored(self, pages: int) -> None:
-        def stored() -> bool:
-            figures = self.l3().stores
-            return figures.get("stored", 0) + figures.get("known", 0) >= pages and not figures["in_flight"]
-
-        wait_until(stored, what=f"{pages} pages in L3")
-
-
-PAGE_SIZES: dict[bytes, int] = {}
-"""By namespace."""
 
 
 @pytest.fixture
@@ -79,68 +28,49 @@ def servers() -> Iterator[RedisServers]:
         yield made
 
 
-@contextmanager
-def fleet(
-    count: int,
-    l3: str,
-    log: RedisServer,
-    *flags: str,
-    page_bytes: int = PAGE_BYTES,
-    arenas: Mapping[int, str] | None = None,
-) -> Iterator[list[Node]]:
-    space = space_of(page_bytes, model="shared")
-    PAGE_SIZES[space.id] = page_bytes
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skv-")))
-        daemons = [
-            stack.enter_context(
-                Daemon(
-                    scratch / f"n{number}", "--l3-url", l3, "--log-url", log.url, *QUICK, *flags,
-                    arena=(arenas or {}).get(number, "16MiB"),
-                )
-            )
-            for number in range(count)
-        ]  # fmt: skip
-        nodes = []
-        for daemon in daemons:
-            channel = stack.enter_context(open_channel(daemon.wait_ready().grpc_address))
-            nodes.append(Node(daemon, RemoteStore(channel), space))
-        yield nodes
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[SharingNode]]:
+    """A writer and a reader on one server that nobody harms."""
+    with redis_servers() as made:
+        server = made.start()
+        with sharing_nodes(2, server.url, server) as nodes:
+            yield nodes
 
 
-def timed_get(node: Node, keys: Sequence[PageKey]) -> tuple[LookUpOutcome, float]:
+def timed_get(node: SharingNode, keys: Sequence[PageKey]) -> tuple[LookUpOutcome, float]:
     began = time.monotonic()
     outcome = node.get(keys)
     return outcome, time.monotonic() - began
 
 
-def test_c29_ten_look_ups_over_all_tiers_are_accounted_for_exactly(servers: RedisServers) -> None:
-    server = servers.start()
-    with fleet(2, server.url, server) as (writer, reader):
-        first, second, absent = fresh_chain(6), fresh_chain(8), fresh_chain(4)
-        writer.put(first)
-        writer.put(second)
-        writer.wait_stored(14)
-        reader.put(second[:3])
-        reader.wait_stored(3)
-        script = [
-            # chain, pages that the caller has, then those of L2, of L3, and missed
-            (first[:4], 0, 0, 4, 0),
-            (first, 2, 2, 2, 0),
-            (first, 0, 6, 0, 0),
-            (second, 0, 3, 5, 0),
-            (second, 8 - 1, 1, 0, 0),
-            (first + absent[:2], 0, 6, 0, 2),
-            (absent, 0, 0, 0, 4),
-            (absent[:1], 0, 0, 0, 1),
-            (second[:5] + absent[1:2], 1, 4, 0, 1),
-            (second, 4, 4, 0, 0),
-        ]
-        for chain, start, l2, l3, missed in script:
-            outcome = reader.get(chain, start=start)
-            assert (outcome.pages if isinstance(outcome, Hit) else 0) == l2 + l3
-            assert len(chain) == start + l2 + l3 + missed
-        told = reader.store.statistics()
+def test_c29_ten_look_ups_over_all_tiers_are_accounted_for_exactly(pair: list[SharingNode]) -> None:
+    writer, reader = pair
+    before = reader.store.statistics()
+    first, second, absent = fresh_chain(6), fresh_chain(8), fresh_chain(4)
+    writer.put(first)
+    writer.put(second)
+    writer.wait_idle()
+    reader.put(second[:3])
+    reader.wait_idle()
+    script = [
+        # chain, pages that the caller has, then those of L2, of L3, and missed
+        (first[:4], 0, 0, 4, 0),
+        (first, 2, 2, 2, 0),
+        (first, 0, 6, 0, 0),
+        (second, 0, 3, 5, 0),
+        (second, 8 - 1, 1, 0, 0),
+        (first + absent[:2], 0, 6, 0, 2),
+        (absent, 0, 0, 0, 4),
+        (absent[:1], 0, 0, 0, 1),
+        (second[:5] + absent[1:2], 1, 4, 0, 1),
+        (second, 4, 4, 0, 0),
+    ]
+    for chain, start, l2, l3, missed in script:
+        outcome = reader.get(chain, start=start)
+        assert (outcome.pages if isinstance(outcome, Hit) else 0) == l2 + l3
+        assert len(chain) == start + l2 + l3 + missed
+    after = reader.store.statistics()
+    told = {name: count - before.get(name, 0) for name, count in after.items()}
     assert told["requested_pages"] == sum(len(chain) for chain, *_ in script)
     assert told["l1_pages"] == sum(start for _, start, *_ in script)
     assert told["l2_pages"] == sum(l2 for _, _, l2, _, _ in script)
@@ -148,34 +78,33 @@ def test_c29_ten_look_ups_over_all_tiers_are_accounted_for_exactly(servers: Redi
     assert told["missed_pages_absent"] == sum(missed for *_, missed in script)
 
 
-def test_a_prefetch_brings_what_the_node_lacks_and_says_what_is_pending(servers: RedisServers) -> None:
-    server = servers.start()
-    with fleet(2, server.url, server) as (writer, reader):
-        keys = fresh_chain(10)
-        writer.put(keys)
-        writer.wait_stored(10)
-        reader.put(keys[:4])
-        request = cache_pb2.LookUpRequest(
-            namespace_id=reader.space.id, rows=[cache_pb2.Chain(keys=pack_keys(keys))], prefetch=True
-        )
-        (row,) = reader.store.calls.look_up(request, timeout=10).rows
-        assert (row.pages, row.pending_pages) == (4, 6)
-        assert [(part.tier, part.pages) for part in row.tiers] == [(2, 4)]
+def test_a_prefetch_brings_what_the_node_lacks_and_says_what_is_pending(pair: list[SharingNode]) -> None:
+    writer, reader = pair
+    keys = fresh_chain(10)
+    writer.put(keys)
+    writer.wait_idle()
+    reader.put(keys[:4])
+    request = cache_pb2.LookUpRequest(
+        namespace_id=reader.space.id, rows=[cache_pb2.Chain(keys=pack_keys(keys))], prefetch=True
+    )
+    (row,) = reader.store.calls.look_up(request, timeout=10).rows
+    assert (row.pages, row.pending_pages) == (4, 6)
+    assert [(part.tier, part.pages) for part in row.tiers] == [(2, 4)]
 
-        def staged() -> bool:
-            return reader.store.look_up(reader.space.id, keys) == Hit(10, Tier.L2)
+    def staged() -> bool:
+        return reader.store.look_up(reader.space.id, keys) == Hit(10, Tier.L2)
 
-        wait_until(staged, what="the prefetch")
-        (again,) = reader.store.calls.look_up(request, timeout=10).rows
-        assert (again.pages, again.pending_pages) == (10, 0)
-        assert reader.get(keys) == Hit(10, Tier.L2)
+    wait_until(staged, what="the prefetch")
+    (again,) = reader.store.calls.look_up(request, timeout=10).rows
+    assert (again.pages, again.pending_pages) == (10, 0)
+    assert reader.get(keys) == Hit(10, Tier.L2)
 
 
 def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_breaker_closes_again(
     servers: RedisServers,
 ) -> None:
     server, log = servers.start(), servers.start()
-    with fleet(2, server.url, log) as (writer, reader):
+    with sharing_nodes(2, server.url, log) as (writer, reader):
         chains = [fresh_chain(3) for _ in range(20)]
         for keys in chains:
             writer.put(keys)
@@ -207,7 +136,7 @@ def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_br
 
 def test_c34_a_killed_server_keeps_nobody_waiting_and_all_heals_by_itself(servers: RedisServers) -> None:
     server, log = servers.start(), servers.start()
-    with fleet(2, server.url, log) as (writer, reader):
+    with sharing_nodes(2, server.url, log) as (writer, reader):
         keys = fresh_chain(5)
         writer.put(keys)
         writer.wait_stored(5)
@@ -229,7 +158,7 @@ def test_c34_a_killed_server_keeps_nobody_waiting_and_all_heals_by_itself(server
 def test_a_server_that_is_down_at_start_keeps_nothing_from_starting(servers: RedisServers) -> None:
     server, log = servers.start(), servers.start()
     server.kill()
-    with fleet(1, server.url, log) as (node,):
+    with sharing_nodes(1, server.url, log) as (node,):
         keys = fresh_chain(3)
         node.put(keys)
         assert node.get(keys) == Hit(3, Tier.L2)
@@ -247,7 +176,10 @@ def test_c09_whatever_redis_evicts_under_ten_times_its_capacity_whole_pages_miss
     server, log = servers.start(), servers.start()
     room = int(server.info("memory")["used_memory"]) + 6 * 1024 * 1024
     server.config(maxmemory_policy="volatile-lru", maxmemory=str(room))
-    with fleet(2, server.url, log, page_bytes=size, arenas={0: "96MiB", 1: "16MiB"}) as (writer, reader):
+    with sharing_nodes(2, server.url, log, page_bytes=size, arenas={0: "96MiB", 1: "16MiB"}) as (
+        writer,
+        reader,
+    ):
         chains = [fresh_chain(12) for _ in range(80)]  # 60 MiB
         for keys in chains:
             writer.put(keys)
@@ -272,28 +204,27 @@ def test_c09_whatever_redis_evicts_under_ten_times_its_capacity_whole_pages_miss
 
 def test_what_was_stored_just_before_the_end_is_in_l3_still(servers: RedisServers) -> None:
     server = servers.start()
-    with fleet(2, server.url, server) as (writer, reader):
+    with sharing_nodes(2, server.url, server) as (writer, reader):
         keys = fresh_chain(200)
         writer.put(keys)
         assert writer.daemon.stop() == 0
         assert reader.get(keys) == Hit(200, Tier.L2)
 
 
-def test_status_and_metrics_tell_of_l3(servers: RedisServers) -> None:
-    server = servers.start()
-    with fleet(1, server.url, server) as (node,):
-        keys = fresh_chain(3)
-        node.put(keys)
-        node.wait_stored(3)
-        shown = run_command("status", "--runtime-dir", str(node.daemon.runtime_dir)).stdout
-        assert "L3, in pages" in shown
-        assert "closed" in shown
-        address = node.store.status().metrics_address
-        with urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        assert "stratakv_l3_enabled 1.0" in text
-        assert "stratakv_l3_stored_pages_total 3.0" in text
-        assert 'stratakv_l3_server_available{server="' in text
+def test_status_and_metrics_tell_of_l3(pair: list[SharingNode]) -> None:
+    node, _ = pair
+    keys = fresh_chain(3)
+    node.put(keys)
+    node.wait_idle()
+    shown = run_command("status", "--runtime-dir", str(node.daemon.runtime_dir)).stdout
+    assert "L3, in pages" in shown
+    assert "closed" in shown
+    address = node.store.status().metrics_address
+    with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert "stratakv_l3_enabled 1.0" in text
+    assert "stratakv_l3_stored_pages_total " in text
+    assert 'stratakv_l3_server_available{server="' in text
 
 
 def test_a_cluster_needs_a_log_of_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from kv_types.ids import PageKey, Stamp, new_log_incarnation
 from kv_types.limits import LOOK_UP_ROWS_MAX
 from kv_types.outcomes import MissReason, PutStatus
 from kv_types.selectors import Selector
-from sidecar.l3.loads import RowLoaded
+from sidecar.l3.loads import LoadRow, RowLoaded
 from tests.support.l3_node import SMALL, fresh, nodes
 from tests.support.manual_time import settle, until
 from tests.support.pages import namespace_of, packed, page_of
@@ -375,7 +375,7 @@ async def test_evicted_while_it_was_loaded_is_not_told() -> None:
 async def test_an_unknown_namespace_is_a_reason() -> None:
     async with nodes() as (node,):
         load = node.loader.begin(
-            [type(node.row(fresh(1)))(namespace_of("never seen").id, None, packed(fresh(2)))],
+            [LoadRow(namespace_of("never seen").id, None, packed(fresh(2)))],
             deadline_ns=node.within(1),
         )
         assert await load.wait() == [RowLoaded(0, 0, MissReason.UNKNOWN_NAMESPACE)]
@@ -408,7 +408,7 @@ async def test_draining_answers_everybody_and_gives_every_place_back() -> None:
 )
 async def test_rows_that_nobody_may_ask_for(rows: list[bytes], error: type[Exception]) -> None:
     async with nodes() as (node,):
-        made = [type(node.row(fresh(1)))(node.record.id, None, keys) for keys in rows]
+        made = [LoadRow(node.record.id, None, keys) for keys in rows]
         with pytest.raises(error):
             node.loader.begin(made, deadline_ns=node.within(1))
 
@@ -428,6 +428,21 @@ async def test_keys_that_are_no_chain_confuse_nobody() -> None:
         assert await honest == [RowLoaded(4, 0, MissReason.NONE)]
         assert (await hostile)[0].pages <= 1
         assert (await twice)[0].pages <= 1
+
+
+async def test_rows_that_name_each_other_as_parents_hang_nobody() -> None:
+    async with nodes() as (node,):
+        (one,), (other,) = fresh(1), fresh(1)
+        node.put([one])
+        node.put([other])
+        held = node.records.hold("probe")
+        rows = [LoadRow(node.record.id, one, other), LoadRow(node.record.id, other, one)]
+        wait = asyncio.create_task(node.loader.begin(rows, deadline_ns=node.within(1)).wait())
+        await held.reached.wait()
+        node.loader.became_resident([one])
+        node.loader.became_resident([other])
+        held.release()
+        assert [row.pages for row in await wait] == [0, 0], "neither stands on the other"
 
 
 SMALL_RUNS = SMALL.__class__(**{name: getattr(SMALL, name) for name in SMALL.__slots__} | {"flights": 2})

@@ -52,6 +52,7 @@ def test_it_is_known_whether_the_log_lies_on_the_same_servers() -> None:
         {"l3_ttl": "0"},
         {"l3_codec": "gzip"},
         {"l3_connections": 0},
+        {"l3_reserve": 0.9},
         {"l3_connections": 1000},
         {"l3_deadline": "2h"},
         {"l3_queue": "1KiB"},

@@ -473,8 +473,8 @@ MUTATIONS = (
         (
             Edit(
                 "tests/sim/arena_entries.py",
-                "    if birth in (0, U64_MAX):\n        return birth == 0\n",
-                "    if birth or not birth:\n        return True\n",
+                "    if line in (0, U64_MAX):\n        return line == 0\n",
+                "    if line or not line:\n        return True\n",
             ),
         ),
     ),
