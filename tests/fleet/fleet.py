@@ -297,6 +297,11 @@ class Fleet:
         self.read()
         return [file.accounts[-1] for worker in self.workers for file in worker.files if file.accounts]
 
+    @property
+    def _remote_workers(self) -> frozenset[str]:
+        sidecar, number = self._remote
+        return frozenset({f"w{10 * sidecar + number}"})
+
     def was_stopped(self, worker: WorkerProcess, since_ns: int, until_ns: int) -> None:
         """A worker stood still between these times, by the test's will."""
         self._stopped[worker.name].append(Pause(since_ns, until_ns))
@@ -374,7 +379,7 @@ class Fleet:
         return [
             *broke_fence(fresh, self.purged),
             *broke_fail_closed(fresh, self.dark),
-            *broke_sparing(fresh, self.purged, calm),
+            *broke_sparing(fresh, self.purged, calm, remote=self._remote_workers),
             *broke_sharing(fresh, self.purged, calm, shared_after_ns=SHARED_NS),
             *broke_deadline(fresh, self._metronome.pauses(), self._stopped),
             *broke_accounts(accounts),
