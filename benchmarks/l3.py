@@ -20,6 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import local
+from benchmarks.l3_beside import measure_beside
 from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, Side, key_of
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
@@ -43,6 +44,8 @@ BUDGETS: tuple[tuple[str, str, float | None], ...] = (
     ("l3_store_unix_x_floor", "store of 32 × 1 MiB over a Unix socket ÷ plain sockets", 1.25),
     ("l3_load_x_redispy", "load of 32 × 1 MiB over TCP ÷ the better redis-py", None),
     ("l3_store_x_redispy", "store of 32 × 1 MiB over TCP ÷ the better redis-py", None),
+    ("l3_match_slowdown", "look-ups that another worker loses beside loads, of equal processor time", 0.15),
+    ("l3_node_load_32x1MiB_ms_p50", "load of 32 × 1 MiB by a worker, through its sidecar, in ms", None),
 )
 """Key, what it is, and what it may be; None: told, not judged."""
 
@@ -127,6 +130,7 @@ def run(*, rounds: int, tell: Callable[[str], None]) -> Results:
                 with _sides(setting) as sides:
                     sides[OURS].store(PAGES)
                     _record(results, setting, interleave(_scenarios(sides), rounds=rounds))
+    results.keys |= measure_beside(tell)
     return results
 
 
@@ -194,7 +198,8 @@ def lines(results: Results) -> list[str]:
         "each server. *Plain sockets*: as many connections to another process that only sends and accepts the same bytes, in one",
         "thread as the server has; here a thread a connection, one call for all of its pages. *redis-py*: as many connections,",
         "a thread each, its parser chosen; what was read is copied to its place. Ours: as a sidecar does it, checksums included.",
-        "A ratio is the median over rounds.",
+        "A ratio is the median over rounds. Beside that, a worker loads chains one after the other through its sidecar, in",
+        "slices, while another one looks up 32 resident pages without a pause, as it does in the slices between.",
         "",
         "| what | measured | budget | |",
         "|---|---:|---:|---|",

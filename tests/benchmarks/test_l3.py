@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis._parsers import _RESP2Parser
 
-from benchmarks import l3
+from benchmarks import l3, l3_beside
 from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, key_of, place
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
@@ -80,7 +80,8 @@ def test_the_page_tells_every_budget_and_whether_it_is_met() -> None:
     row = {
         "over": "TCP", "verb": "load", "pages": 32, "by": "stratakv", "p50_ms": 8.0, "p99_ms": 9.0, "x_floor": 1.2
     }  # fmt: skip
-    results = l3.Results(keys={key: 1.0 for key, _, _ in l3.BUDGETS}, rows=[row])
+    keys = {key: 1.0 if budget is None else budget for key, _, budget in l3.BUDGETS}
+    results = l3.Results(keys=keys, rows=[row])
     told = "\n".join(l3.lines(results))
     assert all(key in told for key, _, _ in l3.BUDGETS)
     assert "| TCP | load | 32 × 1 MiB | stratakv | 8.00 | 9.00 | 1.20 |" in told
@@ -92,6 +93,9 @@ def test_the_page_tells_every_budget_and_whether_it_is_met() -> None:
 def test_a_run_has_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(l3, "COUNTS", (1, 2))
     monkeypatch.setattr(l3, "PAGES", 2)
+    monkeypatch.setattr(
+        l3, "measure_beside", lambda _: {"l3_match_slowdown": 0.1, "l3_node_load_32x1MiB_ms_p50": 9.0}
+    )
     said: list[str] = []
     results = l3.run(rounds=1, tell=said.append)
     assert {key for key, _, _ in l3.BUDGETS} <= set(results.keys)
@@ -100,3 +104,12 @@ def test_a_run_has_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert all(value > 0 for value in results.keys.values())
     assert "TCP, 3 primaries" in said
+
+
+@pytest.mark.slow
+def test_a_worker_looks_up_while_another_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CHAINS": 6, "PAGES": 16, "ARENA_BYTES": 64 * PAGE_BYTES, "SLICE_S": 0.1}.items():
+        monkeypatch.setattr(l3_beside, name, value)
+    figures = l3_beside.measure_beside(lambda _: None, pairs=1)
+    assert figures["l3_node_load_32x1MiB_ms_p50"] > 0
+    assert figures["l3_match_slowdown"] < 1
