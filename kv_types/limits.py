@@ -211,7 +211,7 @@ L3_CONNECT_S = 2.0
 """How long a server may take to be connected to, in each step and in all; with TLS on a busy machine that is much."""
 L3_CONNECTING_MAX = 8
 """Connections that are opened at a time, each in a thread."""
-L3_CONNECTING_ENDS_S = 0.2
+L3_CONNECTING_ENDS_S = 1.0
 """How long the end of one waits for its beginning."""
 L3_OPENINGS_BURST_MAX = 64
 L3_OPENINGS_PER_S_MAX = 50
