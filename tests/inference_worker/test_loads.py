@@ -97,6 +97,18 @@ def test_a_load_that_takes_too_long_leaves_what_was_there_and_no_longer_wait(
     assert looking.look(how, keys) == (2, 4, MissReason.NONE), "the next one gets them"
 
 
+@both
+def test_a_look_up_that_has_no_time_left_to_ask_is_late_and_not_without_the_page(
+    looking: Looking, how: str
+) -> None:
+    keys = chain(SPACE, 6)
+    looking.store(keys[: 2 * KEY_BYTES])
+    looking.shelve(keys)
+    assert looking.look(how, keys, deadline_s=1e-9) == (2, 0, MissReason.DEADLINE)
+    assert looking.counted()["missed_pages_deadline"] == 4
+    assert looking.site.asked("probe") == 0
+
+
 FAILURES = {
     MissReason.L3_UNAVAILABLE: lambda site: site.records.stop(),
     MissReason.OVERLOADED: lambda site: site.records.fail("load", MissReason.OVERLOADED, calls=8),
