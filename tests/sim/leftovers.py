@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.sim.arena_entries import VISIBLE
 from tests.sim.clockwork import MS, S
 from tests.sim.truth import BrokenPromiseError
 
@@ -34,6 +35,9 @@ def check_nothing_left(world: World) -> None:
                 "BrokeLeft", f"{life.sidecar.node} has still {left}, though nobody asks for anything"
             )
         check_records(world, life)
+        for entry in life.arena.entries:
+            if entry.state == VISIBLE:
+                world.truth.check_bytes(entry.birth, (entry.place[0], entry.place[1]), life.sidecar.node.name)
 
 
 def _left(life: Life) -> dict[str, int]:

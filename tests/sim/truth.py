@@ -138,6 +138,14 @@ class Truth:
         if known is not page:
             raise BrokenPromiseError("BrokeWhole", f"{page} was published under the birth of {known}")
 
+    def check_bytes(self, birth: int, words: tuple[int, int], who: str) -> None:
+        """I5: what stands in a visible page's place is what its birth says, as long as it is there."""
+        page = self.births.get(birth)
+        if page is not None and words != (page.number, page.number):
+            raise BrokenPromiseError(
+                "BrokeWhole", f"{page} of {who} has other bytes now than when it was published: {words}"
+            )
+
     def renewed(self, member: bytes, incarnation: bytes, *, true_ns: int) -> None:
         """A server renewed a member."""
         self.joined.setdefault((member, incarnation), true_ns)

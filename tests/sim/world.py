@@ -76,6 +76,8 @@ class TrackedArena(ModelArena):
         for entry in subtree(top):
             if entry.state == VISIBLE:
                 self.gone_ns[entry.key] = self.world.clockwork.now_ns
+                with self.world.watching():
+                    self.world.truth.check_bytes(entry.birth, (entry.place[0], entry.place[1]), self.who)
         if reason is RefuseReason.INVALIDATED and self.world.plan.is_plain:
             for entry in subtree(top):
                 if entry.state == VISIBLE:

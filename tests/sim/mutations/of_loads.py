@@ -91,18 +91,6 @@ OF_LOADS = (
         profile=14,
     ),
     Mutation(
-        "J", "a page goes to L3 under the position that its sidecar has read of the log",
-        (
-            Edit(
-                _WRITE_BEHIND,
-                "        future = self._records.store(page, payload, ttl_s=ttl_s,",
-                "        page = __import__('dataclasses').replace(page, stamp=self._judge.position)\n"
-                "        future = self._records.store(page, payload, ttl_s=ttl_s,",
-            ),
-        ),
-        profile=13,
-    ),
-    Mutation(
         "K", "the place of a load that gave way to a put is given away while its bytes may come (in the model of the arena)",
         (
             Edit(
