@@ -37,6 +37,7 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
         ("stored_pages", "Pages that went into L3.", records.get("stored", 0)),
         ("stored_bytes", "Bytes of them, as they lie in L3.", records.get("stored_bytes", 0)),
         ("known_pages", "Pages that L3 had already, so that they were not sent.", stores.get("known", 0)),
+        ("restored_pages", "Ancestors of stored pages that L3 had lost.", stores.get("restored", 0)),
         ("offered_pages", "Pages that clients stored on this node.", stores.get("offered", 0)),
         ("corrupt_records", "Records that failed their checks, and were removed.", records.get("corrupt", 0)),
         ("retries", "Requests that were sent again.", records.get("retried", 0)),

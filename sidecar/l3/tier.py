@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
@@ -20,6 +20,7 @@ from sidecar.config import Settings
 from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, record_store
 from sidecar.l3.loader import Loader, Observer
 from sidecar.l3.loads import Loads
+from sidecar.l3.reports import L3Reports
 from sidecar.l3.residency import ResidentOnly
 from sidecar.l3.store_queue import StoreQueue
 from sidecar.l3.write_behind import WriteBehind, WriteTerms
@@ -73,6 +74,8 @@ class L3Tier:
         Raises OSError when there is no descriptor or thread to be had.
         """
         self._why_off = chosen.why_off
+        self._reports = L3Reports(clock)
+        self._looking: asyncio.Task[None] | None = None
         self._parts: _Parts | None = None
         self.loads: Loads = ResidentOnly(store)
         if chosen.servers is None and records is None:
@@ -102,6 +105,12 @@ class L3Tier:
         if self._parts is not None:
             await self._parts.records.start()
             self._parts.behind.start()
+            self._looking = asyncio.create_task(self._look(self._parts.records), name="l3 reports")
+
+    async def _look(self, records: RecordStore) -> None:
+        while True:
+            self._reports.look(records.describe())
+            await asyncio.sleep(limits.L3_REPORT_S)
 
     async def drain(self, drain_s: float) -> None:
         """Answer all loads, and go on storing what waits for a part of the drain time; the rest is dropped and counted."""
@@ -118,6 +127,8 @@ class L3Tier:
         parts, self._parts = self._parts, None
         if parts is None:
             return
+        if self._looking is not None:
+            self._looking.cancel()
         await parts.behind.close()
         landed = asyncio.create_task(parts.loader.close())
         await parts.records.close()
@@ -129,8 +140,11 @@ class L3Tier:
         """Tell how things stand, for status and metrics."""
         if self._parts is None:
             return L3State(why_off=self._why_off or "it has ended")
+        picture = self._parts.records.describe()
+        if self._parts.behind.failure:
+            picture = replace(picture, trouble=self._parts.behind.failure)
         return L3State(
-            picture=self._parts.records.describe(),
+            picture=picture,
             loads=self._parts.loader.statistics(),
             stores=self._parts.behind.statistics(),
             records=self._parts.records.statistics(),

@@ -35,6 +35,7 @@ from kv_types.limits import (
 )
 from kv_types.outcomes import MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import RESTS_ON_NOTHING, PageDescription, RecordHeader
+from sidecar.l3.ancestors import AncestorKeeper
 from sidecar.l3.store_queue import Queued, StoreQueue
 from sidecar.logs import logger
 
@@ -79,6 +80,7 @@ class WriteBehind:
         self._judge = judge
         self._queue = queue
         self._terms = terms
+        self._ancestors = AncestorKeeper(store, records, clock=clock, ttl_s=terms.ttl_s)
         self._clock = clock
         self._pause = pause
         self._became_resident = became_resident
@@ -94,13 +96,21 @@ class WriteBehind:
         self._backoff_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.failure = ""
+        """Why nothing is stored any more, which must not be; empty."""
         self._counts = queue.counts
 
     def start(self) -> None:
         """Begin to take in what clients store, and to store it."""
         self._store.on_stored = self.on_stored
         self._task = asyncio.get_running_loop().create_task(self._run(), name="l3 write-behind")
-        self._task.add_done_callback(_tell_failure)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = f"pages are stored in L3 no more, until this sidecar starts again: {error!r}"
+            _log.error("write-behind has failed", exc_info=error)
+            self._changed.set()
 
     def on_stored(self, instances: list[int]) -> None:
         """Clients have stored these pages, parents first."""
@@ -225,6 +235,17 @@ class WriteBehind:
                 await self._send(queued, page)
         if known:
             await self._records.refresh(known, ttl_s=self._terms.ttl_s, deadline_ns=self._deadline_ns())
+        self._ancestors.there(name.key for name in known)
+        if not self._backoff_s:
+            await self._keep_ancestors([page for _, page in described])
+
+    async def _keep_ancestors(self, pages: Sequence[PageDescription]) -> None:
+        for instance in await self._ancestors.missing(pages, deadline_ns=self._deadline_ns()):
+            page = self._store.describe(instance)
+            if page is not None:
+                self._counts["restored"] += 1
+                self._queue.offer(instance, page.payload_bytes, now_ns=self._clock.now_ns())
+                self._work.set()
 
     def _put_back(self, out_of_reach: Sequence[Queued]) -> None:
         """Try them again, later each time while L3 stays out of reach."""
@@ -287,6 +308,7 @@ class WriteBehind:
         outcome = future.result()
         if not isinstance(outcome, Refused):
             self._counts["stored"] += 1
+            self._ancestors.there((key,))
             self._stored_there((key,))
         elif self._may_try_again(queued, outcome.reason):
             self._queue.put_back([queued._replace(attempts=queued.attempts + 1)])
@@ -309,8 +331,3 @@ class WriteBehind:
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._terms.deadline_ns
-
-
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("pages are stored in L3 no more: write-behind has failed", exc_info=error)

@@ -124,6 +124,10 @@ def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_br
             assert slow < 10, "once the breaker is open it answers at once"
             assert {one.breaker for one in reader.l3().servers} & {"open", "half_open"}
             assert reader.get(chains[0]) == Hit(3, Tier.L2), "what is here is served"
+            wait_until(
+                lambda: "a server of L3 is given up for a while" in reader.daemon.output,
+                what="a line in the log",
+            )
         finally:
             server.thaw()
         wait_until(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from cache_l3.record_store import L3Picture, ServerPicture
+from kv_types.clock import ManualClock
 from kv_types.outcomes import MissReason
 from kv_types.record import Codec
 from kv_wire.gen import cache_pb2
 from sidecar.config import Settings, shown
+from sidecar.l3 import reports
 from sidecar.l3.choice import OFF_BY_SETTING, OFF_WITHOUT_URL, ChosenL3, bounds, choose_l3
 from sidecar.l3.loads import LoadRow, RowLoaded
 from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State, L3Tier
 from stratakv.l3_status import render_l3, where_l3
 from tests.support.l3_node import fresh, nodes
+from tests.support.manual_time import settle
 from tests.support.memory_records import MemoryRecords, MemoryShelf
 from tests.support.pages import packed
 
@@ -204,3 +208,57 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
     off = cache_pb2.L3Status(why_off=OFF_WITHOUT_URL)
     assert where_l3(off) == f"off: {OFF_WITHOUT_URL}"
     assert render_l3(off) == []
+
+
+def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str]] = []
+
+    class Lines:
+        def warning(self, event: str, **fields: object) -> None:
+            said.append(("warning", f"{event} {fields}"))
+
+        def info(self, event: str, **fields: object) -> None:
+            said.append(("info", f"{event} {fields}"))
+
+    monkeypatch.setattr(reports, "_log", Lines())
+    clock = ManualClock()
+    told = reports.L3Reports(clock)
+    well = replace(PICTURE.servers[1], breaker="closed", writes="yes")
+    for _ in range(3):
+        told.look(PICTURE)
+    assert [(severity, "redis://b:2" in text) for severity, text in said] == [
+        ("warning", True), ("warning", True), ("warning", False),
+    ]  # fmt: skip
+    said.clear()
+    told.look(L3Picture("cluster", (PICTURE.servers[0], well)))
+    assert [text.split(" {")[0] for _, text in said] == ["a server of L3 has room again", "L3 works again"]
+    said.clear()
+    clock.advance(31 * 10**9)
+    for _ in range(2):
+        told.look(L3Picture("cluster", (PICTURE.servers[0], well)))
+    assert [text.split(" {")[0] for _, text in said] == ["a server of L3 answers again"]
+    told.look(L3Picture("cluster", ()))
+
+
+@pytest.mark.asyncio
+async def test_write_behind_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes() as (node,):
+        shelf = MemoryShelf(clock=node.time)
+        records = MemoryRecords(shelf, clock=node.time)
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None), settings(), clock=node.time, records=records
+        )
+        await tier.start()
+
+        async def broken(*_: object, **__: object) -> None:
+            raise RuntimeError("a bug")
+
+        records.probe = broken  # type: ignore[assignment,method-assign]
+        node.put(fresh(1))
+        await settle()
+        picture = tier.state().picture
+        assert picture is not None
+        assert "a bug" in picture.trouble
+        assert tier.state().stores["dropped_closing"] == 1
+        await tier.drain(10)
+        await tier.close()

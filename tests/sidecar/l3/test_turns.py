@@ -25,6 +25,7 @@ from tests.support.stores import MIB, add, make_store
 PAGES = 512
 ROWS = 6
 STEP_S_MAX = 0.015
+WAIT_NS = 60 * 10**9
 
 
 @pytest.fixture
@@ -68,14 +69,18 @@ async def _share(url: str, steps: list[tuple[float, str]]) -> list[tuple[float, 
         for begin in range(0, PAGES, 128):
             store.put(record.id, keys[: begin + 128], [page] * 128, stamp=store.stamp(), start=begin)
             await asyncio.sleep(0)
-    while tier.state().stores.get("stored", 0) < PAGES * ROWS:
-        await asyncio.sleep(0.01)
+    assert tier._parts is not None
+    behind, ends_ns = tier._parts.behind, clock.now_ns() + WAIT_NS
+    while not behind.is_idle:
+        assert clock.now_ns() < ends_ns, behind.statistics()
+        await asyncio.sleep(0)
+    assert behind.statistics()["stored"] == PAGES * ROWS
     stored = list(steps)
     store._arena.evict_namespace(record.number)
     await _own_step_is_over(steps)
     steps += stored
     rows = [LoadRow(record.id, None, pack_keys(keys)) for keys in chains]
-    load = tier.loads.begin(rows, deadline_ns=clock.now_ns() + 30 * 10**9, group=True)
+    load = tier.loads.begin(rows, deadline_ns=clock.now_ns() + WAIT_NS, group=True)
     assert await load.wait() == [RowLoaded(PAGES, 0, MissReason.NONE)] * ROWS
     await tier.close()
     taken = list(steps)

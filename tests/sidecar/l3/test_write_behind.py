@@ -259,3 +259,61 @@ async def test_a_record_carries_what_its_page_is() -> None:
         header, _ = split_record(data)
         assert (header.page.parent, header.page.stamp) == (keys[1], node.store.stamp())
         assert header.page.rests_on == 0
+
+
+async def test_what_pages_stand_on_lives_on_in_l3_and_comes_back_if_it_has_gone() -> None:
+    async with nodes(2) as (writer, other):
+        writer.behind.start()
+        keys = fresh(12)
+        writer.put(keys[:8])
+        await idle(writer)
+        await writer.time.run(90)
+        for lost in keys[2:4]:
+            assert writer.records.shelf.remove(writer.name(lost))
+        writer.put(keys[:10], start=8)
+        figures = await idle(writer)
+        assert (figures["restored"], figures["stored"]) == (2, 8 + 2 + 2)
+        assert writer.records.shelf.ttl_s(writer.name(keys[0])) == pytest.approx(100, abs=1)
+        assert await other.load(keys[:10]) == [RowLoaded(10, 0, MissReason.NONE)]
+
+
+async def test_what_was_in_l3_a_moment_ago_is_not_asked_for_again() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        keys = fresh(12)
+        node.put(keys[:8])
+        await idle(node)
+        asked = node.records.calls["refresh"]
+        for end in range(9, 13):
+            node.put(keys[:end], start=end - 1)
+            await idle(node)
+        assert node.records.calls["refresh"] == asked
+        await node.time.run(61)
+        node.put([*keys, *(more := fresh(1))], start=12)
+        await idle(node)
+        assert node.records.calls["refresh"] == asked + 12
+        assert node.name(more[0]) in node.records.shelf.names()
+
+
+async def test_ancestors_that_are_nowhere_any_more_are_no_matter() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        keys = fresh(4)
+        node.put(keys[:3])
+        await idle(node)
+        await node.time.run(61)
+        node.records.shelf.clear()
+        node.put(keys, start=3)
+        node.store.hide_pages(keys[:1])
+        figures = await idle(node)
+        assert figures.get("restored", 0) == 0
+        assert figures["gone"] == 1
+
+
+async def test_an_instance_is_found_by_its_key() -> None:
+    async with nodes() as (node,):
+        keys = fresh(3)
+        node.put(keys)
+        with node.store.lease(node.record.id, keys) as lease:
+            assert [node.store.instance(key) for key in keys] == lease.instances()
+        assert node.store.instance(fresh(1)[0]) is None

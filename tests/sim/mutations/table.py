@@ -70,6 +70,11 @@ MUTATIONS = (
         (
             Edit(
                 "inference_worker/local_puts.py",
+                "from kv_types.ids import KEY_BYTES, LifeId, PageKey\n",
+                "from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, PageKey, Stamp\n",
+            ),
+            Edit(
+                "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
                 "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
             ),

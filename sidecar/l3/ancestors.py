@@ -1,0 +1,82 @@
+"""AncestorKeeper: what a page that is stored in L3 stands on shall be there too, and not grow old before it.
+
+A node whose arena has the head of a prompt never asks L3 for it, so that for Redis the head is what was used least, and goes
+first: then everything behind it is there in vain. So whoever stores pages gives their ancestors their time anew, now and
+then, and stores those again that have gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from cachetools import TTLCache
+
+from cache_l2.store import ArenaStore
+from cache_l3.record_store import RecordName, RecordStore
+from kv_types.clock import Clock
+from kv_types.ids import NamespaceId, PageKey
+from kv_types.limits import (
+    ANCESTORS_WALKED_MAX,
+    L3_KEPT_PAGES_MAX,
+    L3_KEPT_S,
+    L3_PROBE_PAGES_MAX,
+    L3_RESTORED_PAGES_MAX,
+)
+from kv_types.outcomes import MissReason
+from kv_types.record import PageDescription
+
+_GONE = (MissReason.ABSENT, MissReason.CORRUPT)
+
+
+class AncestorKeeper:
+    """Remembers which pages were in L3 a short while ago."""
+
+    def __init__(self, store: ArenaStore, records: RecordStore, *, clock: Clock, ttl_s: int) -> None:
+        self._store = store
+        self._records = records
+        self._ttl_s = ttl_s
+        self._kept: TTLCache[PageKey, None] = TTLCache(
+            L3_KEPT_PAGES_MAX, int(L3_KEPT_S * 1e9), timer=clock.now_ns
+        )
+
+    def there(self, keys: Iterable[PageKey]) -> None:
+        """These are in L3 now."""
+        self._kept.update(dict.fromkeys(keys))
+
+    async def missing(self, pages: Sequence[PageDescription], *, deadline_ns: int) -> list[int]:
+        """Give the ancestors of pages their time anew; returns the instances of resident ones that L3 lacks, parents first."""
+        own = {page.key for page in pages}
+        missing: list[int] = []
+        for page in pages:
+            if page.parent is not None and page.parent not in own and page.parent not in self._kept:
+                missing += await self._missing_above(page.namespace, page.parent, deadline_ns)
+        return missing
+
+    async def _missing_above(self, namespace: NamespaceId, parent: PageKey, deadline_ns: int) -> list[int]:
+        chain = self._store.chain(parent, pages_max=ANCESTORS_WALKED_MAX) or []
+        keys = [key for key in chain if key not in self._kept]
+        missing: list[int] = []
+        for begin in range(0, len(keys), L3_PROBE_PAGES_MAX):
+            missing += await self._missing_of(
+                namespace, keys[begin : begin + L3_PROBE_PAGES_MAX], deadline_ns
+            )
+        return missing
+
+    async def _missing_of(
+        self, namespace: NamespaceId, keys: Sequence[PageKey], deadline_ns: int
+    ) -> list[int]:
+        names = [RecordName(namespace, key) for key in keys]
+        if await self._records.refresh(names, ttl_s=self._ttl_s, deadline_ns=deadline_ns) == len(names):
+            self.there(keys)
+            return []
+        missing = []
+        found = await self._records.probe(names, deadline_ns=deadline_ns)
+        self.there(key for key, there in zip(keys, found, strict=True) if not isinstance(there, MissReason))
+        gone = [key for key, there in zip(keys, found, strict=True) if there in _GONE]
+        for key in gone[:L3_RESTORED_PAGES_MAX]:
+            await asyncio.sleep(0)
+            instance = self._store.instance(key)
+            if instance is not None:
+                missing.append(instance)
+        return missing
