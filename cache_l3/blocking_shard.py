@@ -28,6 +28,8 @@ class BlockingShard:
         self._lock = threading.Lock()
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Verb)
         self._passed_over = [0 for _ in Verb]
+        self._storing = 0
+        """Connections that carry out a SET."""
         self._idle: list[BlockingConnection] = []
         self._connections: dict[BlockingConnection, OnLost] = {}
         self._is_closed = False
@@ -87,6 +89,7 @@ class BlockingShard:
         """A connection is through with a job."""
         with self._lock:
             job.connection = None
+            self._storing -= job.verb is Verb.SET
             if connection in self._connections and job.ended_as is None:
                 self._idle.append(connection)
                 self._assign()
@@ -105,6 +108,7 @@ class BlockingShard:
             given = connection.take_back()
             if given is not None and not self._is_closed:
                 given.connection = None
+                self._storing -= given.verb is Verb.SET
                 self._queues[given.verb].appendleft(given)
                 given = None
             self._assign()
@@ -114,19 +118,23 @@ class BlockingShard:
 
     def _assign(self) -> None:
         while self._idle and (job := self._next()) is not None:
+            self._storing += job.verb is Verb.SET
             job.connection = self._idle.pop()
             job.connection.give(job)
 
     def _next(self) -> Job | None:
+        # One connection is left to loads and questions where there are others.
+        may_store = self._storing + 1 < len(self._connections) or len(self._connections) == 1
+        verbs = [verb for verb in Verb if may_store or verb is not Verb.SET]
         chosen: Verb | None = None
-        for verb in Verb:
+        for verb in verbs:
             if not self._queues[verb]:
                 self._passed_over[verb] = 0
             elif chosen is None or self._passed_over[verb] >= L3_PASSED_OVER_MAX:
                 chosen = verb
         if chosen is None:
             return None
-        for verb in Verb:
+        for verb in verbs:
             self._passed_over[verb] += 1 if self._queues[verb] else 0
         self._passed_over[chosen] = 0
         return self._queues[chosen].popleft()

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 from redis.connection import AbstractConnection as ThreadedConnection
@@ -14,7 +15,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from cache_l3.address import RedisAddress
 from cache_l3.errors import explain, reason_of, tls_hint
-from kv_types.limits import L3_CONNECTING_MAX
+from kv_types.limits import L3_CONNECTING_ENDS_S, L3_CONNECTING_MAX
 
 Command = Sequence[bytes | str]
 REMEDIES = {
@@ -76,6 +77,7 @@ class Control:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._connection: AbstractConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
     async def ask(self, commands: Sequence[Command], *, timeout_s: float) -> list[object]:
         """Replies to commands that are sent together; errors among them are values. Raises ConnectError."""
@@ -84,7 +86,9 @@ class Control:
         self._connection = connection
         try:
             async with asyncio.timeout(timeout_s):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                if is_new:
+                    self._connecting = asyncio.ensure_future(connection.connect())  # type: ignore[no-untyped-call]
+                    await asyncio.shield(self._connecting)
                 replies = await exchange(connection, commands)
             is_done = True
         except Exception as error:  # as above
@@ -97,12 +101,23 @@ class Control:
     async def close(self) -> None:
         """Drop the connection; the next question opens another. A good end of TLS would wait for a server that may hang."""
         connection, self._connection = self._connection, None
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            await _end(connecting)
         if connection is None:
             return
         writer = connection._writer
         if writer is not None:
             writer.transport.abort()
         await connection.disconnect(nowait=True)
+
+
+async def _end(connecting: asyncio.Task[None]) -> None:
+    """Give it a moment first: asyncio does not close a connection of TLS that is cancelled at its very beginning."""
+    await asyncio.wait([connecting], timeout=L3_CONNECTING_ENDS_S)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    _heed(connecting)
 
 
 async def exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[object]:
@@ -148,7 +163,7 @@ def _taken(connection: ThreadedConnection) -> socket.socket:
     return taken
 
 
-def _heed(ended: asyncio.Future[socket.socket]) -> None:
+def _heed(ended: asyncio.Future[Any]) -> None:
     """What it failed with may come too late to be told to anybody."""
     if not ended.cancelled():
         ended.exception()

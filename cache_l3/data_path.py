@@ -13,7 +13,8 @@ other requests of that connection's window end as Lost; all of them may be sent 
 twice is once). Nothing is sent again in here: retry budgets and breakers are the caller's.
 
 **Order.** A shard hands its requests to whichever of its connections has least under way: GETs before questions before
-SETs, though nobody waits for ever. A request waits while the shard has no connection; its deadline ends that.
+SETs, though nobody waits for ever. Of several connections one is never given a SET while the others can take it, so that a
+load does not wait until a large page is stored. A request waits while the shard has no connection; its deadline ends that.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class DataPath(Protocol):
     ) -> None:
         """Take over a connected, authenticated socket on which nothing is under way; the caller's object is detached.
 
-        `on_lost(why)` is called once, in the loop, when it has ended for whatever reason but `close` and `close_shard`.
+        `on_lost(why)` is called once, in the loop, when it has ended for whatever reason but `close` and `close_shard`. For
+        a shard that is closed it is closed.
         """
         ...
 

@@ -84,6 +84,7 @@ class NativePath:
             passed_over_max=L3_PASSED_OVER_MAX, line_bytes_max=L3_LINE_BYTES_MAX, reply_bytes_max=L3_REPLY_BYTES_MAX,
         )  # fmt: skip
         self._transfers: dict[int, tuple[Transfer, Callable[[Any], object]]] = {}
+        self._shards: set[int] = set()
         self._connections: dict[int, tuple[int, Callable[[str], None]]] = {}
         self._overloaded = 0
         self._will_flush = False
@@ -93,11 +94,14 @@ class NativePath:
     def open_shard(self) -> int:
         """Begin a set of connections that share a queue."""
         self._check_open()
-        return self._engine.open_shard()
+        shard = self._engine.open_shard()
+        self._shards.add(shard)
+        return shard
 
     def close_shard(self, shard: int) -> None:
         """End its connections and requests, soon."""
         self._check_open()
+        self._shards.discard(shard)
         for number in [number for number, (of, _) in self._connections.items() if of == shard]:
             del self._connections[number]
         self._engine.close_shard(shard)
@@ -111,6 +115,9 @@ class NativePath:
             raise LimitExceededError(f"one data path has at most {L3_CONNECTIONS_MAX} connections")
         if type(connection) is not socket.socket or connection.fileno() < 0:
             raise InvalidArgumentError(f"a connected plain socket is needed; got {connection!r}")
+        if shard not in self._shards:
+            connection.close()
+            return
         connection.setblocking(False)
         number = self._engine.add_connection(shard, connection.detach())
         self._connections[number] = (shard, on_lost)

@@ -12,7 +12,7 @@ from kv_types.limits import CALL_S_MAX
 class Deadline:
     """A point in time that several waits of one call share."""
 
-    __slots__ = ("_at_s",)
+    __slots__ = ("_at_s", "may_wait")
 
     def __init__(self, within_s: float) -> None:
         if not isinstance(within_s, int | float):
@@ -21,6 +21,8 @@ class Deadline:
             raise InvalidArgumentError(
                 f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds"
             )
+        self.may_wait = within_s > 0.0
+        """Whether any time was given: what then comes too late is late, and else was not to be waited for."""
         self._at_s = time.monotonic() + within_s
 
     def remaining_s(self) -> float:

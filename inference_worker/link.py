@@ -81,6 +81,7 @@ class Link:
         self._attempted = False
         self._remote_serves = not self.wants_shared_memory
         self.arena: LocalArena | None = None
+        self._leaving: list[LocalArena] = []
         self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
         self.loads = LoadCounts()
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._poke)
@@ -125,7 +126,10 @@ class Link:
                     namespace.absent = AbsentPages(namespace, self._refuse_forgotten, deadline_s=0.0)
                     namespace.pages = namespace.absent
                     arena = self.arena
+                self._settle()
                 registration, live = (None, PageCounts()) if arena is None else arena.unbind(namespace)
+                for one in self._leaving:
+                    live += one.unbind(namespace)[1]
                 self._forgotten += live + namespace.counts.snapshot()
             self.remote.forget(namespace)
             if arena is not None and registration is not None:
@@ -268,15 +272,16 @@ class Link:
             self._state.notify_all()
 
     def withdraw(self, connection: Connection) -> None:
-        """Stop serving from shared memory; what its row counted is kept."""
+        """Stop serving from shared memory; what its row counts is kept, up to the end of the last request that uses it."""
         arena = cast("LocalArena", connection)
         with self._accounts:
             with self._state:
                 self.arena = None
                 self._withdraw_namespaces()
-            for namespace, counts in arena.counts().items():
-                namespace.counts.add(counts)
+            self._leaving.append(arena)
         arena.close()
+        with self._accounts:
+            self._settle()
 
     def use_remote(self) -> None:
         """Serve over gRPC from now on, until shared memory can be had."""
@@ -324,25 +329,35 @@ class Link:
     def counts(self) -> dict[str, PageCounts]:
         """Pages by namespace, from the row of shared memory and from what was counted here, together."""
         with self._accounts:
-            arena = self.arena
-            live = arena.counts() if arena is not None else {}
+            self._settle()
+            arenas = self._leaving if self.arena is None else [*self._leaving, self.arena]
+            live = [arena.counts() for arena in arenas]
             counts = {
-                one.label: one.counts.snapshot() + live.get(one, PageCounts())
+                one.label: sum((each[one] for each in live if one in each), one.counts.snapshot())
                 for one in list(self._namespaces.values())
             }
             return {**counts, _FORGOTTEN: self._forgotten} if self._forgotten.look_ups else counts
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """Take over what rows that were given back have counted. The caller holds `_accounts`."""
+        for arena in [one for one in self._leaving if one.has_left]:
+            self._leaving.remove(arena)
+            for namespace, counts in arena.counts().items():
+                namespace.counts.add(counts)
+
     def reset_in_child(self) -> None:
         """Forget the parent's connection without touching it; the next call attaches anew."""
         self.forks += 1
         self.home.inherited = True
         keep_untouched((self._supervisor, self.arena, self.remote, self._binding, self._state, self._weights))
+        keep_untouched(tuple(self._leaving))
         if self._supervisor is not None:
             self._supervisor.abandon_in_child()
-        if self.arena is not None:
-            self.arena.inherited = True
+        for arena in (*self._leaving, self.arena):
+            if arena is not None:
+                arena.inherited = True
         self._make_anew()
         for namespace in self._namespaces.values():
             namespace.pages = namespace.absent

@@ -24,7 +24,7 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_attached", "_bound", "_is_leaving", "_requests", "_settings", "_writer", "loader", "reader",
+        "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_writer", "loader", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,7 @@ class LocalArena(Home):
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
         self._requests: set[object] = set()
         self._is_leaving = False
+        self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
         self.reader = attached.reader
 
     @classmethod
@@ -87,8 +88,19 @@ class LocalArena(Home):
         self._bound[namespace] = pages
         return pages
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the row is given back: `counts` will not change any more."""
+        return self._last_counts is not None
+
     def counts(self) -> dict[RegisteredNamespace, PageCounts]:
-        """Pages that this client's row has counted up to now."""
+        """Pages that this client's row has counted up to now, or had when it was given back."""
+        try:
+            return self._last_counts if self._last_counts is not None else self._read_counts()
+        except ValueError:  # given back meanwhile, and read before
+            return self._last_counts or {}
+
+    def _read_counts(self) -> dict[RegisteredNamespace, PageCounts]:
         return {
             namespace: of_row(self.reader.counts(pages.registration.counter))
             for namespace, pages in list(self._bound.items())
@@ -195,6 +207,9 @@ class LocalArena(Home):
 
     def _leave_if_unused(self) -> None:
         if self._is_leaving and not self._requests:
+            if self._last_counts is None:
+                with contextlib.suppress(ValueError):  # another thread does the same
+                    self._last_counts = self._read_counts()
             self._attached.close()
 
     def connection(self) -> AttachedArena:

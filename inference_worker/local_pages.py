@@ -98,7 +98,7 @@ class LocalPages:
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys that are all there."""
         try:
-            if self._loader is None or (deadline is not None and deadline.passed):
+            if self._loader is None or (deadline is not None and not deadline.may_wait):
                 held = self._take(self._counter, keys, start=start)  # type: ignore[arg-type]
             else:
                 held = self._take(self._counter, keys, start=start, may_load=True)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ class LocalPages:
     ) -> LookUpOutcome:
         """Ask the native reader; a request is told which pages came. Raises ValueError, TypeError as it does."""
         words = None if reused is None else array("Q", bytes(8 * (len(keys) // KEY_BYTES)))
-        may_load = self._loader is not None and not deadline.passed
+        may_load = self._loader is not None and deadline.may_wait
         pages, reason, last = self._reader.get(
             self._counter,
             keys,  # type: ignore[arg-type]

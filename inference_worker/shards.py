@@ -42,7 +42,7 @@ def match_shards(link: Link, shards: Sequence[Shard], deadline: Deadline) -> Loo
             if isinstance(reached, MissReason):
                 return Miss(reached)
     found, reason = _common(shards)
-    if reason is not MissReason.ABSENT or deadline.passed:
+    if reason is not MissReason.ABSENT or not deadline.may_wait:
         return _outcome(found, reason)
     staged = link.stage_group(shards, found, deadline)
     if staged is None:

@@ -168,8 +168,8 @@ LOG_BACKOFF_S_MAX = 1.0
 L3_WINDOW_DEFAULT = 4
 """Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
 L3_WINDOW_MAX = 64
-L3_WINDOW_BYTES = 512 * 1024
-"""A connection that has so many bytes under way takes no further request: what its server piles up stays in a near cache."""
+L3_WINDOW_BYTES = 256 * 1024
+"""A connection takes no further request while so many bytes are to come or to go: what servers pile up stays in near caches."""
 L3_PASSED_OVER_MAX = 8
 """How often more urgent requests of a shard go before one that waits."""
 L3_CONNECTIONS_MAX = 1024
@@ -211,6 +211,8 @@ L3_CONNECT_S = 2.0
 """How long a server may take to be connected to, in each step and in all; with TLS on a busy machine that is much."""
 L3_CONNECTING_MAX = 8
 """Connections that are opened at a time, each in a thread."""
+L3_CONNECTING_ENDS_S = 1.0
+"""How long the end of one waits for its beginning."""
 L3_OPENINGS_BURST_MAX = 64
 L3_OPENINGS_PER_S_MAX = 50
 """Connections to one server that are opened anew, because late requests ended them: so many at once, then at this rate."""

@@ -115,11 +115,16 @@ class PyReader {
     check_counter(counter);
     const BorrowedKeys chain(keys);
     const std::size_t first = chain.start(start);
-    const Room room(chain.count() - first);
+    const std::size_t wanted = chain.count() - first;
+    FoundPage few[kFewPages];
+    std::unique_ptr<FoundPage[]> many(wanted > kFewPages ? new FoundPage[wanted] : nullptr);
+    FoundPage* pages = many != nullptr ? many.get() : few;
     reader->begin_counting(counter, chain.count());
-    const LookUpResult result = pin(*reader, chain, first, room.pages);
-    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages)), may_load);
-    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
+    const LookUpResult result = unlocked_if(wanted > kKeysUnderGil, [&] {
+      return reader->pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
+    });
+    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(pages, result.pages)), may_load);
+    return PyLease(HeldPages::create(std::move(reader), pages, result.pages), result);
   }
 
   PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::int64_t start, std::optional<std::uint64_t> l3_from,

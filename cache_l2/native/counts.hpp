@@ -49,8 +49,14 @@ class SpinLock {
 
 inline Word* count_words(PageCounts& counts) { return &counts.requested; }
 
+// What a process remembers of the block that it wrote last: in which of the reasons the two copies differ.
+struct CountsMemory {
+  std::uint64_t selector = 0;  // that it left; another one: somebody else has written since
+  std::uint32_t reason = 0;
+};
+
 // Adds to the block of one namespace. The caller holds the process's lock for it.
-inline void add_counts(NamespaceCounts& counts, const CountsDelta& delta) {
+inline void add_counts(NamespaceCounts& counts, const CountsDelta& delta, CountsMemory& memory) {
   const std::uint64_t selector = counts.selector.load(std::memory_order_relaxed);
   PageCounts& valid = counts.copy[selector & 1];
   PageCounts& spare = counts.copy[(selector + 1) & 1];
@@ -63,7 +69,13 @@ inline void add_counts(NamespaceCounts& counts, const CountsDelta& delta) {
   put(spare.l1, valid.l1, delta.l1);
   put(spare.l2, valid.l2, delta.l2);
   put(spare.l3, valid.l3, delta.l3);
-  for (std::uint32_t i = 0; i < kMissReasons; ++i) put(spare.miss[i], valid.miss[i], i == delta.reason ? delta.missed : 0);
+  if (selector != 0 && memory.selector == selector) {  // all other reasons are the same in both
+    put(spare.miss[memory.reason], valid.miss[memory.reason], 0);
+    put(spare.miss[delta.reason], valid.miss[delta.reason], delta.missed);
+  } else {
+    for (std::uint32_t i = 0; i < kMissReasons; ++i) put(spare.miss[i], valid.miss[i], i == delta.reason ? delta.missed : 0);
+  }
+  memory = {selector + 1, delta.reason};
   put(spare.bytes_read, valid.bytes_read, delta.bytes_read);
   put(spare.bytes_written, valid.bytes_written, delta.bytes_written);
   put(spare.collisions, valid.collisions, delta.collisions);

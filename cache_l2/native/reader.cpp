@@ -317,13 +317,13 @@ void Reader::begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept
 
 void Reader::account(std::uint32_t counter, const CountsDelta& delta) noexcept {
   const std::lock_guard<SpinLock> guard(count_locks_[counter]);
-  add_counts(row().counts[counter], delta);
+  add_counts(row().counts[counter], delta, count_memories_[counter]);
 }
 
 bool Reader::complete(std::uint32_t counter, const CountsDelta& delta) noexcept {
   const std::lock_guard<SpinLock> guard(count_locks_[counter]);
   if (!are_under_way(row().counts[counter], delta.requested)) return false;
-  add_counts(row().counts[counter], delta);
+  add_counts(row().counts[counter], delta, count_memories_[counter]);
   return true;
 }
 

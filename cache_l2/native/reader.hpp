@@ -96,6 +96,7 @@ class Reader {
   LeaseSlots slots_;
   LeaseSlots requests_{kRequestViews};
   SpinLock count_locks_[kNamespacesPerRow];
+  CountsMemory count_memories_[kNamespacesPerRow];  // each under its lock
 };
 
 }  // namespace stratakv

@@ -52,6 +52,17 @@ void clear_event(int descriptor) noexcept {
 void add(std::atomic<std::uint64_t>& count, std::uint64_t more) { count.fetch_add(more, std::memory_order_relaxed); }
 void put(std::atomic<std::uint64_t>& count, std::uint64_t now) { count.store(now, std::memory_order_relaxed); }
 
+using Connections = std::vector<Connection*>::const_iterator;
+
+// nullptr: none has room.
+Connection* least_busy(Connections from, Connections end) {
+  Connection* best = nullptr;
+  for (; from != end; ++from) {
+    if ((*from)->has_room() && (best == nullptr || (*from)->weight() < best->weight())) best = *from;
+  }
+  return best;
+}
+
 }  // namespace
 
 Engine::Engine(const EngineSettings& settings)
@@ -245,9 +256,12 @@ void Engine::serve(Connection& connection) {
   const Turn turn = connection.turn(bytes_in, bytes_out);
   add(counts_.bytes_in, bytes_in);
   add(counts_.bytes_out, bytes_out);
+  if (turn == Turn::Again) make_ready(connection);
   switch (turn) {
-    case Turn::Rest: return;
-    case Turn::Again: return make_ready(connection);
+    case Turn::Rest:
+    case Turn::Again:
+      if (connection.has_room()) assign(shards_.at(connection.shard()));
+      return;
     case Turn::Answered:
       finish(*connection.window().front(), connection.answer_status(), std::move(connection.answer_text()));
       make_ready(connection);
@@ -259,26 +273,28 @@ void Engine::serve(Connection& connection) {
   }
 }
 
-// Gives waiting requests to those connections that have least under way, while any has room.
+// Gives waiting requests to those connections that have least under way, while any has room. Stores leave the first
+// connection alone where there are others, so that a load never waits until a large page is stored.
 void Engine::assign(Shard& shard) {
   while (true) {
-    Connection* best = nullptr;
-    for (Connection* connection : shard.connections) {
-      if (connection->has_room() && (best == nullptr || connection->weight() < best->weight())) best = connection;
-    }
-    if (best == nullptr) return;
-    Request* const next = next_of(shard);
+    const auto& all = shard.connections;
+    Connection* const for_any = least_busy(all.begin(), all.end());
+    if (for_any == nullptr) return;
+    Connection* const for_sets = least_busy(all.begin() + (all.size() > 1 ? 1 : 0), all.end());
+    Request* const next = next_of(shard, for_sets != nullptr);
     if (next == nullptr) return;
+    Connection& chosen = next->verb == Verb::Set ? *for_sets : *for_any;
     unqueue(*next);
-    best->add(*next);
+    chosen.add(*next);
     put(counts_.in_flight, counts_.in_flight.load(std::memory_order_relaxed) + 1);
-    make_ready(*best);
+    make_ready(chosen);
   }
 }
 
-Request* Engine::next_of(Shard& shard) {
+Request* Engine::next_of(Shard& shard, bool may_set) {
+  const std::size_t verbs = may_set ? kVerbs : static_cast<std::size_t>(Verb::Set);
   std::size_t chosen = kVerbs;
-  for (std::size_t verb = 0; verb < kVerbs; ++verb) {
+  for (std::size_t verb = 0; verb < verbs; ++verb) {
     if (shard.queues[verb].empty()) {
       shard.passed_over[verb] = 0;
     } else if (chosen == kVerbs || shard.passed_over[verb] >= settings_.passed_over_max) {
@@ -286,7 +302,7 @@ Request* Engine::next_of(Shard& shard) {
     }
   }
   if (chosen == kVerbs) return nullptr;
-  for (std::size_t verb = 0; verb < kVerbs; ++verb) {
+  for (std::size_t verb = 0; verb < verbs; ++verb) {
     if (!shard.queues[verb].empty()) ++shard.passed_over[verb];
   }
   shard.passed_over[chosen] = 0;

@@ -94,7 +94,7 @@ class Engine {
   void serve(Connection& connection);
   void make_ready(Connection& connection);
   void assign(Shard& shard);
-  Request* next_of(Shard& shard);
+  Request* next_of(Shard& shard, bool may_set);
   void cancel_now(std::int64_t number);
   void expire();
   void arm_timer();

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis._parsers import _RESP2Parser
 
-from benchmarks import l3
-from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, key_of, place
+from benchmarks import l3, l3_beside
+from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, Server, Side, key_of, place
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
 from benchmarks.raw_peer import raw_peer
@@ -29,10 +30,11 @@ def _memory(side: Any) -> memoryview:
     return memory
 
 
-def test_ours_and_redis_py_load_what_the_other_stored(server: Address) -> None:
+@pytest.mark.parametrize("other", [partial(RedisPy, parser=_RESP2Parser), Server], ids=["redis-py", "plain"])
+def test_each_side_loads_what_another_one_stored(server: Address, other: Callable[..., Side]) -> None:
     pages = Pages(PAGES, (0,) * PAGES)
     ours = Ours([server], pages, connections=2)
-    theirs = RedisPy([server], pages, connections=2, parser=_RESP2Parser)
+    theirs = other([server], pages, connections=2)
     try:
         ours.store(PAGES)
         theirs.load(PAGES)
@@ -80,7 +82,8 @@ def test_the_page_tells_every_budget_and_whether_it_is_met() -> None:
     row = {
         "over": "TCP", "verb": "load", "pages": 32, "by": "stratakv", "p50_ms": 8.0, "p99_ms": 9.0, "x_floor": 1.2
     }  # fmt: skip
-    results = l3.Results(keys={key: 1.0 for key, _, _ in l3.BUDGETS}, rows=[row])
+    keys = {key: 1.0 if budget is None else budget for key, _, budget in l3.BUDGETS}
+    results = l3.Results(keys=keys, rows=[row])
     told = "\n".join(l3.lines(results))
     assert all(key in told for key, _, _ in l3.BUDGETS)
     assert "| TCP | load | 32 × 1 MiB | stratakv | 8.00 | 9.00 | 1.20 |" in told
@@ -92,6 +95,9 @@ def test_the_page_tells_every_budget_and_whether_it_is_met() -> None:
 def test_a_run_has_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(l3, "COUNTS", (1, 2))
     monkeypatch.setattr(l3, "PAGES", 2)
+    monkeypatch.setattr(
+        l3, "measure_beside", lambda _: {"l3_match_slowdown": 0.1, "l3_node_load_32x1MiB_ms_p50": 9.0}
+    )
     said: list[str] = []
     results = l3.run(rounds=1, tell=said.append)
     assert {key for key, _, _ in l3.BUDGETS} <= set(results.keys)
@@ -100,3 +106,12 @@ def test_a_run_has_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert all(value > 0 for value in results.keys.values())
     assert "TCP, 3 primaries" in said
+
+
+@pytest.mark.slow
+def test_a_worker_looks_up_while_another_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CHAINS": 6, "PAGES": 16, "ARENA_BYTES": 64 * PAGE_BYTES, "SLICE_S": 0.1}.items():
+        monkeypatch.setattr(l3_beside, name, value)
+    figures = l3_beside.measure_beside(lambda _: None, pairs=1)
+    assert figures["l3_node_load_32x1MiB_ms_p50"] > 0
+    assert figures["l3_match_slowdown"] < 1

@@ -119,7 +119,10 @@ async def test_many_requests_do_not_retry_more_than_the_budget(
     server.answer = only("SET", reply=b"-TRYAGAIN later\r\n")
     count = 4 * L3_RETRIES_BURST_MAX
     outcomes = await asyncio.gather(*(put(store, number, seconds=0.3) for number in range(count)))
-    assert set(outcomes) == {UNREACHABLE, Refused(RefuseReason.DEADLINE)}
+    assert UNREACHABLE in outcomes
+    assert set(outcomes) <= {UNREACHABLE, Refused(RefuseReason.DEADLINE)}, (
+        "who retries how often is up to their order"
+    )
     assert server.seen["SET"] <= count + L3_RETRIES_BURST_MAX + 100
 
 

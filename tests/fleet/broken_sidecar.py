@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import cache_l3.redis_store
 from cache_l2.store import ArenaStore
+from cache_l3.data_path import Got
+from cache_l3.record_store import RecordName
+from cache_l3.verification import check_arrival, read_header
 from invalidation.validity import Validity
 from kv_types.outcomes import RefuseReason
+from kv_types.record import RecordHeader
 from kv_types.selectors import EVERYTHING, Selector
+from sidecar.l3.write_behind import WriteBehind
 from stratakv.cli import main
 
 _hiding = ArenaStore.hiding
@@ -42,12 +49,26 @@ def _hide_late(store: ArenaStore, *selectors: Selector) -> Iterator[int]:
     return _hiding(store, *late) if late else iter((0,))
 
 
+def _believe_sums(got: Got, name: RecordName, *, page_bytes: int) -> RecordHeader:
+    """I5: what comes from L3 is served whatever its checksum says."""
+    told = replace(got, checksum=read_header(got.header, name).checksum)
+    return check_arrival(told, name, page_bytes=page_bytes)
+
+
+def _share_nothing(*_: Any) -> None:
+    """I9: what a node computes stays on it."""
+
+
 RULES: Mapping[str, Callable[[], None]] = {
     "hides nothing": lambda: setattr(ArenaStore, "hiding", _hide_nothing),
     "hides one record late": lambda: setattr(ArenaStore, "hiding", _hide_late),
     "hides everything": lambda: setattr(ArenaStore, "hiding", _hide_everything),
     "judges nothing": lambda: setattr(Validity, "judge", _judge_nothing),
     "is fresh for ever": lambda: setattr(ArenaStore, "publish_freshness", _fresh_for_ever),
+    "judges no loads": lambda: setattr(Validity, "judge_loaded", _judge_nothing),
+    "judges loads before they come alone": lambda: setattr(ArenaStore, "_judge_loaded", _judge_nothing),
+    "checks no sums": lambda: setattr(cache_l3.redis_store, "check_arrival", _believe_sums),
+    "shares nothing": lambda: setattr(WriteBehind, "on_stored", _share_nothing),
 }
 
 if __name__ == "__main__":

@@ -81,8 +81,17 @@ def broke_whole(breaches: Iterable[Breach]) -> list[Broken]:
     return [Broken("whole", f"{breach.worker} at {breach.at_ns}: {breach.what}") for breach in breaches]
 
 
-def broke_sparing(look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Sequence[Span]) -> list[Broken]:
-    """What doesn't match stays: in a calm time a node's page was missed, though no invalidation may have taken it."""
+def broke_sparing(
+    look_ups: Iterable[LookUp],
+    purges: Sequence[Purged],
+    calm: Sequence[Span],
+    *,
+    remote: frozenset[str] = frozenset(),
+) -> list[Broken]:
+    """What doesn't match stays: in a calm time a node's page was missed, though no invalidation may have taken it.
+
+    `remote` workers reach their node over the network: they may come too late for what is there.
+    """
     broken = []
     there = _Residents(purges)
     ordered = sorted(look_ups, key=lambda look_up: look_up.invoked_ns)
@@ -90,7 +99,8 @@ def broke_sparing(look_ups: Iterable[LookUp], purges: Sequence[Purged], calm: Se
         there.forget()
         for look_up in filter(span.holds, ordered):
             due = there.due(look_up)
-            if len(look_up.pages) < due and look_up.reason not in _UNFRESH:
+            is_late = look_up.worker in remote and look_up.reason is MissReason.DEADLINE
+            if len(look_up.pages) < due and look_up.reason not in _UNFRESH and not is_late:
                 got = f"got {len(look_up.pages)} of {due} pages that were there"
                 broken.append(Broken("sparing", f"{_told(look_up)} {got}"))
             there.seen(look_up)
@@ -184,8 +194,10 @@ class _Residents:
             if self._is_gone(pages[:1], look_up.invoked_ns):
                 del known[pages]
             elif since_ns <= at_ns:
-                ends = range(1, len(pages) + 1)
-                gone = [self._is_gone(pages[:end], look_up.answered_ns) for end in ends]
+                # Elsewhere they would stand on what is there, which may be another computation.
+                below = look_up.pages if self._everywhere else pages
+                there = (*below[: len(pages)], *pages[len(below) :])
+                gone = [self._is_gone(there[:end], look_up.answered_ns) for end in range(1, len(there) + 1)]
                 due = max(due, gone.index(True) if True in gone else len(pages))
         return due
 

@@ -200,8 +200,9 @@ def _disagreements(account: Account, status: Mapping[str, Any]) -> Iterator[str]
         number for name, number in stores.items()
         if name in ("stored", "known", "gone") or name.startswith(("dropped_", "refused_"))
     )  # fmt: skip
-    if not stores["offered"] == ends == arena["stored"]:
-        yield f"{arena['stored']} pages were put, {stores['offered']} offered to L3, and something came of {ends}"
+    again = stores.get("restored", 0)  # ancestors that L3 had dropped, offered once more
+    if not stores["offered"] == ends == arena["stored"] + again:
+        yield f"{arena['stored']} pages were put, {stores['offered']} offered to L3, {again} again; something came of {ends}"
     records = {name: int(number) for name, number in status["l3"]["records"].items()}
     for what in ("load", "store"):
         missed = sum(

@@ -81,12 +81,16 @@ class Load:
 class WorkerProcess:
     """One worker and its lives; each life writes a history of its own."""
 
-    def __init__(self, name: str, directory: Path, *, sidecar: int, plan: WorkerPlan) -> None:
+    def __init__(
+        self, name: str, directory: Path, *, sidecar: int, plan: WorkerPlan, program: tuple[str, ...]
+    ) -> None:
+        """`program`: what Python runs, given the plan as its last argument."""
         self.name = name
         self.sidecar = sidecar
         self.files: list[HistoryFile] = []
         self._directory = directory
         self._plan = plan
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -113,7 +117,7 @@ class WorkerProcess:
         plan = {**asdict(self._plan), "history": str(path), "seed": self._plan.seed * 1000 + life}
         with (self._directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fleet.worker", json.dumps(plan)],
+                [sys.executable, *self._program, json.dumps(plan)],
                 cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
         self.files.append(HistoryFile(path, worker=self.name, sidecar=self.sidecar))
@@ -148,9 +152,10 @@ class Fleet:
         workers: int,
         load: Load,
         program: tuple[str, ...],
+        worker_program: tuple[str, ...],
         arena_bytes: int,
     ) -> None:
-        """`workers` a sidecar; `program`: see SidecarProcess. Nothing but a primary with one replica is started yet."""
+        """`workers` a sidecar; programs: see SidecarProcess, WorkerProcess. Nothing but a primary with one replica is started."""
         self.servers = servers
         self.flags: tuple[str, ...] = SIDECAR_FLAGS
         """Those of every sidecar that is started from now on, but for those of its log."""
@@ -166,6 +171,7 @@ class Fleet:
         self.calm: list[Span] = []
         self.dark: list[Span] = []
         self._directory = directory
+        self._worker_program = worker_program
         self._purged: list[Purged] = []
         self._calm_judged = 0
         self._stopped: dict[str, list[Pause]] = defaultdict(list)
@@ -187,7 +193,9 @@ class Fleet:
             endpoint=str(self.sidecars[sidecar].runtime), history="", history_bytes_max=HISTORY_BYTES_MAX,
             producer=producer, seed=producer, shared_memory=not is_remote, **asdict(self.load),
         )  # fmt: skip
-        return WorkerProcess(f"w{producer}", self._directory, sidecar=sidecar, plan=plan)
+        return WorkerProcess(
+            f"w{producer}", self._directory, sidecar=sidecar, plan=plan, program=self._worker_program
+        )
 
     # --- processes ---
 
@@ -297,6 +305,11 @@ class Fleet:
         self.read()
         return [file.accounts[-1] for worker in self.workers for file in worker.files if file.accounts]
 
+    @property
+    def _remote_workers(self) -> frozenset[str]:
+        sidecar, number = self._remote
+        return frozenset({f"w{10 * sidecar + number}"})
+
     def was_stopped(self, worker: WorkerProcess, since_ns: int, until_ns: int) -> None:
         """A worker stood still between these times, by the test's will."""
         self._stopped[worker.name].append(Pause(since_ns, until_ns))
@@ -374,7 +387,7 @@ class Fleet:
         return [
             *broke_fence(fresh, self.purged),
             *broke_fail_closed(fresh, self.dark),
-            *broke_sparing(fresh, self.purged, calm),
+            *broke_sparing(fresh, self.purged, calm, remote=self._remote_workers),
             *broke_sharing(fresh, self.purged, calm, shared_after_ns=SHARED_NS),
             *broke_deadline(fresh, self._metronome.pauses(), self._stopped),
             *broke_accounts(accounts),
@@ -389,6 +402,7 @@ def fleet_of(
     workers: int = 2,
     load: Load | None = None,
     program: tuple[str, ...] = ("-m", "stratakv"),
+    worker_program: tuple[str, ...] = ("-m", "tests.fleet.worker"),
     arena_bytes: int = ARENA_BYTES,
     l3: Callable[[Fleet], str] | None = None,
     flags: tuple[str, ...] = (),
@@ -397,7 +411,7 @@ def fleet_of(
     with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
         fleet = Fleet(
             Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program,
-            arena_bytes=arena_bytes,
+            worker_program=worker_program, arena_bytes=arena_bytes,
         )  # fmt: skip
         fleet.flags = (*fleet.flags, *flags)
         if l3 is not None:

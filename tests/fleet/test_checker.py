@@ -104,6 +104,14 @@ def test_a_page_that_went_for_no_reason_is_found() -> None:
     assert availability([before, stale], calm) == {"ABSENT": 1, "STALE": 1}
 
 
+def test_who_asks_over_the_network_may_come_too_late_for_what_is_there() -> None:
+    calm = [Span(0, 1000)]
+    history = [look_up(100, chain(10)), look_up(200, (), reason=MissReason.DEADLINE)]
+    assert broke_sparing(history, [], calm)
+    assert broke_sparing(history, [], calm, remote=frozenset({"v"}))
+    assert broke_sparing(history, [], calm, remote=frozenset({"w"})) == []
+
+
 def test_an_invalidation_that_was_not_confirmed_may_take_what_came_later() -> None:
     calm = [Span(0, 1000)]
     history = [look_up(100, chain(60)), look_up(200, ())]
@@ -184,6 +192,11 @@ def test_a_page_that_one_node_had_and_another_missed_is_found() -> None:
     assert broken(got, replace(shared(1101, (), 1), deadline_ns=0)) == [], "it did not ask"
     assert broken(got, shared(1101, (), 1), purges=[purged(Purge(), 500, 600)]) == []
     assert broken(got, shared(1101, (), 1), purges=[purged(Purge(tenant=1), 500, 600)]) == ["sharing"]
+    elsewhere = (page(0, at=12, producer=2),)  # page 1 was computed on another page 0
+    assert broken(got, shared(1101, elsewhere, 1)) == ["sharing"]
+    other = [purged(Purge(producer=7), 500, 600)]
+    assert broken(got, shared(1101, elsewhere, 1), purges=other) == [], "what it rests on can't be told there"
+    assert broken(got, shared(1101, chain(10), 1), purges=other) == ["sharing"]
     calm[:] = [Span(11, 10_000)]
     assert broken(got, shared(1101, (), 1)) == [], "its root was computed before"
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import inference_worker.loading
+from inference_worker.loading import Loader, Staged
 from kv_types.errors import ClosedError
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import STORED, Hit, MissReason, Tier
@@ -91,6 +94,18 @@ def test_a_load_that_takes_too_long_leaves_what_was_there_and_no_longer_wait(
         "look_ups": 1, "requested_pages": 6, "l1_pages": 0, "l2_pages": 2, "l3_pages": 0, "missed_pages_deadline": 4,
     }  # fmt: skip
     assert looking.look(how, keys) == (2, 4, MissReason.NONE), "the next one gets them"
+
+
+@both
+def test_a_look_up_that_has_no_time_left_to_ask_is_late_and_not_without_the_page(
+    looking: Looking, how: str
+) -> None:
+    keys = chain(SPACE, 6)
+    looking.store(keys[: 2 * KEY_BYTES])
+    looking.shelve(keys)
+    assert looking.look(how, keys, deadline_s=1e-9) == (2, 0, MissReason.DEADLINE)
+    assert looking.counted()["missed_pages_deadline"] == 4
+    assert looking.site.asked("probe") == 0
 
 
 FAILURES = {
@@ -197,6 +212,45 @@ def test_a_sidecar_that_dies_meanwhile_is_unreachable_and_the_look_up_counted(
     assert counted["requested_pages"] == 6 == counted["l2_pages"] + counted["missed_pages_unreachable"]
     looking.site.release(held)
     wait_until(lambda: looking.look(how, keys)[2] is MissReason.NONE, what="the client to work again")
+
+
+@both
+def test_a_request_s_look_up_is_counted_though_its_client_has_given_the_life_up_meanwhile(
+    looking: Looking, how: str
+) -> None:
+    keys = chain(SPACE, 6)
+    looking.store(keys[: 2 * KEY_BYTES])
+    looking.shelve(keys)
+    held = looking.site.hold("probe")
+    resumed = threading.Event()
+    with looking.client.begin(looking.ns) as request, ThreadPoolExecutor(1) as pool:
+        stage = inference_worker.loading.Loader.stage
+
+        def late(self: Loader, *arguments: Any) -> Staged:
+            staged = stage(self, *arguments)
+            assert resumed.wait(10)
+            return staged
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inference_worker.loading.Loader, "stage", late)
+            room = room_for(keys, looking.ns.page_bytes)
+            looks = pool.submit(
+                lambda: request.get(keys, room) if how == "get" else request.lease(keys).release()
+            )
+            wait_until(held.reached.is_set, what="the load to be under way")
+            arena = looking.client._link.arena
+            assert arena is not None
+            with socket.socket(fileno=os.dup(arena.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+            looking.site.release(held)
+            wait_until(lambda: looking.client._link.arena not in (arena, None), what="another life")
+            assert looking.counted().get("look_ups", 0) == 0
+            resumed.set()
+            looks.result(5)
+        counted = looking.counted()
+        assert (counted["look_ups"], counted["requested_pages"]) == (1, 6)
+    assert looking.counted() == counted, "and once, when the request ends"
+    assert looking.client.namespace_counts()[looking.ns.label].requested == 6
 
 
 @both

@@ -308,9 +308,88 @@ class Client {
   std::list<std::unique_ptr<Server>> servers_;
 };
 
+// ---- the receiver by itself: replies, whole and damaged, in pieces of every size ----
+
+constexpr ReplyLimits kLimits{kShape, 1024, 16 * 1024};
+
+std::string a_reply(Random& random, const Request& request) {
+  const std::uint64_t number = random();
+  switch (random() % 6) {
+    case 0: return "$-1\r\n";
+    case 1: return "-ERR " + std::string(random() % 1500, 'e') + "\r\n";
+    case 2: return ":" + std::to_string(random()) + "\r\n";
+    case 3: return "+OK\r\n";
+    case 4: return bulk(std::string(random() % 20'000, 'b'));
+    default: return bulk(header() + payload_of(number, random() % 2 == 0 ? request.place_bytes : random() % (2 * request.place_bytes)));
+  }
+}
+
+void damage(Random& random, std::string& said) {
+  for (std::uint32_t times = random() % 4; times > 0 && !said.empty(); --times) {
+    const std::size_t at = random() % said.size();
+    switch (random() % 3) {
+      case 0: said[at] = static_cast<char>(random()); break;
+      case 1: said.erase(at, 1 + random() % 10); break;
+      default: said.insert(at, std::to_string(random())); break;
+    }
+  }
+}
+
+// Its memory is exactly as large as its place: whoever writes beside it is found by AddressSanitizer.
+struct Expecting {
+  explicit Expecting(Random& random) : bytes(1 + random() % 9000), memory(new std::byte[bytes]) {
+    request.verb = static_cast<Verb>(random() % kVerbs);
+    request.asking = random() % 4 == 0;
+    request.replies = request.verb == Verb::Ask ? 1 + random() % 3 : 1;
+    request.place = memory.get();
+    request.place_bytes = bytes;
+  }
+  std::size_t bytes;
+  std::unique_ptr<std::byte[]> memory;
+  Request request;
+};
+
+std::uint64_t receive_some(Random& random) {
+  Receiver receiver(kLimits);
+  std::list<Expecting> window;
+  std::string said;
+  for (int i = 0; i < 4; ++i) {
+    Expecting& next = window.emplace_back(random);
+    if (next.request.asking) said += "+OK\r\n";
+    for (std::size_t reply = 0; reply < next.request.replies; ++reply) said += a_reply(random, next.request);
+  }
+  if (random() % 2 == 0) damage(random, said);
+  std::uint64_t answered = 0;
+  for (std::size_t at = 0; at < said.size();) {
+    iovec parts[2];
+    const std::size_t count = receiver.places(parts, random() % 2 == 0);
+    std::size_t left = std::min(said.size() - at, random() % 2 == 0 ? said.size() : 1 + random() % 600);
+    std::size_t took = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t piece = std::min(left, parts[i].iov_len);
+      std::memcpy(parts[i].iov_base, said.data() + at, piece);
+      at += piece, left -= piece, took += piece;
+    }
+    if (took == 0) fail("the receiver takes nothing more, and has not said that anything is wrong");
+    receiver.took(took);
+    Reading reading = Reading::More;
+    while ((reading = receiver.read(window.empty() ? nullptr : &window.front().request)) == Reading::Answered) {
+      window.pop_front();
+      ++answered;
+    }
+    if (reading == Reading::Broken) break;
+  }
+  return answered;
+}
+
 int run(double seconds, std::uint64_t seed) {
+  Random random(static_cast<std::uint32_t>(seed) + 1);
+  std::uint64_t answered = 0;
+  for (int i = 0; i < 20'000; ++i) answered += receive_some(random);
+  if (answered == 0) fail("no reply was understood");
+  std::printf("replies understood %llu\n", static_cast<unsigned long long>(answered));
   EngineSettings settings;
-  settings.limits = {kShape, 1024, 16 * 1024};
+  settings.limits = kLimits;
   Engine engine(settings);
   Client client(engine, seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
