@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import local
 from benchmarks.l3_beside import measure_beside
-from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, Side, key_of
+from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, Server, Side, key_of
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
 from benchmarks.raw_peer import raw_peer
@@ -34,7 +34,8 @@ COUNTS = (1, PAGES)
 CONNECTIONS = L3_CONNECTIONS_PER_SHARD_DEFAULT
 """To each server."""
 PRIMARIES = 3
-FLOOR, OURS, REDIS_PY, HIREDIS = "plain sockets", "stratakv", "redis-py", "redis-py, hiredis"
+FLOOR, SERVER, OURS = "plain sockets", "plain, to Redis", "stratakv"
+REDIS_PY, HIREDIS = "redis-py", "redis-py, hiredis"
 VERBS = ("load", "store")
 
 BUDGETS: tuple[tuple[str, str, float | None], ...] = (
@@ -42,6 +43,10 @@ BUDGETS: tuple[tuple[str, str, float | None], ...] = (
     ("l3_store_x_floor", "store of 32 × 1 MiB over TCP ÷ plain sockets", 1.25),
     ("l3_load_unix_x_floor", "load of 32 × 1 MiB over a Unix socket ÷ plain sockets", 1.25),
     ("l3_store_unix_x_floor", "store of 32 × 1 MiB over a Unix socket ÷ plain sockets", 1.25),
+    ("l3_load_x_server", "load of 32 × 1 MiB over TCP ÷ plain sockets to Redis", None),
+    ("l3_store_x_server", "store of 32 × 1 MiB over TCP ÷ plain sockets to Redis", None),
+    ("l3_load_unix_x_server", "load of 32 × 1 MiB over a Unix socket ÷ plain sockets to Redis", None),
+    ("l3_store_unix_x_server", "store of 32 × 1 MiB over a Unix socket ÷ plain sockets to Redis", None),
     ("l3_load_x_redispy", "load of 32 × 1 MiB over TCP ÷ the better redis-py", None),
     ("l3_store_x_redispy", "store of 32 × 1 MiB over TCP ÷ the better redis-py", None),
     ("l3_match_slowdown", "look-ups that another worker loses beside loads, of equal processor time", 0.15),
@@ -110,6 +115,7 @@ def _sides(setting: Setting) -> Iterator[dict[str, Side]]:
     with contextlib.ExitStack() as open_sides:
         sides: dict[str, Side] = {
             FLOOR: Plain(setting.peers, setting.pages, connections=CONNECTIONS),
+            SERVER: Server(setting.servers, setting.pages, connections=CONNECTIONS),
             OURS: Ours(setting.servers, setting.pages, connections=CONNECTIONS),
         }
         for name, parser in parsers.items():
@@ -164,12 +170,13 @@ def _record(results: Results, setting: Setting, samples: Mapping[str, Samples]) 
             others = [each for name, each in of.items() if name in {REDIS_PY, HIREDIS}]
             results.keys |= {
                 f"l3_{verb}_{mark}x_floor": ratio_p50(of[OURS], of[FLOOR]),
+                f"l3_{verb}_{mark}x_server": ratio_p50(of[OURS], of[SERVER]),
                 f"l3_{verb}_{mark}x_redispy": ratio_p50(of[OURS], *others),
                 f"l3_{verb}_{setting.mark}{count}x1MiB_ms_p50": of[OURS].p50_s * 1e3,
             }
 
 
-_NAMES = (FLOOR, OURS, REDIS_PY, HIREDIS)
+_NAMES = (FLOOR, SERVER, OURS, REDIS_PY, HIREDIS)
 
 
 def table(results: Results) -> Table:
@@ -196,10 +203,12 @@ def lines(results: Results) -> list[str]:
         "",
         f"`stratakv bench l3`: one Redis, and a Cluster of {PRIMARIES} primaries, on this machine; {CONNECTIONS} connections to",
         "each server. *Plain sockets*: as many connections to another process that only sends and accepts the same bytes, in one",
-        "thread as the server has; here a thread a connection, one call for all of its pages. *redis-py*: as many connections,",
-        "a thread each, its parser chosen; what was read is copied to its place. Ours: as a sidecar does it, checksums included.",
-        "A ratio is the median over rounds. Beside that, a worker loads chains one after the other through its sidecar, in",
-        "slices, while another one looks up 32 resident pages without a pause, as it does in the slices between.",
+        "thread as the server has; here a thread a connection, one call for all of its pages. *Plain, to Redis*: the same with",
+        "Redis at the other end, by a client that knows every byte of its replies in advance and makes no checksums: what Redis",
+        "itself takes. *redis-py*: as many connections, a thread each, its parser chosen; what was read is copied to its place.",
+        "Ours: as a sidecar does it, checksums included. A ratio is the median over rounds. Beside that, a worker loads chains",
+        "one after the other through its sidecar, in slices, while another one looks up 32 resident pages without a pause, as",
+        "it does in the slices between.",
         "",
         "| what | measured | budget | |",
         "|---|---:|---:|---|",

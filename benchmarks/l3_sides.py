@@ -20,6 +20,7 @@ from redis import Redis
 from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
 
 from benchmarks.raw_peer import DONE, LOAD, REQUEST, STORE, receive
+from cache_l3.commands import encode_get, encode_set
 from cache_l3.data_path import Got, HeaderShape
 from cache_l3.native_path import NativePath
 from kv_types.record import CHECKSUM_AT, HEADER_BYTES_MAX, HEADER_BYTES_MIN
@@ -219,6 +220,61 @@ class Plain:
         self._threads.close()
 
 
+class Server:
+    """What the server itself takes: as many connections, a thread each, that know in advance every byte of its replies."""
+
+    def __init__(self, addresses: Sequence[Address], pages: Pages, *, connections: int) -> None:
+        self._pages = pages
+        self._memory = page_memory(pages.count, seed=4)
+        self._sockets = [[connect(address) for _ in range(connections)] for address in addresses]
+        for each in (
+            each for connected in self._sockets for each in connected if each.family == socket.AF_INET
+        ):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
+        self._heads = {each: bytearray(len(_REPLY)) for connected in self._sockets for each in connected}
+        self._threads = _Threads(connections * len(addresses))
+
+    def load(self, count: int) -> None:
+        """GET by GET: the length and header to one side, the payload in place."""
+        self._each(count, self._load)
+
+    def _load(self, by: socket.socket, pages: Sequence[int]) -> None:
+        for page in pages:
+            by.sendall(encode_get(key_of(page), asking=False))
+            receive(by, memoryview(self._heads[by]))
+            receive(by, place(self._memory, page))
+            receive(by, memoryview(self._heads[by])[:2])
+
+    def store(self, count: int) -> None:
+        """SET by SET, from where the pages are; no checksums."""
+        self._each(count, self._store)
+
+    def _store(self, by: socket.socket, pages: Sequence[int]) -> None:
+        for page in pages:
+            before, after = encode_set(
+                key_of(page), value_bytes=len(_HEADER) + PAGE_BYTES, ttl_s=TTL_S, asking=False
+            )
+            by.sendall(before + _HEADER)
+            by.sendall(place(self._memory, page))
+            by.sendall(after)
+            receive(by, memoryview(self._heads[by])[: len(b"+OK\r\n")])
+
+    def _each(self, count: int, work: Callable[[socket.socket, Sequence[int]], None]) -> None:
+        shares = [
+            (by, [page for page in self._pages.of_server(server) if page < count][number :: len(connected)])
+            for server, connected in enumerate(self._sockets)
+            for number, by in enumerate(connected)
+        ]
+        self._threads.run([partial(work, by, share) for by, share in shares if share])
+
+    def close(self) -> None:
+        """Sockets and threads."""
+        for connections in self._sockets:
+            for connection in connections:
+                connection.close()
+        self._threads.close()
+
+
 class RedisPy:
     """redis-py with one of its parsers: as many connections, a thread each; what was read is copied to its place."""
 
@@ -285,6 +341,8 @@ def _header() -> bytes:
 
 
 _HEADER = _header()
+_REPLY = b"$%d\r\n" % (len(_HEADER) + PAGE_BYTES) + _HEADER
+"""What comes before a payload."""
 
 
 def _deadline_ns() -> int:

@@ -90,6 +90,8 @@ class Router:
         self._shards: dict[str, Shard] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._opened_before = 0
+        """Those of shards that have been let go."""
         self.retried = 0
         self.redirected = 0
 
@@ -116,6 +118,7 @@ class Router:
         self._is_closed = True
         await self._topology.close()
         self._connector.close()
+        self._opened_before = self.opened()
         shards = list(self._shards.values())
         self._shards.clear()
         await asyncio.gather(*(shard.close() for shard in shards), *self._leaving)
@@ -127,8 +130,8 @@ class Router:
         return tuple(shard.describe() for shard in self._shards.values())
 
     def opened(self) -> int:
-        """How often breakers of the shards there are have opened."""
-        return sum(shard.breaker.opened for shard in self._shards.values())
+        """How often breakers have opened."""
+        return self._opened_before + sum(shard.breaker.opened for shard in self._shards.values())
 
     # --- one request ---
 
@@ -290,6 +293,7 @@ class Router:
         for label, shard in list(self._shards.items()):
             if label not in known and shard.used_ns < idle_ns:
                 del self._shards[label]
+                self._opened_before += shard.breaker.opened
                 leaving = asyncio.get_running_loop().create_task(shard.close())
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)

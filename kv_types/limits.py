@@ -168,8 +168,8 @@ LOG_BACKOFF_S_MAX = 1.0
 L3_WINDOW_DEFAULT = 4
 """Requests on one connection at a time: with fewer it idles, with many the server piles up replies in cold memory."""
 L3_WINDOW_MAX = 64
-L3_WINDOW_BYTES = 512 * 1024
-"""A connection that has so many bytes under way takes no further request: what its server piles up stays in a near cache."""
+L3_WINDOW_BYTES = 256 * 1024
+"""A connection takes no further request while so many bytes are to come or to go: what servers pile up stays in near caches."""
 L3_PASSED_OVER_MAX = 8
 """How often more urgent requests of a shard go before one that waits."""
 L3_CONNECTIONS_MAX = 1024

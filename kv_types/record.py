@@ -301,6 +301,8 @@ def _names(data: bytes, count: int) -> tuple[bytes, ...]:
 
 
 def _check_u64(number: int, what: str) -> None:
+    if type(number) is int and 0 <= number < _U64_END:
+        return  # nearly always: headers come by the hundred
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _U64_END:
         raise InvalidArgumentError(f"{what} must be an integer of 64 bits without a sign; got {number!r}")
 

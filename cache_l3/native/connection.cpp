@@ -64,11 +64,18 @@ void Connection::add(Request& request) {
   request.connection = this;
   request.spot = window_.insert(window_.end(), &request);
   if (sending_ == window_.end()) sending_ = request.spot;
-  weight_ += request.weight();
+  out_left_ += request.bytes_out();
+  in_left_ += request.place_bytes;
+}
+
+std::size_t Connection::weight() const {
+  const std::size_t arrived = receiver_.is_in_record() ? window_.front()->place_bytes - receiver_.due() : 0;
+  return out_left_ + in_left_ - arrived;
 }
 
 void Connection::remove(Request& request) {
-  weight_ -= request.weight();
+  if (!request.was_sent) out_left_ -= request.bytes_out();
+  in_left_ -= request.place_bytes;
   if (sending_ == request.spot) ++sending_;
   window_.erase(request.spot);
   request.connection = nullptr;
@@ -134,6 +141,7 @@ std::size_t Connection::gather(iovec* out, std::size_t parts_max) {
 
 void Connection::sent(std::size_t bytes) {
   sent_bytes_ += bytes;
+  out_left_ -= bytes;
   while (sent_bytes_ > 0) {
     (*sending_)->was_sent = true;
     if (sent_bytes_ < (*sending_)->bytes_out()) return;

@@ -12,7 +12,7 @@
 
 namespace stratakv::l3 {
 
-// What may be under way on one connection: so many requests, and none more once these bytes are reached.
+// What may be under way on one connection: so many requests, and none more while so many bytes are still to come or to go.
 struct Window {
   std::size_t requests = 4;
   std::size_t bytes = SIZE_MAX;
@@ -32,8 +32,9 @@ class Connection {
   std::int64_t number() const { return number_; }
   std::uint32_t shard() const { return shard_; }
   int descriptor() const { return socket_.get(); }
-  bool has_room() const { return window_.size() < limit_.requests && weight_ < limit_.bytes; }
-  std::size_t weight() const { return weight_; }
+  bool has_room() const { return window_.size() < limit_.requests && weight() < limit_.bytes; }
+  // Bytes that are still to go out or to come in.
+  std::size_t weight() const;
   std::list<Request*>& window() { return window_; }
 
   // Sent when its turn comes.
@@ -74,7 +75,8 @@ class Connection {
   std::list<Request*> window_;
   std::list<Request*>::iterator sending_;  // the first that is not wholly sent
   std::size_t sent_bytes_ = 0;             // of that one
-  std::size_t weight_ = 0;
+  std::size_t out_left_ = 0;     // of all
+  std::size_t in_left_ = 0;      // of places, that of the oldest wholly
   bool writable_ = true, readable_ = true, hung_up_ = false;
   bool is_tcp_ = false;
   std::size_t low_water_ = 1;  // of a TCP socket: bytes that make it readable

@@ -256,9 +256,12 @@ void Engine::serve(Connection& connection) {
   const Turn turn = connection.turn(bytes_in, bytes_out);
   add(counts_.bytes_in, bytes_in);
   add(counts_.bytes_out, bytes_out);
+  if (turn == Turn::Again) make_ready(connection);
   switch (turn) {
-    case Turn::Rest: return;
-    case Turn::Again: return make_ready(connection);
+    case Turn::Rest:
+    case Turn::Again:
+      if (connection.has_room()) assign(shards_.at(connection.shard()));
+      return;
     case Turn::Answered:
       finish(*connection.window().front(), connection.answer_status(), std::move(connection.answer_text()));
       make_ready(connection);

@@ -42,6 +42,8 @@ class Receiver {
 
   // Bytes of a record that are still to come straight to their place: nothing can be read before they have.
   std::size_t due() const { return state_ == State::Payload && sink_ != nullptr ? left_ : 0; }
+  // Whether a record's header has been read, and its end not yet.
+  bool is_in_record() const { return state_ == State::Payload || (state_ == State::Trailer && sunk_ > 0); }
   Status status() const { return status_; }
   std::string& text() { return text_; }
 

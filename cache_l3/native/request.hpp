@@ -78,9 +78,6 @@ struct Request {
   std::list<Request*>::iterator spot;  // in its shard's queue, or in its connection's window
 
   std::size_t bytes_out() const { return before.size() + header.size() + payload_bytes + after.size(); }
-  // What it keeps a connection busy with.
-  std::size_t weight() const { return bytes_out() + place_bytes; }
-
   // Parts from `offset` on; returns how many there are, 4 at most.
   std::size_t parts(std::size_t offset, iovec* out) const {
     const iovec all[] = {{const_cast<char*>(before.data()), before.size()},

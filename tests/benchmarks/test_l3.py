@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from redis._parsers import _RESP2Parser
 
 from benchmarks import l3, l3_beside
-from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, key_of, place
+from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy, Server, Side, key_of, place
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
 from benchmarks.raw_peer import raw_peer
@@ -29,10 +30,11 @@ def _memory(side: Any) -> memoryview:
     return memory
 
 
-def test_ours_and_redis_py_load_what_the_other_stored(server: Address) -> None:
+@pytest.mark.parametrize("other", [partial(RedisPy, parser=_RESP2Parser), Server], ids=["redis-py", "plain"])
+def test_each_side_loads_what_another_one_stored(server: Address, other: Callable[..., Side]) -> None:
     pages = Pages(PAGES, (0,) * PAGES)
     ours = Ours([server], pages, connections=2)
-    theirs = RedisPy([server], pages, connections=2, parser=_RESP2Parser)
+    theirs = other([server], pages, connections=2)
     try:
         ours.store(PAGES)
         theirs.load(PAGES)

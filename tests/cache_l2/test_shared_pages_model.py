@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -34,6 +35,12 @@ SPACE = namespace_of("a")
 SIZE = page_bytes_of(SPACE)
 PRODUCERS = (b"p", b"q", b"r")
 PATHS = ((0, 0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 1, 1))
+
+
+@cache
+def _rest_of(key: PageKey) -> bytes:
+    """A page's bytes behind the number of its computation."""
+    return page_of(key, SIZE)[8:]
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Sharing:
         ]
         first = next((i for i, row in enumerate(rows) if row[0] == PutStatus.STORED), 0)
         for (_, offset), one in zip(places, made[first:], strict=False):
-            self._fill(node, offset, one.number.to_bytes(8, "little") + page_of(one.chain[-1], SIZE)[8:])
+            self._fill(node, offset, one.number.to_bytes(8, "little") + _rest_of(one.chain[-1]))
         if made:
             self.puts.append(Going(at, tuple(places), tuple(made[first:]), stamp, rests_on))
 
@@ -239,7 +246,7 @@ class Sharing:
             case "put":
                 self.put(at, branch, producer)
             case "begin_put":
-                self.begin_put(at, branch, producer, self.random.random() < 0.8)
+                self.begin_put(at, branch, producer, self.random.random() < 0.6)
             case "commit" if self.puts:
                 self.commit(self.random.randrange(len(self.puts)))
             case "load":
@@ -288,7 +295,7 @@ class Sharing:
                     for key, page in zip(self.keys(branch), found, strict=False):
                         one = self.computed[int.from_bytes(page[:8], "little")]
                         assert one.chain[-1] == key, "BrokeWhole"
-                        assert bytes(page[8:]) == page_of(key, SIZE)[8:], "BrokeWhole"
+                        assert bytes(page[8:]) == _rest_of(key), "BrokeWhole"
                         self._check_lineage(one, applied)
 
     def _check_lineage(self, served: Computed, applied: list[tuple[int, Selector]]) -> None:

@@ -91,6 +91,14 @@ def world() -> Iterator[World]:
     made.store.close()
 
 
+def line_of(world: World, instance: int) -> int:
+    told = world.store._arena.describe(instance)
+    assert told is not None
+    line = told["line"]
+    assert isinstance(line, int)
+    return line
+
+
 def refused(reason: RefuseReason) -> tuple[int, int]:
     return (PutStatus.REFUSED, reason)
 
@@ -108,7 +116,7 @@ def test_a_page_travels_with_what_it_is_and_arrives_as_the_same(world: World) ->
     pages = [page for page in told if page is not None]
     assert len(pages) == 3
     assert [page.parent for page in pages] == [None, keys[0], keys[1]]
-    assert [page.rests_on for page in pages] == [0, 0, pages[1].birth]
+    assert [page.rests_on for page in pages] == [0, 0, line_of(world, first[1])]
     assert (pages[0].producer, pages[0].tags, pages[0].origin_unknown) == (
         b"node/worker",
         (b"a", b"b"),
@@ -283,13 +291,15 @@ def test_what_l3_has_is_known_where_it_would_be_loaded(world: World) -> None:
     below = world.store.describe(instances[1])
     assert ours is not None
     assert below is not None
-    others = {rests_on: replace(ours, birth=77, rests_on=rests_on) for rests_on in (0, below.birth, 99)}
+    line = line_of(world, instances[1])
+    others = {at: replace(ours, birth=77, rests_on=at) for at in (0, line, below.birth, 99)}
     assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == dict.fromkeys(
         others, RefuseReason.NONE
     )
     world.store.hide(Selector(producer=b"somebody"))
     assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == {
-        0: RefuseReason.NONE, below.birth: RefuseReason.NONE, 99: RefuseReason.INVALIDATED,
+        0: RefuseReason.NONE, line: RefuseReason.NONE,
+        below.birth: RefuseReason.INVALIDATED, 99: RefuseReason.INVALIDATED,
     }, "what rests on something else may rest on somebody's"  # fmt: skip
     assert world.store.judge_shared(instances[1], ours) == RefuseReason.CORRUPT
     world.store.hide_all()

@@ -6,9 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from cache_l2._native import Lease
 from kv_types.clock import BoottimeClock, ManualClock
 from kv_types.ids import NamespaceId, PageKey, Stamp
 from kv_types.outcomes import STORED, Hit, PutStatus
+from kv_types.record import PageDescription
 from tests.support.pages import buffers, chain, namespace_of, packed, page_of
 from tests.support.stores import MIB, SECOND_NS, add, make_store
 
@@ -36,6 +38,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.may: dict[PageKey, tuple[PageKey | None, NamespaceId, int]] = {}
         self.open: list[tuple[int, PageKey, PageKey | None, NamespaceId, Stamp, int]] = []
         self.hidden: dict[PageKey, int] = {}
+        self.loading: list[tuple[int, PageDescription]] = []
+        self.stored: list[int] = []
+        self.pins: list[tuple[Lease, bytes]] = []
+        self.store.on_stored = self.stored.extend
 
     @initialize()
     def register(self) -> None:
@@ -44,6 +50,8 @@ class StoreMachine(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
+        for pin, _ in self.pins:
+            pin.release()
         self.store.close()
 
     def _chain(self, which: int, branch: list[int]) -> list[PageKey]:
@@ -96,16 +104,73 @@ class StoreMachine(RuleBasedStateMachine):
         for reservation, key, parent, namespace, stamp, expiry in self.open:
             ((status, _),) = self.store.commit(self.store.own_row, [reservation], stamp=stamp)
             if status == PutStatus.STORED:
-                chain_keys, above = [key], parent
-                while above is not None:
-                    chain_keys.append(above)
-                    above = self.may[above][0]
-                floor = max(
-                    self.hidden.get(each, 0) for each in [*chain_keys, PageKey(bytes(namespace)), ALL]
-                )
-                assert stamp.revision >= floor, "BrokeInFlight"
-                self.may[key] = (parent, namespace, expiry)
+                self._published(key, parent, namespace, stamp, expiry)
         self.open.clear()
+
+    def _published(
+        self, key: PageKey, parent: PageKey | None, namespace: NamespaceId, stamp: Stamp, expiry: int
+    ) -> None:
+        chain_keys, above = [key], parent
+        while above is not None:
+            chain_keys.append(above)
+            above = self.may[above][0]
+        floor = max(self.hidden.get(each, 0) for each in [*chain_keys, PageKey(bytes(namespace)), ALL])
+        assert stamp.revision >= floor, "BrokeInFlight"
+        self.may[key] = (parent, namespace, expiry)
+
+    @rule(which_branch=CHAINS, old=st.booleans(), land=st.booleans())
+    def load(self, which_branch: tuple[int, list[int]], old: bool, land: bool) -> None:
+        """Pages that were computed elsewhere, on what is resident here; a put of the same takes over."""
+        record, keys = self.records[which_branch[0]], self._chain(*which_branch)
+        stamp = self.store.stamp()
+        if old and stamp.revision:
+            stamp = Stamp(stamp.incarnation, stamp.revision - 1)
+        rows = self.store.reserve_for_load(record, None, packed(keys), ttl_s=0)
+        for index, (status, reason, reservation, offset) in enumerate(rows):
+            assert status != PutStatus.STORED or not reason
+            if status != PutStatus.STORED:
+                continue
+            page = PageDescription(
+                namespace=record.id, key=keys[index], parent=keys[index - 1] if index else None, stamp=stamp,
+                payload_bytes=record.page_bytes, birth=1 + len(self.loading),
+            )  # fmt: skip
+            self.store.reader.fill(
+                [offset], [page_of(page.key, record.page_bytes)], page_bytes=record.page_bytes
+            )
+            self.loading.append((reservation, page))
+        if land:
+            self.land()
+
+    @rule()
+    def land(self) -> None:
+        for reservation, page in self.loading:
+            status, _ = self.store.publish_loaded(reservation, page)
+            if status == PutStatus.STORED:
+                self._published(page.key, page.parent, page.namespace, page.stamp, 0)
+        self.loading.clear()
+
+    @rule()
+    def call_loads_off(self) -> None:
+        self.store.abort(self.store.own_row, [reservation for reservation, _ in self.loading])
+        self.loading.clear()
+
+    @rule(which=st.integers(0, 1000))
+    def pin(self, which: int) -> None:
+        """Of what puts have stored; it stays while it is pinned, whatever becomes of it."""
+        if self.stored:
+            instance = self.stored[which % len(self.stored)]
+            page, pin = self.store.describe(instance), self.store.pin(instance)
+            assert (page is None) == (pin is None)
+            if page is not None and pin is not None:
+                assert page.key in self.may
+                self.pins.append((pin, page_of(page.key, page.payload_bytes)))
+
+    @rule()
+    def unpin(self) -> None:
+        for pin, expected in self.pins:
+            assert bytes(pin[0]) == expected, "BrokeWhole"
+            pin.release()
+        self.pins.clear()
 
     @rule()
     def abort_open(self) -> None:

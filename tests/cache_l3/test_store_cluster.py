@@ -183,6 +183,28 @@ async def test_c19_a_failover_in_good_order_fails_nobody(
 
 
 @pytest.mark.asyncio
+async def test_a_server_that_is_no_primary_any_more_is_let_go_and_its_counts_stay(
+    cluster: RedisCluster, store: RedisRecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cache_l3.router.L3_SHARD_IDLE_S", 0.0)
+    await asyncio.gather(*(put(store, number) for number in range(PAGES)))
+    old = cluster.primaries[0]
+    shard = store._router._shards[f"redis://127.0.0.1:{old.port}"]
+    shard.is_down("so that there is something to count")
+    opened_before = store.statistics()["breaker_opened"]
+    await asyncio.to_thread(cluster.failover, old)
+    await healed(store)
+    shard.renew()
+    shard._on_suspect(shard)
+    primaries = {f"redis://127.0.0.1:{node.port}" for node in cluster.primaries}
+    await until(
+        lambda: {server.server for server in store.describe().servers} == primaries, what="its leaving"
+    )
+    assert store.statistics()["breaker_opened"] >= opened_before >= 1
+    await healed(store)
+
+
+@pytest.mark.asyncio
 async def test_a_primary_that_dies_costs_misses_of_its_own_and_heals(
     cluster: RedisCluster, store: RedisRecordStore
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -13,8 +13,9 @@ from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
 from tests.conformance.harness import StoreHarness
 from tests.conformance.page_store import PageStoreConformance
-from tests.inference_worker.conftest import MakeClient
-from tests.support.sidecar_process import SidecarProcess
+from tests.inference_worker.conftest import FLAGS, MakeClient
+from tests.support.redis_servers import redis_servers
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
 
 class ClientPageStore:
@@ -60,6 +61,15 @@ class ClientPageStore:
         return self._handles[namespace]
 
 
+@pytest.fixture(scope="module")
+def l3_sidecar() -> Iterator[SidecarProcess]:
+    """One daemon that shares pages through a Redis."""
+    with redis_servers() as servers:
+        flags = (*FLAGS, "--l3-url", servers.start().url)
+        with sidecar_process(flags=flags) as started:
+            yield started
+
+
 class TestSharedMemoryClient(PageStoreConformance):
     @pytest.fixture
     def harness(self, shared_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
@@ -75,4 +85,36 @@ class TestGrpcClient(PageStoreConformance):
     @pytest.fixture
     def harness(self, shared_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
         store = ClientPageStore(connect(shared_sidecar.runtime, shared_memory=False, deadline_s=10.0))
+        return StoreHarness(store, store.register)
+
+
+class TestSharedMemoryClientWithL3(PageStoreConformance):
+    """What is absent here is asked of an L3 that has none of it, or has stored it meanwhile: nothing else changes."""
+
+    machine_examples = 8
+
+    @pytest.fixture
+    def harness(self, l3_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
+        client = connect(l3_sidecar.runtime, deadline_s=10.0)
+        assert client._link.arena is not None
+        assert client._link.arena.loader is not None, "this sidecar has an L3"
+        store = ClientPageStore(client)
+        return StoreHarness(store, store.register)
+
+
+class TestReadOnlyClientWithL3(PageStoreConformance):
+    machine_examples = 4
+
+    @pytest.fixture
+    def harness(self, l3_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
+        store = ClientPageStore(connect(l3_sidecar.runtime, writable=False, deadline_s=10.0))
+        return StoreHarness(store, store.register)
+
+
+class TestGrpcClientWithL3(PageStoreConformance):
+    machine_examples = 4
+
+    @pytest.fixture
+    def harness(self, l3_sidecar: SidecarProcess, connect: MakeClient) -> StoreHarness:
+        store = ClientPageStore(connect(l3_sidecar.runtime, shared_memory=False, deadline_s=10.0))
         return StoreHarness(store, store.register)
