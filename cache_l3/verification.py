@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 from cache_l3.codecs import ZstdPlanes
 from cache_l3.data_path import Got, HeaderShape
 from cache_l3.record_store import RecordName
 from kv_types.errors import CorruptRecordError
+from kv_types.limits import L3_HEADERS_REMEMBERED_MAX
 from kv_types.record import (
     CHECKSUM_AT,
     HEADER_BYTES_MAX,
@@ -25,12 +27,16 @@ SHAPE = HeaderShape(
 """What a data path must know of records."""
 
 
+_decoded = lru_cache(L3_HEADERS_REMEMBERED_MAX)(RecordHeader.decode)
+"""A record's header comes twice, when it is asked about and with its payload: the same bytes say the same."""
+
+
 def read_header(beginning: bytes, name: RecordName) -> RecordHeader:
     """Header of a record by its first bytes, HEADER_BYTES_MAX or fewer. Raises CorruptRecordError."""
     size = header_size(beginning)
     if len(beginning) < size:
         raise CorruptRecordError(f"{len(beginning)} bytes of a header of {size}")
-    header = RecordHeader.decode(beginning[:size])
+    header = _decoded(beginning[:size])
     if (header.page.namespace, header.page.key) != (name.namespace, name.key):
         raise CorruptRecordError("the record of another page")
     return header

@@ -262,6 +262,8 @@ L3_PROBE_PAGES_MAX = 512
 L3_ABSENT_MEMO_S = 0.25
 L3_ABSENT_MEMO_MAX = 65_536
 """How long a record that was not there is not asked for again, and how many such are remembered."""
+L3_HEADERS_REMEMBERED_MAX = 4096
+"""Headers that are not decoded anew when their payload comes: some 5 MiB."""
 L3_PUT_AWAITED_S = 0.1
 """How long a load waits for a page that a client is storing."""
 L3_TURN_PAGES = 128

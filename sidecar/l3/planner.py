@@ -399,6 +399,8 @@ class Planner:
                 self._became_resident(page, from_l3=True)
             case plan.AlreadyThere() | plan.NotPublished(_, MissReason.NONE):
                 self._became_resident(page, from_l3=False)
+            case plan.NotPublished(_, MissReason.ABSENT) if page.rows:  # its place went when its parent's did
+                self._back_on_the_list(page, first=True)
             case plan.NotPublished(_, reason):
                 self._counts["refused_at_publish"] += 1
                 self._fail(page, reason, is_told=reason is MissReason.INVALIDATED)

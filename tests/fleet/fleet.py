@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
 from kv_types.clock import BoottimeClock
 from kv_wire.admin_calls import AdminCalls
@@ -176,6 +177,8 @@ class Fleet:
         self._calm_judged = 0
         self._stopped: dict[str, list[Pause]] = defaultdict(list)
         self._metronome = Metronome(directory / "pauses")
+        self.descriptors_at_first: list[int] = []
+        """Open files of each sidecar when all had begun to serve."""
         self._lock = threading.Lock()
         self.sidecars = [
             SidecarProcess(directory / f"s{number}", arena_bytes=arena_bytes, program=program)
@@ -215,6 +218,11 @@ class Fleet:
         for worker in self.workers:
             worker.start()
         self.await_hits(timeout_s=20.0)
+        self.descriptors_at_first = self.descriptors()
+
+    def descriptors(self) -> list[int]:
+        """Open files of each sidecar."""
+        return [psutil.Process(sidecar.pid).num_fds() for sidecar in self.sidecars]
 
     def end(self) -> None:
         """Leave nothing running."""

@@ -27,6 +27,8 @@ DEADLINES_MS = (20.0, 50.0, 250.0)
 LOAD = Load(units=8, deadlines_ms=DEADLINES_MS, per_s=40.0)
 HEAL_S_MAX = 15.0
 """From a fault's end to hits, and to pages of others, on every node: a window to settle, a breaker's pause, a crowded machine."""
+OPENED_LATER_MAX = 16
+"""What a sidecar may open after it has begun to serve: connections to servers that it did not need until then."""
 CONNECTIONS_OF_TESTS = 4
 """What the tests themselves may have open at a server."""
 
@@ -45,8 +47,12 @@ def fleet_on_a_pair(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
 
 @contextlib.contextmanager
 def fleet_on_a_cluster(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
-    """Pages on three primaries with a replica each; the log on a pair of its own."""
-    with redis_cluster() as cluster, fleet_of(load=load, l3=lambda _: cluster.urls, **changed) as fleet:
+    """Pages, compressed, on three primaries with a replica each; the log on a pair of its own."""
+    flags = ("--l3-codec", "zstd")
+    with (
+        redis_cluster() as cluster,
+        fleet_of(load=load, l3=lambda _: cluster.urls, flags=flags, **changed) as fleet,
+    ):
         fleet.cluster = cluster
         yield fleet
 
@@ -109,8 +115,13 @@ def wind_up(fleet: Fleet, *, never_killed: Sequence[int]) -> None:
         assert worker.stop() == 0, worker.output()
     for number in range(len(fleet.sidecars)):
         wait_until(partial(_is_idle, fleet, number), timeout_s=20.0, what=f"sidecar {number} to be idle")
+    opened = fleet.descriptors()
     for number in never_killed:
         _compare_counts(fleet, number)
+        assert opened[number] <= fleet.descriptors_at_first[number] + OPENED_LATER_MAX, (
+            opened,
+            fleet.descriptors_at_first,
+        )
     servers = [*fleet.servers.running, *(fleet.cluster.nodes if fleet.cluster is not None else ())]
     children = [child for one in fleet.sidecars for child in psutil.Process(one.pid).children(recursive=True)]
     for sidecar in fleet.sidecars:

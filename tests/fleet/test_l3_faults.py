@@ -53,7 +53,7 @@ def fleet_of_module(placed: tuple[Fleet, tuple[Fault, ...]]) -> Fleet:
 def test_without_a_fault_what_one_node_has_all_have(fleet: Fleet) -> None:
     assert fleet.purge(Purge()).is_confirmed
     with fleet.calmly(), purging(fleet) as purges:
-        wait_until(lambda: purges.count >= 25, timeout_s=30.0, what="25 invalidations")
+        wait_until(lambda: purges.count >= 15, timeout_s=30.0, what="15 invalidations")
         fleet.await_l3_hits(timeout_s=10.0)
     ends = availability(fleet.look_ups(), fleet.calm)
     print(ends)

@@ -40,7 +40,7 @@ from tests.fleet.stamped import (
 )
 from tests.support.timing import run_queue_s
 
-_ACCOUNT_NS = 500_000_000
+_ACCOUNT_NS = 200_000_000
 _COMPUTING_MAX = 16
 _L1_PAGES = 48
 _CLOCK = BoottimeClock()

@@ -93,7 +93,6 @@ def test_a_load_that_takes_too_long_leaves_what_was_there_and_no_longer_wait(
     assert looking.counted() == {
         "look_ups": 1, "requested_pages": 6, "l1_pages": 0, "l2_pages": 2, "l3_pages": 0, "missed_pages_deadline": 4,
     }  # fmt: skip
-    wait_until(lambda: not looking.site.loader.is_loading, what="what is on its way to have ended")
     assert looking.look(how, keys) == (2, 4, MissReason.NONE), "the next one gets them"
 
 

@@ -16,10 +16,10 @@ from kv_wire.gen import cache_pb2
 from tests.support.daemon import run_command
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServers, redis_servers
-from tests.support.sharing_nodes import LOAD_S, SharingNode, sharing_nodes
+from tests.support.sharing_nodes import IMPATIENT, LOAD_S, SharingNode, sharing_nodes
 from tests.support.spaces import fresh_chain
 
-HEALS_S = 20.0
+HEALS_S = 40.0
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_br
     servers: RedisServers,
 ) -> None:
     server, log = servers.start(), servers.start()
-    with sharing_nodes(2, server.url, log) as (writer, reader):
+    with sharing_nodes(2, server.url, log, patience=IMPATIENT) as (writer, reader):
         chains = [fresh_chain(3) for _ in range(20)]
         for keys in chains:
             writer.put(keys)
@@ -119,7 +119,7 @@ def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_br
                 outcome, took_s = timed_get(reader, keys)
                 assert isinstance(outcome, Miss)
                 assert outcome.reason in (MissReason.DEADLINE, MissReason.L3_UNAVAILABLE)
-                assert took_s < most + 0.1, "0.1 s for a busy machine and two processes"
+                assert took_s < most + 0.25, "0.25 s for a busy machine, two processes and gRPC"
                 slow += took_s > LOAD_S / 2
             assert slow < 10, "once the breaker is open it answers at once"
             assert {one.breaker for one in reader.l3().servers} & {"open", "half_open"}
@@ -140,14 +140,14 @@ def test_c18_c34_a_stopped_server_costs_no_look_up_more_than_its_time_and_the_br
 
 def test_c34_a_killed_server_keeps_nobody_waiting_and_all_heals_by_itself(servers: RedisServers) -> None:
     server, log = servers.start(), servers.start()
-    with sharing_nodes(2, server.url, log) as (writer, reader):
+    with sharing_nodes(2, server.url, log, patience=IMPATIENT) as (writer, reader):
         keys = fresh_chain(5)
         writer.put(keys)
         writer.wait_stored(5)
         server.kill()
         outcome, took_s = timed_get(reader, keys)
         assert isinstance(outcome, Miss)
-        assert took_s < LOAD_S + 0.2
+        assert took_s < LOAD_S + 0.35
         other = fresh_chain(4)
         writer.put(other)  # stored here as ever
         server.start()
