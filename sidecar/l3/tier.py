@@ -114,11 +114,12 @@ class L3Tier:
 
     async def drain(self, drain_s: float) -> None:
         """Answer all loads, and go on storing what waits for a part of the drain time; the rest is dropped and counted."""
-        if self._parts is None:
+        parts = self._parts  # `close` may overtake this
+        if parts is None:
             return
-        self._parts.loader.drain()
-        await self._parts.behind.drain(drain_s * limits.L3_DRAIN_FRACTION)
-        figures = self._parts.behind.statistics()
+        parts.loader.drain()
+        await parts.behind.drain(drain_s * limits.L3_DRAIN_FRACTION)
+        figures = parts.behind.statistics()
         if dropped := figures.get("dropped_closing", 0):
             _log.info("pages were not stored in L3 before the end", pages=dropped)
 

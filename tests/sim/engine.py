@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cache_l1.follower import ViewFollower
 from inference_worker.request import Request
-from kv_types.ids import PageKey
+from kv_types.ids import KEY_BYTES, PageKey
 from kv_types.namespace import Namespace
 from kv_types.validity import EngineMode, ObservedView
 from tests.sim.client_process import ClientProcess
@@ -130,6 +130,8 @@ class Engine(ClientProcess):
             world.note(self.name, f"serves {pages} of its own")
         if request is None:
             return
+        if pages:  # what its pages rest on is none of the arena's
+            request.reused(packed(space, path)[: len(pages) * KEY_BYTES])
         position = world.position_of(self)
         if len(pages) < len(keys) and world.chance(0.5):
             with request.lease(packed(space, path), start=len(pages)) as lease:

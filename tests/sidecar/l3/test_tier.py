@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,20 @@ async def test_write_behind_that_fails_is_told(caplog: pytest.LogCaptureFixture)
         assert tier.state().stores["dropped_closing"] == 1
         await tier.drain(10)
         await tier.close()
+
+
+@pytest.mark.asyncio
+async def test_an_end_may_overtake_the_draining() -> None:
+    async with nodes() as (node,):
+        records = MemoryRecords(MemoryShelf(clock=node.time), clock=node.time, pause=node.time.pause)
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None, ""), settings(), clock=node.time, records=records
+        )
+        await tier.start()
+        held = records.hold("probe")
+        node.put(fresh(2))
+        draining = asyncio.create_task(tier.drain(1000.0))
+        await held.reached.wait()
+        held.release()
+        await tier.close()
+        await draining
