@@ -200,7 +200,7 @@ class Planner:
                 row.known += 1
             if row.known < row.asked or row.asked >= row.end or not self._ask_further(row):
                 break
-        for ready in row.request.rows if row.request.is_group else (row,):
+        for ready in row.request.ready_by(row):
             self._queue.put(ready)
         self._touched[row.request] = None
 
@@ -265,7 +265,7 @@ class Planner:
     def _cut_group(self, request: Request, index: int, reason: MissReason) -> None:
         for row in request.rows:
             self._cut_row(row, index, reason)
-        for row in request.rows:
+        for row in request.ready_by(request.rows[0]):
             self._queue.put(row)
 
     def _cut_row(self, row: Row, index: int, reason: MissReason) -> None:
