@@ -75,6 +75,8 @@ SELECTORS_MATCHED_MAX = 4096
 """Selectors held against namespaces, each against each, without letting others run: some 2 ms."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
+VETTED_TERMS_MAX = 16
+"""Terms by which it is remembered which pages passed, so that their children's ancestors are not looked at again."""
 PROVENANCES_MAX = 65_536
 """Different (producer, tags) that a sidecar tells apart; more are anything to a selector."""
 TTL_S_MAX = 365 * 86_400
