@@ -185,7 +185,7 @@ class Router:
             if redirected is not None:
                 return redirected
         elif isinstance(error, Late):
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
+            shard.late(f"{shard.address.label}: {error}", began_ns=began_ns)
             raise TroubleError(Trouble.LATE)
         elif isinstance(error, Overloaded):
             raise TroubleError(Trouble.OVERLOADED)

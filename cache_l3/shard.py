@@ -21,6 +21,7 @@ from cache_l3.server_info import parse_info
 from kv_types.clock import Clock
 from kv_types.errors import ClosedError, LimitExceededError
 from kv_types.limits import (
+    L3_BREAKER_LATE_S,
     L3_CONNECT_S,
     L3_CONNECTIONS_PER_SHARD_DEFAULT,
     L3_LOOK_ANSWER_S,
@@ -113,6 +114,13 @@ class Shard:
         self.note(why)
         if self.breaker.failed(began_ns=began_ns, now_ns=self._clock.now_ns()):
             self._shut()
+
+    def late(self, why: str, *, began_ns: int) -> None:
+        """The deadline of a request passed first. One that had hardly any time says nothing of the server."""
+        if self._clock.now_ns() - began_ns < int(L3_BREAKER_LATE_S * 1e9):
+            self.note(why)
+        else:
+            self.unanswered(why, began_ns=began_ns)
 
     def is_down(self, why: str) -> None:
         """It said itself that it can't answer now."""
