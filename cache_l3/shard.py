@@ -155,15 +155,22 @@ class Shard:
 
     async def _keep(self) -> None:
         while True:
-            self._changed.clear()
-            if not self.breaker.lets_through:
-                await self._probe()
-            elif self._connections < self._terms.connections:
-                await self._open()
-            else:
-                await self._rest()
-            if self.breaker.lets_through and self._clock.now_ns() >= self._look_due_ns:
-                await self._look()
+            try:
+                await self._turn()
+            except Exception as error:  # noqa: BLE001 - a server without a keeper would never be used again
+                self.note(f"{self.address.label}: an error in the keeper itself ({type(error).__name__})")
+                await asyncio.sleep(L3_LOOK_S)
+
+    async def _turn(self) -> None:
+        self._changed.clear()
+        if not self.breaker.lets_through:
+            await self._probe()
+        elif self._connections < self._terms.connections:
+            await self._open()
+        else:
+            await self._rest()
+        if self.breaker.lets_through and self._clock.now_ns() >= self._look_due_ns:
+            await self._look()
 
     async def _probe(self) -> None:
         """While it is down: wait until the next probe is due. A new connection, with an answer on it, is the probe."""
