@@ -87,6 +87,15 @@ def found_by() -> dict[int, list[str]]:
     return found
 
 
+def lettered() -> Iterator[tuple[str, str, str]]:
+    """Mutations of the simulation that have a letter: it, what is taken away, and what finds it."""
+    if _exists("tests.sim.mutations.table"):
+        table = import_module("tests.sim.mutations.table")
+        for mutation in table.MUTATIONS:
+            if not mutation.number[0].isdigit():
+                yield mutation.number, mutation.title, table.CAUGHT_BY.get(mutation.number, "")
+
+
 def rows() -> Iterator[str]:
     """The table, line by line."""
     yield "| | rule | taken away | found by |"
@@ -94,6 +103,8 @@ def rows() -> Iterator[str]:
     for number, finders in found_by().items():
         rule, text = MUTATIONS[number]
         yield f"| {number} | {rule} | {text} | {'; '.join(finders)} |"
+    for letter, text, finder in lettered():
+        yield f"| {letter} | | {text} | {f'`{finder}`' if finder else ''} |"
 
 
 def render(page: str) -> str:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from tests.sim.mutations.mutation import Edit, Mutation
 from tests.sim.mutations.patching import apply
-from tests.sim.mutations.table import Edit, Mutation
 
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
 _REPLICAS = "tests/invalidation/test_redis_replicas.py"

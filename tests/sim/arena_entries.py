@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 from kv_types.limits import ANCESTORS_WALKED_MAX
 from kv_types.outcomes import MissReason, RefuseReason
@@ -16,7 +17,7 @@ FREE, RESERVED, VISIBLE, HIDDEN, QUARANTINED = range(5)
 REQUEST_VIEWS = 256
 COUNTED = ("begun", "requested", "l1", "l2", "l3", "bytes_read", "bytes_written", "collisions", "look_ups")
 MISSED = tuple(f"miss_{int(reason)}" for reason in MissReason)
-Slot = list[int]
+Slot: TypeAlias = "array[int]"
 """The two words of a page's bytes, which are equal when the page was written by one hand."""
 
 
@@ -59,7 +60,7 @@ class Entry:
     def __init__(self, number: int) -> None:
         self.number = number
         self.generation = 1
-        self.place: Slot = [0, 0]
+        self.place: Slot = array("Q", (0, 0))
         self.clear()
 
     def clear(self) -> None:

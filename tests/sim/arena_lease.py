@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kv_types.outcomes import MissReason
-from tests.sim.arena_entries import Entry
+from tests.sim.arena_entries import Entry, Slot
 
 if TYPE_CHECKING:
     from tests.sim.arena_reader import ModelReader
@@ -99,6 +99,8 @@ class ModelLease:
         if self._released:
             raise ValueError("the lease was released")
         entry = self._pages[index][0]
+        if entry.payload_bytes == len(entry.place) * BYTES_OF_WORD:
+            return memoryview(entry.place).cast("B").toreadonly()
         return memoryview(bytes_of(entry.place, entry.payload_bytes))
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -118,6 +120,6 @@ class ModelLease:
         self.release()
 
 
-def bytes_of(place: list[int], page_bytes: int) -> bytes:
+def bytes_of(place: Slot, page_bytes: int) -> bytes:
     half = page_bytes // 2
     return b"".join(word.to_bytes(BYTES_OF_WORD, "little").ljust(half, b"\0") for word in place)

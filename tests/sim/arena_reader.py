@@ -364,6 +364,13 @@ class ModelReader:
                 place[half] = int.from_bytes(words[begin : begin + BYTES_OF_WORD], "little")
         self._counts(counter)["bytes_written"] += len(offsets) * page_bytes
 
+    def slot(self, offset: int, size: int) -> memoryview:
+        """See cache_l2._native.Reader.slot."""
+        self._check()
+        place = memoryview(self._arena.entries[offset].place).cast("B")
+        assert size == len(place), "a simulated page has two words"
+        return place
+
     def held(self) -> int:
         self._check()
         return self._held

@@ -10,8 +10,10 @@ from inference_worker.absent import AbsentPages
 from inference_worker.client import Client
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home
+from inference_worker.link import Link
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import RegisteredNamespace
+from inference_worker.prefetch import Prefetches
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity
 from inference_worker.weights import Announced, Versions, WeightsWatch
@@ -29,10 +31,22 @@ if TYPE_CHECKING:
 DEADLINE_S = 0.5
 
 
+class _NoRemote:
+    """Calls over gRPC, of which there are none; what is prefetched over the attach connection is counted here."""
+
+    def __init__(self) -> None:
+        self.prefetches = Prefetches(in_flight_max=4)
+
+    def prefetch(self, *_: object) -> None:
+        """Nothing is asked."""
+
+
 class SimulatedLink:
     """A client's connection; stands for inference_worker.link.Link, whose threads a simulation has no use for."""
 
     wants_shared_memory = False
+    prefetch, stage_group = Link.prefetch, Link.stage_group
+    _remote_serves = False
 
     def __init__(self, owner: ClientProcess, name: str, engine: EngineMode) -> None:
         self.settings = ClientSettings(name=name, deadline_s=DEADLINE_S, engine=engine)
@@ -43,6 +57,7 @@ class SimulatedLink:
         self._owner = owner
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._wake)
         self._is_awake = False
+        self.remote = _NoRemote()
 
     def close(self) -> None:
         """Nothing here outlives the simulation."""
@@ -55,6 +70,11 @@ class SimulatedLink:
             known.absent = AbsentPages(known, lambda *_: MissReason.UNREACHABLE, deadline_s=DEADLINE_S)
             known.pages = known.absent
         return known
+
+    def acquire(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason | None:
+        """Bind a namespace to the present life, if that can be had in time."""
+        self._owner.registered(namespace.identified)
+        return MissReason.UNREACHABLE if namespace.pages is namespace.absent else None
 
     def announced(self, model: str, deadline: Deadline | None) -> Announced | None:
         """What weights are announced for a model."""
@@ -108,7 +128,7 @@ class ClientProcess:
         welcome: Any = Welcome(
             version=1, layout_version=1, row=attachment.client.row, life=attachment.life.id, control_bytes=0,
             clients_bytes=0, data_bytes=0, batch_pages_max=64, reservation_ms=1000, time_namespace=0, boot_now_ns=0,
-            attachment=1,
+            attachment=1, has_l3=attachment.life.pages.is_available,
         )  # fmt: skip
         channel: Any = attachment
         reader: Any = attachment.reader

@@ -27,7 +27,7 @@ class SimulationError(Exception):
 class Process:
     """A process on a node. Stopped, its work waits; dead, its work is forgotten."""
 
-    __slots__ = ("alive", "held", "name", "node", "stops")
+    __slots__ = ("_stopped_ns", "alive", "away_ns", "held", "name", "node", "stops")
 
     def __init__(self, name: str, node: Any) -> None:
         self.name = name
@@ -35,6 +35,9 @@ class Process:
         self.alive = True
         self.stops = 0
         self.held: list[Action] = []
+        self.away_ns = 0
+        """True time in which it was stopped, or something else had its processor."""
+        self._stopped_ns = 0
 
     def __repr__(self) -> str:
         return self.name
@@ -103,11 +106,15 @@ class Clockwork:
 
     def stop(self, process: Process) -> None:
         """Stop a process as SIGSTOP or a paused machine would; stops nest."""
+        if not process.stops:
+            process._stopped_ns = self.now_ns
         process.stops += 1
 
     def resume(self, process: Process) -> None:
         """End one stop; when it was the last, what waited happens now, in its order."""
         process.stops -= 1
+        if not process.stops:
+            process.away_ns += self.now_ns - process._stopped_ns
         if not process.stops and process.alive:
             held, process.held = process.held, []
             for action in held:
@@ -167,7 +174,10 @@ class Clockwork:
             if not isinstance(fiber, Fiber):
                 return  # the clockwork's own doing can't be interrupted
             enter = fiber.leave() if fiber.leave is not None else None
-            self.sleep(self._give_way_ns())
+            length_ns = self._give_way_ns()
+            if fiber.process is not None:
+                fiber.process.away_ns += length_ns
+            self.sleep(length_ns)
             if enter is not None:
                 enter()
 

@@ -17,32 +17,43 @@ from typing import Any
 import structlog
 from greenlet import getcurrent
 
+from sidecar.l3.plan import Bounds
 from tests.sim.arena import ModelArena
 from tests.sim.arena_reader import ModelReader
-from tests.sim.clockwork import Clockwork, Fiber, current_fiber
+from tests.sim.byte_engine import ModelEngine
+from tests.sim.clockwork import MS, Clockwork, Fiber, current_fiber
 from tests.sim.nodes import Node
+from tests.sim.page_sockets import PageSocket, SimulatedConnector
+from tests.sim.plan import Plan
 
 PAGE_BYTES = 16
 HIDING_STEP_WORK = 6
 """Entries that one step of hiding looks at: few, so that most hiding takes several and look-ups come between."""
 
+LOADS = Bounds(
+    requests=6, pages=24, flights=6, flight_bytes=6 * PAGE_BYTES, run_pages=2, probe_pages=2, absent_pages=64,
+    absent_ns=100 * MS, put_awaited_ns=100 * MS,
+)  # fmt: skip
+"""Small, so that runs, questions and queues are shorter than chains."""
+
 TURN_ENTRIES = 4
 """Entries of the log that are read or taken in at a time."""
 
 _real_monotonic, _real_time_ns, _real_clock_gettime_ns = time.monotonic, time.time_ns, time.clock_gettime_ns
-_real_urandom = os.urandom
+_real_monotonic_ns, _real_urandom = time.monotonic_ns, os.urandom
 
 
 class _Present:
     """The world that runs now."""
 
     clockwork: Clockwork | None = None
+    plan: Plan | None = None
     arenas: Callable[[Any, bytes], ModelArena]
 
 
-def enter(clockwork: Clockwork, arenas: Callable[[Any, bytes], ModelArena]) -> None:
+def enter(clockwork: Clockwork, plan: Plan, arenas: Callable[[Any, bytes], ModelArena]) -> None:
     """From here on product code runs in this world; `arenas` makes one for a sidecar's life."""
-    _Present.clockwork, _Present.arenas = clockwork, staticmethod(arenas)
+    _Present.clockwork, _Present.plan, _Present.arenas = clockwork, plan, staticmethod(arenas)
 
 
 def leave() -> None:
@@ -61,6 +72,11 @@ def _node() -> Node | None:
 def _monotonic() -> float:
     node = _node()
     return _real_monotonic() if node is None else node.monotonic_ns() / 1e9
+
+
+def _monotonic_ns() -> int:
+    node = _node()
+    return _real_monotonic_ns() if node is None else node.monotonic_ns()
 
 
 def _time_ns() -> int:
@@ -117,6 +133,38 @@ class FiberCondition(FiberLock):
         """Nobody waits."""
 
 
+class _Socket:
+    """What product modules find as `socket`."""
+
+    socket = PageSocket
+
+
+def _data_path(_: Any) -> Any:
+    """The product's, with a window of the plan's."""
+    from cache_l3.native_path import NativePath
+    from cache_l3.verification import SHAPE
+
+    assert _Present.plan is not None, "only in a world"
+    return NativePath(SHAPE, window=_Present.plan.window)
+
+
+def _queue(*, pages_max: int, bytes_max: int, age_ns_max: int) -> Any:
+    """The product's, for as many pages as the plan says."""
+    from sidecar.l3.store_queue import StoreQueue
+
+    assert _Present.plan is not None, "only in a world"
+    return StoreQueue(
+        pages_max=min(pages_max, _Present.plan.queue_pages), bytes_max=bytes_max, age_ns_max=age_ns_max
+    )
+
+
+def _engine(**settings: Any) -> ModelEngine:
+    process = current_fiber().process
+    assert process is not None, "only a sidecar's loop makes one"
+    assert _Present.clockwork is not None, "only in a world"
+    return ModelEngine(_Present.clockwork, process, **settings)
+
+
 class _Threading:
     """What product modules find as `threading`."""
 
@@ -127,7 +175,7 @@ class _Threading:
 def install() -> None:
     """Put it all in place."""
     time.monotonic, time.time_ns, time.clock_gettime_ns = _monotonic, _time_ns, _clock_gettime_ns
-    os.urandom = _urandom
+    time.monotonic_ns, os.urandom = _monotonic_ns, _urandom
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     sys.unraisablehook = lambda _: (
         None
@@ -135,6 +183,10 @@ def install() -> None:
     _shorten()
     import cache_l1.cache
     import cache_l2.store
+    import cache_l3.native_path
+    import cache_l3.router
+    import inference_worker.loading
+    import inference_worker.prefetch
     import inference_worker.weights
     from invalidation.notes import MemberNote
     from invalidation.records import LogEntry
@@ -143,7 +195,12 @@ def install() -> None:
 
     _put(
         (cache_l1.cache, "threading", _Threading),
+        (inference_worker.loading, "threading", _Threading),
+        (inference_worker.prefetch, "threading", _Threading),
         (inference_worker.weights, "threading", _Threading),
+        (cache_l3.native_path, "Engine", _engine),
+        (cache_l3.native_path, "socket", _Socket),
+        (cache_l3.router, "Connector", SimulatedConnector),
         (cache_l2.store, "create_arena", lambda config, life, probe=None: _Present.arenas(config, life)),
         (cache_l2.store, "map_own", lambda arena, row, life, prefault: ModelReader(arena, row)),
     )
@@ -164,10 +221,14 @@ def _shorten() -> None:
     import invalidation.redis.replies
     import invalidation.selector_tables
     import sidecar.admin.fencing
+    import sidecar.l3.tier
     import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
+        (sidecar.l3.tier, "bounds", lambda _: LOADS),
+        (sidecar.l3.tier, "open_data_path", _data_path),
+        (sidecar.l3.tier, "StoreQueue", _queue),
         (cache_l2.selecting, "HIDING_STEP_WORK_MAX", HIDING_STEP_WORK),
         (invalidation.compaction, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),
         (invalidation.redis.replies, "LOG_TURN_ENTRIES_MAX", TURN_ENTRIES),

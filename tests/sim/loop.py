@@ -16,6 +16,7 @@ from typing import Any
 from tests.sim.clockwork import Clockwork, Fiber, Process
 from tests.sim.nodes import Node
 
+_NO_CONTEXT = Context()
 _swap_current_task = getattr(tasks, "_swap_current_task", None)
 
 
@@ -56,6 +57,9 @@ class SimulatedLoop:
         self._turn_ns = turn_ns
         self._ready: deque[_Handle] = deque()
         self._is_awaited = False
+        self._descriptors = 0
+        self._readers: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._readable: set[int] = set()
         self._fiber = Fiber(self._turns, clockwork.hub)
         self._fiber.process, self._fiber.leave = process, self._leave
         self._as_asyncio: Any = self  # to asyncio it is a loop, though it has not all of one's methods
@@ -111,6 +115,33 @@ class SimulatedLoop:
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
+
+    # --- descriptors ---
+
+    def new_descriptor(self) -> int:
+        """One of a thread of this process, which says by it that it has something for the loop."""
+        self._descriptors += 1
+        return self._descriptors
+
+    def add_reader(self, descriptor: int, callback: Callable[..., Any], *args: Any) -> None:
+        self._readers[descriptor] = callback, args
+        self.became_readable(descriptor)
+
+    def remove_reader(self, descriptor: int) -> bool:
+        return self._readers.pop(descriptor, None) is not None
+
+    def became_readable(self, descriptor: int) -> None:
+        """Have whoever waits for it called, once for as much as there is by then."""
+        if descriptor in self._readers and descriptor not in self._readable:
+            self._readable.add(descriptor)
+            self.call_soon(self._read, descriptor, context=_NO_CONTEXT)
+
+    def _read(self, descriptor: int) -> None:
+        self._readable.discard(descriptor)
+        found = self._readers.get(descriptor)
+        if found is not None:
+            callback, arguments = found
+            callback(*arguments)
 
     # --- turns ---
 

@@ -8,6 +8,8 @@ from tests.sim.clockwork import MS, US, S
 from tests.sim.spaces import Path
 
 PATHS: tuple[Path, ...] = ((0, 0, 0), (0, 0, 1), (0, 1), (1, 0, 0), (1, 0), (0,))
+PAGE = "page_"
+"""What a fault's kind begins with that befalls servers of pages, and not those of the log."""
 MODELS = ("m", "o")
 TENANTS = ("", "t")
 
@@ -51,12 +53,20 @@ class Plan:
     duration_ns: int = 5 * S
     turn_ns: int = 200 * US
     socket_ns: int = 200 * US
-    shelf_ns: int = 200 * MS
     think_ns: tuple[int, int] = (20 * MS, 500 * MS)
     pass_ns: tuple[int, int] = (5 * MS, 400 * MS)
     give_way_every: float = 60.0
     keep: float = 0.8
-    has_shelf: bool = False
+    l3: str = ""
+    """Where pages are shared: "log", on the log's servers, "own", on servers of their own; empty: nowhere."""
+    page_servers: int = 0
+    """Servers of their own; the first is the primary at first."""
+    window: int = 4
+    """Requests on one connection that moves pages."""
+    connections: int = 2
+    queue_pages: int = 8
+    """Pages that wait to be stored in L3."""
+    record_ttl_s: int = 3600
     is_settled: bool = False
     """Whether the log was there long before, so that its incarnation is settled."""
     replicas_named_apart: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.sim.clockwork import MS, US, S
-from tests.sim.plan import MODELS, PATHS, TENANTS, Fault, Plan, Wish
+from tests.sim.plan import MODELS, PAGE, PATHS, TENANTS, Fault, Plan, Wish
 from tests.sim.profiles import PROFILE, PROFILES, draw_clocks
 
 OF_SERVERS = ("flush", "restart", "old_dump", "stop_server", "full")
@@ -20,8 +20,21 @@ OF_NODES = (
     "kill_worker",
     "wall_step",
 )
+ALSO_WITH_LOG = frozenset({"evict", "damage", "reserve", "reset"})
+"""Of what befalls servers of pages: what leaves a log that is on them alone."""
 BEGINNING_ANEW = frozenset({"flush", "restart", "old_dump", "promote_zombie", "promote", "fail_back"})
 """What makes the log begin a new incarnation."""
+OF_PAGES = (
+    "page_evict", "page_evict", "page_damage", "page_damage", "page_reserve", "page_full", "page_flush", "page_restart",
+    "page_old_dump", "page_stop_server", "page_reset", "page_partition", "page_partition_replies", "page_slow",
+)  # fmt: skip
+OF_PAGE_REPLICATION = (
+    "page_promote_zombie",
+    "page_promote",
+    "page_lag",
+    "page_fail_back",
+    "page_cut_replication",
+)
 OF_NETWORK = ("partition", "partition_replies", "partition_requests", "slow")
 SELECTORS = (
     "all",
@@ -49,7 +62,10 @@ def plan_of(seed: int) -> Plan:
     plan.replicas = plan.servers - 1
     plan.duration_ns = int(draw.uniform(1.2, 3.5) * S)
     plan.is_settled = draw.random() < 0.8
-    plan.has_shelf = draw.random() < 0.5
+    plan.l3 = draw.choice(("", "log", "own", "own"))
+    plan.page_servers = draw.choice((1, 2)) if plan.l3 == "own" else 0
+    plan.connections, plan.window = draw.choice((1, 2)), draw.choice((1, 2, 4))
+    plan.queue_pages = draw.choice((4, 16))
     plan.replicas_named_apart = draw.random() < 0.3
     plan.give_way_every = draw.choice((0.0, 30.0, 100.0, 300.0))
     plan.think_ns = draw.choice(((5 * MS, 100 * MS), (20 * MS, 500 * MS)))
@@ -120,6 +136,9 @@ def _draw_faults(plan: Plan, draw: random.Random) -> None:
     if plan.servers > 1:
         kinds += OF_REPLICATION
     kinds += draw.choice(((), OF_SERVERS, OF_NODES, OF_NETWORK, OF_SERVERS + OF_NODES, OF_NODES + OF_NETWORK))
+    if plan.l3 and draw.random() < 0.7:
+        kinds += [kind for kind in OF_PAGES if plan.l3 == "own" or kind.removeprefix(PAGE) in ALSO_WITH_LOG]
+        kinds += OF_PAGE_REPLICATION if plan.page_servers > 1 else ()
     if plan.engines and plan.engine_mode == "keep":
         # its member is known to one incarnation only: see docs/invalidation.md, what is not shown
         kinds = [kind for kind in kinds if kind not in BEGINNING_ANEW]

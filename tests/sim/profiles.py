@@ -238,8 +238,8 @@ def _splits(plan: Plan, draw: random.Random) -> None:
 def _bounces(plan: Plan, draw: random.Random) -> None:
     """A primary that loses its newest records to a replica without them, and is the primary again before anybody asks."""
     plan.servers, plan.replicas, plan.engines = 2, 1, 0
-    plan.has_shelf, plan.is_settled, plan.switches_weights = True, True, False
-    plan.shelf_ns, plan.notices_ns = 20 * MS, 5 * MS
+    plan.l3, plan.is_settled, plan.switches_weights = "log", True, False
+    plan.notices_ns = 5 * MS
     plan.duration_ns = int(draw.uniform(2.5, 3.5) * S)
     plan.think_ns, plan.pass_ns = (5 * MS, 60 * MS), (1 * MS, 20 * MS)
     at_ns = draw.randint(400, 700) * MS
@@ -282,6 +282,71 @@ def _stalls(plan: Plan, draw: random.Random) -> None:
     _spread(plan, draw, draw.randint(1, 3))
 
 
+def _sharing(plan: Plan, draw: random.Random) -> None:
+    """Nodes that share pages while little fits each, and records that ask where pages come from."""
+    _share(plan, draw)
+    plan.faults = []
+    plan.duration_ns = int(draw.uniform(1.5, 3) * S)
+    plan.arena_entries = draw.choice((6, 10, 10, 16))
+    plan.wishes = [
+        Wish(
+            int(draw.uniform(0.2, 0.95) * plan.duration_ns),
+            draw.choice(("producer", "producer", "tag", "since", "key", "key_producer", "revisions", "all")),
+            "hidden",
+            draw.random(),
+        )
+        for _ in range(draw.randint(2, 6))
+    ]
+
+
+def _page_servers(plan: Plan, draw: random.Random) -> None:
+    """Servers of pages that are slow, full, stopped, flushed, cut off, and whose pages go one by one or change."""
+    _share(plan, draw)
+    plan.l3, plan.page_servers = "own", draw.choice((1, 1, 2))
+    plan.duration_ns = int(draw.uniform(1.5, 3) * S)
+    kinds = (
+        "page_evict", "page_damage", "page_reserve", "page_full", "page_flush", "page_stop_server", "page_reset",
+        "page_partition", "page_partition_replies", "page_slow", "page_slow", "kill_worker", "crash",
+    )  # fmt: skip
+    plan.faults = [
+        Fault(
+            int(draw.uniform(0.15, 0.9) * plan.duration_ns), draw.choice(kinds), draw.randint(20, 900) * MS,
+            draw.random(), draw.random(),
+        )
+        for _ in range(draw.randint(2, 6))
+    ]  # fmt: skip
+    _spread(plan, draw, draw.randint(1, 4))
+
+
+def _page_failovers(plan: Plan, draw: random.Random) -> None:
+    """Old pages that come back: out of a dump, or with a replica that had not heard of the newest."""
+    _share(plan, draw)
+    plan.l3, plan.page_servers = "own", 2
+    plan.duration_ns = int(draw.uniform(2, 3.5) * S)
+    kinds = (
+        "page_promote_zombie", "page_promote", "page_fail_back", "page_old_dump", "page_restart", "page_lag",
+        "page_cut_replication",
+    )  # fmt: skip
+    plan.faults = [
+        Fault(
+            int(draw.uniform(0.2, 0.8) * plan.duration_ns), draw.choice(kinds), draw.randint(50, 1200) * MS,
+            draw.random(), draw.random(),
+        )
+        for _ in range(draw.randint(1, 3))
+    ]  # fmt: skip
+    _spread(plan, draw, draw.randint(2, 6))
+
+
+def _share(plan: Plan, draw: random.Random) -> None:
+    """Several nodes that compute, look up and load without much thought."""
+    plan.l3, plan.page_servers = draw.choice(("log", "own")), 1
+    plan.sidecars = max(plan.sidecars, 2)
+    draw_clocks(plan, draw)
+    plan.is_settled, plan.engines, plan.switches_weights = True, 0, False
+    plan.think_ns, plan.pass_ns = (5 * MS, 60 * MS), draw.choice(((1 * MS, 20 * MS), (5 * MS, 150 * MS)))
+    plan.connections, plan.window = draw.choice((1, 2)), draw.choice((1, 2, 4))
+
+
 def _spread(plan: Plan, draw: random.Random, count: int) -> None:
     plan.wishes = [
         Wish(
@@ -297,5 +362,5 @@ def _spread(plan: Plan, draw: random.Random, count: int) -> None:
 PROFILE = 1_000_000
 PROFILES: tuple[Callable[[Plan, random.Random], None], ...] = (
     _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines, _wall_steps, _deaths, _goodbyes, _splits, _bounces,
-    _stalls,
+    _stalls, _sharing, _page_servers, _page_failovers,
 )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, Refused, RefuseReason
 from tests.sim.clockwork import MS, S, Signal
-from tests.sim.spaces import Path, chain
+from tests.sim.spaces import Path
 from tests.sim.truth import BrokenPromiseError
 from tests.sim.worker import Worker
 
@@ -57,6 +58,7 @@ def _on_node(
                 "BrokeRecreate",
                 f"what another node computed and shelved of {path} can't be had by {worker.name}",
             )
+        before = Counter(worker.attachment.life.pages.statistics() if worker.attachment is not None else {})
         for attempt in range(ATTEMPTS):
             first, stored = worker.serve(space, path, fetch=True)
             again, outcomes = worker.serve(space, path)
@@ -72,32 +74,33 @@ def _on_node(
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
         is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
-        if is_new and _is_shelved(world, worker):
+        if is_new and _is_shelved(world, worker, before):
             shelved.add((space, path))
     done.set()
 
 
 def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool:
     """Whether a chain can be promoted; what others have reserved and forgotten may be in the way for a while."""
-    assert worker.attachment is not None, "it is connected"
-    life = worker.attachment.life
-    assert life.keeper is not None, "something was shelved"
-    keys = chain(space, path)
     for attempt in range(ATTEMPTS):
         if attempt:
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
-        life.keeper.ask(space, keys).wait(1 * S)
-        if all(life.arena.find(key) is not None for key in keys):
+        if worker.load(space, path) == len(path):
             return True
     return False
 
 
-def _is_shelved(world: World, worker: Worker) -> bool:
+_UNSTORED = ("stores_dropped", "stores_refused", "stores_gone")
+
+
+def _is_shelved(world: World, worker: Worker, before: Counter[str]) -> bool:
     """Let what was just stored reach the shelf; whether all of it did."""
-    keeper = worker.attachment.life.keeper if worker.attachment is not None else None
-    while keeper is not None and not keeper.is_idle:
+    if not world.plan.l3 or worker.attachment is None:
+        return False
+    pages = worker.attachment.life.pages
+    while not pages.is_idle:
         world.clockwork.sleep(20 * MS)
-    return keeper is not None and not keeper.dropped
+    after = Counter(pages.statistics())
+    return not any(after[name] > before[name] for name in after if name.startswith(_UNSTORED))
 
 
 _PASSING = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -26,10 +26,20 @@ Batch = list[tuple[bytes, ...]]
 _parse_error: Callable[[str], Exception] = BaseParser.parse_error
 
 
+class Caller(Protocol):
+    """A connection's other end."""
+
+    process: Process
+
+    def arrived(self, replies: list[Any]) -> None:
+        """Replies came in."""
+        ...
+
+
 class ServerEnd:
     """A connection as its server has it: commands one after the other, replies in their order."""
 
-    def __init__(self, connection: SimulatedConnection, server: RedisServer, back: Channel) -> None:
+    def __init__(self, connection: Caller, server: RedisServer, back: Channel) -> None:
         self._connection = connection
         self._server = server
         self._back = back
@@ -85,7 +95,10 @@ class ServerEnd:
 
 
 class SimulatedConnection:
-    """The client's end; the methods of redis.asyncio.Connection that RedisLog calls."""
+    """The client's end; the methods of redis.asyncio.Connection that the product calls."""
+
+    _writer = None
+    """No transport that would have to be told to end."""
 
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer
@@ -145,7 +158,7 @@ class SimulatedConnection:
         self._forth.send(lambda: end.receive(batch, sent_ns), self._server_process)
         repeat_ns = server.repeat_ns()
         if repeat_ns:
-            again = ServerEnd(self, server, _NOWHERE)
+            again = ServerEnd(self, server, NOWHERE)
             self._clockwork.after(repeat_ns, lambda: again.receive(batch, sent_ns), self._server_process)
 
     async def read_response(self) -> Any:
@@ -204,18 +217,24 @@ class _Nowhere:
         """Replies to a message that came a second time reach nobody."""
 
 
-_NOWHERE: Any = _Nowhere()
+NOWHERE: Any = _Nowhere()
+
+
+Route = tuple[Clockwork, Network, Node, Process, RedisServer]
 
 
 class SimulatedAddress:
     """A server as one process reaches it; stands for cache_l3.address.RedisAddress."""
 
+    scheme, is_encrypted = "redis", False
+
     def __init__(
         self, clockwork: Clockwork, network: Network, node: Node, process: Process, server: RedisServer
     ) -> None:
-        self.label, self.scheme = server.node.name, "redis"
-        self._arguments = clockwork, network, node, process, server
+        self.label = server.node.name
+        self.options: dict[str, Any] = {}
+        self.route: Route = clockwork, network, node, process, server
 
     def connection(self) -> Any:
         """A new connection, not connected yet."""
-        return SimulatedConnection(*self._arguments)
+        return SimulatedConnection(*self.route)

@@ -1,9 +1,10 @@
-"""A Redis keyspace in memory: the commands that the product uses, with their replies and errors. One thread, no clock."""
+"""A Redis keyspace in memory: the commands that the product uses, with their replies and errors. Without a clock of its own."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from tests.support.lua_redis import ErrorReply, Reply, Status
 
@@ -23,15 +24,23 @@ class Stream:
         self.last: Id = (0, 0)
 
 
-Value = bytes | dict[bytes, bytes] | Stream
+class Text(NamedTuple):
+    """A string that ends at a time (Unix ms of the server's wall clock)."""
+
+    value: bytes
+    ends_ms: int
+
+
+Value = bytes | Text | dict[bytes, bytes] | Stream
 
 
 class Keyspace:
     """Keys of one server. `dirty` counts changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.values: dict[bytes, Any] = {}
         self.dirty = 0
+        self._now_ms = now_ms
         self.reads = {name: getattr(self, name.decode().lower()) for name in _READING}
         self.writes = {name: getattr(self, name.decode().lower()) for name in _WRITING if name != b"DEL"}
         self.writes[b"DEL"] = self.unlink
@@ -50,28 +59,90 @@ class Keyspace:
     # --- keys ---
 
     def unlink(self, *keys: bytes) -> Reply:
-        gone = sum(self.values.pop(key, None) is not None for key in keys)
+        gone = sum(self._living(key) is not None and self.values.pop(key, None) is not None for key in keys)
         self.dirty += gone
         return gone
 
     def exists(self, *keys: bytes) -> Reply:
-        return sum(key in self.values for key in keys)
+        return sum(self._living(key) is not None for key in keys)
 
     def flushall(self, *_: bytes) -> Reply:
         self.values.clear()
         self.dirty += 1
         return OK
 
-    def get(self, key: bytes) -> Reply:
+    def _living(self, key: bytes) -> Any:
+        """What is under a key, unless its time is over: then it goes."""
         value = self.values.get(key)
+        if value.__class__ is Text and value.ends_ms <= self._now_ms():
+            del self.values[key]
+            return None
+        return value
+
+    # --- strings ---
+
+    def get(self, key: bytes) -> Reply:
+        value = self._living(key)
+        if value.__class__ is Text:
+            return value.value
         if value is not None and not isinstance(value, bytes):
             raise ErrorReply(WRONG_TYPE)
         return value
 
-    def set(self, key: bytes, value: bytes) -> Reply:
-        self.values[key] = value
+    def getrange(self, key: bytes, first: bytes, last: bytes) -> Reply:
+        value, begin, end = self.get(key) or b"", int(first), int(last)
+        if begin < 0 or end < 0:
+            raise ErrorReply("ERR this model's ranges count from the start")
+        return value[begin : end + 1]
+
+    def strlen(self, key: bytes) -> Reply:
+        return len(self.get(key) or b"")
+
+    def set(self, key: bytes, value: bytes, *options: bytes) -> Reply:
+        ends_ms = self._ends_ms(*options) if options else 0
+        self.values[key] = Text(value, ends_ms) if ends_ms else value
         self.dirty += 1
         return OK
+
+    def _ends_ms(self, unit: bytes, length: bytes, *more: bytes) -> int:
+        number = int(length)
+        made = {b"EX": lambda: self._now_ms() + 1000 * number, b"PXAT": lambda: number}.get(unit.upper())
+        if made is None or more:
+            raise ErrorReply("ERR this model's SET knows EX and PXAT alone")
+        if number <= 0:
+            raise ErrorReply("ERR invalid expire time in 'set' command")
+        return made()
+
+    def expire(self, key: bytes, seconds: bytes) -> Reply:
+        return self.pexpireat(key, b"%d" % (self._now_ms() + 1000 * int(seconds)))
+
+    def pexpireat(self, key: bytes, ends_ms: bytes) -> Reply:
+        value = self._living(key)
+        if value is None:
+            return 0
+        if not isinstance(value, bytes | Text):
+            raise ErrorReply("ERR this model ends strings alone")
+        self.values[key] = Text(value.value if isinstance(value, Text) else value, int(ends_ms))
+        self.dirty += 1
+        return 1
+
+    def ttl(self, key: bytes) -> Reply:
+        value = self._living(key)
+        if value is None:
+            return -2
+        return (value.ends_ms - self._now_ms() + 500) // 1000 if isinstance(value, Text) else -1
+
+    def as_sent_on(self, name: bytes, arguments: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
+        """A command that was carried out, as replicas get it: with times that mean the same whenever they come."""
+        if name == b"EXPIRE" or (name == b"SET" and len(arguments) > 2):
+            value = self.values.get(arguments[0])
+            if isinstance(value, Text):
+                ends_ms = b"%d" % value.ends_ms
+                key = arguments[0]
+                return (b"PEXPIREAT", (key, ends_ms)) if name == b"EXPIRE" else (
+                    b"SET", (key, value.value, b"PXAT", ends_ms),
+                )  # fmt: skip
+        return name, arguments
 
     # --- hashes ---
 
@@ -213,7 +284,7 @@ def _id(name: bytes, *, default: int = 0) -> Id:
         raise ErrorReply("ERR Invalid stream ID specified as stream command argument") from error
 
 
-_WRITING = b"UNLINK DEL FLUSHALL SET HSET HDEL HINCRBY XADD XTRIM XDEL".split()
-_READING = b"EXISTS GET HGET HMGET HGETALL HKEYS HVALS HLEN HEXISTS XLEN XRANGE".split()
-SHRINKING = frozenset(b"UNLINK DEL FLUSHALL HDEL XTRIM XDEL".split())
+_WRITING = b"UNLINK DEL FLUSHALL SET EXPIRE PEXPIREAT HSET HDEL HINCRBY XADD XTRIM XDEL".split()
+_READING = b"EXISTS GET GETRANGE STRLEN TTL HGET HMGET HGETALL HKEYS HVALS HLEN HEXISTS XLEN XRANGE".split()
+SHRINKING = frozenset(b"UNLINK DEL FLUSHALL EXPIRE PEXPIREAT HDEL XTRIM XDEL".split())
 """What a full server still carries out."""

@@ -9,18 +9,20 @@ import copy
 import functools
 import hashlib
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from tests.sim.clockwork import Clockwork, Process
 from tests.sim.network import Channel, Network
 from tests.sim.nodes import Node
-from tests.sim.redis_data import OK, SHRINKING, Keyspace
+from tests.sim.redis_data import OK, SHRINKING, Keyspace, Text
 from tests.support.lua_redis import ErrorReply, LuaScripts, Reply
 
 Effect = tuple[bytes, tuple[bytes, ...]]
 Watcher = Callable[["RedisServer", bytes, tuple[bytes, ...]], None]
 READ_ONLY = "READONLY You can't write against a read only replica."
 VERSION = "7.0.15"
+MAXMEMORY, POLICY = 1 << 30, "noeviction"
 RECONNECT_NS = 500_000_000
 TIMEOUT_NS = 10_000_000_000
 """After how long without a word a primary forgets a replica (repl-timeout)."""
@@ -56,11 +58,13 @@ class RedisServer:
         self, clockwork: Clockwork, network: Network, node: Node, scripts: LuaScripts, *, on_write: Watcher
     ) -> None:
         self.node = node
-        self.keyspace = Keyspace()
+        self.keyspace = Keyspace(self._wall_ms)
         self.process: Process = node.process("redis")
         self.primary: RedisServer | None = None
         self.is_linked = False
         self.is_full = False
+        self.foreign_bytes = 0
+        """What others than the product fill of its memory."""
         self.offset = 0
         self.connections: list[Any] = []
         self.repeat_ns: Callable[[], int] = lambda: 0
@@ -89,6 +93,9 @@ class RedisServer:
     def __repr__(self) -> str:
         role = "primary" if self.primary is None else f"replica of {self.primary.node.name}"
         return f"{self.node.name} ({role})"
+
+    def _wall_ms(self) -> int:
+        return self.node.wall_ns() // 1_000_000
 
     def _identifier(self) -> str:
         return f"{self._clockwork.random.getrandbits(160):040x}"
@@ -134,7 +141,7 @@ class RedisServer:
             )
         if self.keyspace.dirty != before:
             self.offset += 1
-            self._effects.append((name, arguments))
+            self._effects.append(self.keyspace.as_sent_on(name, arguments))
             if name == b"XADD":
                 self._on_write(self, name, arguments)
             if not self._is_in_script:
@@ -182,7 +189,12 @@ class RedisServer:
 
     def _info(self, *sections: bytes) -> bytes:
         role = "master" if self.primary is None else "slave"
-        return _info(sections, self.run_id, self.replication_id, role, len(self._replicas))
+        told = _info(sections, self.run_id, self.replication_id, role, len(self._replicas))
+        if any(section.lower() == b"memory" for section in sections):
+            used = self.foreign_bytes + sum(map(_size, self.keyspace.values.values()))
+            lines = "# Memory", f"used_memory:{used}", f"maxmemory:{MAXMEMORY}", f"maxmemory_policy:{POLICY}"
+            told += "".join(f"{line}\r\n" for line in lines).encode()
+        return told
 
     # --- what answers later ---
 
@@ -381,6 +393,29 @@ class RedisServer:
         """FLUSHALL, by somebody who did not think of the log."""
         self._run(b"FLUSHALL", ())
 
+    def evict(self, picked: float) -> bytes | None:
+        """One page goes, as under a policy that lets it; returns its key."""
+        pages = [key for key, value in self.keyspace.values.items() if isinstance(value, Text)]
+        if not pages or self.primary is not None:
+            return None
+        key = pages[int(picked * len(pages))]
+        self._run(b"UNLINK", (key,))
+        return key
+
+    def damage(self, random: Random) -> bool:
+        """A page's bytes change here: one bit, its end, or all of them, which are another page's then."""
+        pages = [key for key, value in self.keyspace.values.items() if isinstance(value, Text)]
+        if not pages:
+            return False
+        key = random.choice(pages)
+        value, ends_ms = self.keyspace.values[key]
+        at = random.randrange(len(value))
+        flipped = value[:at] + bytes([value[at] ^ 1 << random.randrange(8)]) + value[at + 1 :]
+        other = self.keyspace.values[random.choice(pages)].value
+        made = random.choice((flipped, flipped, value[:at], value + b"x", other))
+        self.keyspace.values[key] = Text(made, ends_ms)
+        return bool(made != value)
+
     @staticmethod
     def copy(dump: dict[bytes, Any]) -> dict[bytes, Any]:
         """A dump to start from, so that what it held stays as it was."""
@@ -401,7 +436,7 @@ class RedisServer:
     def restart(self, dump: dict[bytes, Any]) -> None:
         """Start again with what a dump held: another run, another history."""
         self.process = self.node.process("redis")
-        self.keyspace = Keyspace()
+        self.keyspace = Keyspace(self._wall_ms)
         self.keyspace.values = dump
         self._loaded.clear()
         self._effects, self._effects_since = [], self.offset
@@ -413,7 +448,10 @@ class RedisServer:
 
 @functools.lru_cache(64)
 def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: str, replicas: int) -> bytes:
-    wanted = {section.lower() for section in sections} or {b"server", b"replication"}
+    wanted = {section.lower() for section in sections} or {
+        b"server",
+        b"replication",
+    }  # and b"memory", which is told apart
     lines = []
     if b"server" in wanted:
         lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{run_id}"]
@@ -430,6 +468,13 @@ def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: s
 @functools.lru_cache(8)
 def _sha(text: bytes) -> bytes:
     return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+
+
+def _size(value: Any) -> int:
+    """Of strings alone: what else is there is little."""
+    if isinstance(value, Text):
+        value = value.value
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def _argument(value: Any) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cache_l2.attach_messages import Abort, Detach, Failed, ReservedPages
+from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
+from cache_l2.attach_messages import Abort, CancelLoad, Detach, Done, Failed, Load, ReservedPages
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.compaction import CompactionLimits
 from invalidation.listing import Listings
@@ -22,6 +23,7 @@ from kv_types.ids import LifeId
 from kv_types.outcomes import PutStatus
 from kv_types.validity import EngineMode
 from sidecar.admin.administration import Administration
+from sidecar.attach.loads import ClientLoads, LoadUnderWay
 from sidecar.attach.requests import carry_out
 from sidecar.log.directory import FleetDirectory
 from sidecar.log.shell import LogShell, ShellTiming
@@ -31,7 +33,8 @@ from tests.sim.arena_reader import ModelReader
 from tests.sim.clockwork import MS, US, Clockwork, Process, Signal
 from tests.sim.loop import SimulatedLoop
 from tests.sim.redis_client import SimulatedAddress
-from tests.sim.shelf import ShelfKeeper
+from tests.sim.redis_server import RedisServer
+from tests.sim.shared_pages import SharedPages
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -44,6 +47,7 @@ class Attached:
     row: int
     writable: bool
     registered: set[int]
+    loads: dict[int, LoadUnderWay] = field(default_factory=dict)
 
 
 class WatchedLog(RedisLog):
@@ -73,16 +77,12 @@ class Life:
         self.loop = SimulatedLoop(
             clockwork, node, self.process, turn_ns=lambda: int(clockwork.random.random() * plan.turn_ns)
         )
+        self.clients: list[Any] = []
         self.id = LifeId(clockwork.random.randbytes(16))
         self.ended = False
+        self._world = world
         timing = Timing(lease_ns=plan.lease_ns, pause_ns=plan.pause_ns, drift=plan.drift)
-        addresses: Any = [
-            SimulatedAddress(clockwork, world.network, node, self.process, server) for server in world.servers
-        ]
-        if plan.replicas_named_apart:
-            addresses = (
-                addresses[sidecar.number % len(addresses) :] + addresses[: sidecar.number % len(addresses)]
-            )
+        addresses: Any = self.addresses_of(world.servers)
         self.log = WatchedLog(
             clockwork,
             RedisLogSettings(
@@ -116,15 +116,24 @@ class Life:
             self.shell, self.log, self.store, timing=timing, clock=node,
             wall_ms=lambda: node.wall_ns() // 1_000_000,
         )  # fmt: skip
-        self.keeper = ShelfKeeper(world, self) if plan.has_shelf else None
+        self.pages = SharedPages(world, self)
+        self.client_loads = ClientLoads(self.store, self.pages, clock=node)
 
     def run(self) -> None:
         """Begin."""
         self.spawn(self.shell.run())
         self.spawn(self.watch.run())
         self.spawn(self._tick())
-        if self.keeper is not None:
-            self.spawn(self.keeper.run())
+        self.spawn(self.pages.start())
+
+    def addresses_of(self, servers: Sequence[RedisServer]) -> list[Any]:
+        """Servers that stand for each other, as this life is told of them; not all are told in the same order."""
+        world, number = self._world, self.sidecar.number % len(servers)
+        route = world.clockwork, world.network, self.sidecar.node, self.process
+        addresses = [SimulatedAddress(*route, server) for server in servers]
+        if world.plan.replicas_named_apart:
+            addresses = addresses[number:] + addresses[:number]
+        return addresses
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a task on the sidecar's loop; what goes wrong in it ends the simulation."""
@@ -144,8 +153,11 @@ class Life:
 
     async def goodbye(self) -> None:
         """Close the header first, then deregister (rule R13)."""
-        self.administration.end()
         self.store.drain()
+        self.administration.end()
+        for process in self.clients:
+            self.client_loads.close(process)
+        await self.pages.end()
         await self.shell.leave()
         self.ended = True
 
@@ -185,7 +197,7 @@ class SimulatedSidecar:
     def attach(self, process: Process, *, engine: EngineMode = EngineMode.NONE) -> Attachment | None:
         """Attach a client, in no time; None when nobody listens."""
         life = self.life
-        if life is None or life.process.stops or life.store.is_draining:
+        if life is None or life.process.stops or life.store.is_draining or not life.pages.is_started:
             return None
         row = life.store.open_client(1000 + len(self.attachments), engine=engine)
         attachment = Attachment(self.world, life, row, process)
@@ -198,23 +210,42 @@ class SimulatedSidecar:
         if attachment in self.attachments:
             self.attachments.remove(attachment)
 
+        def end() -> None:
+            life.client_loads.abandon(attachment.client)
+            life.clients.remove(attachment.client)
+            life.store.end_client(attachment.client.row)
+
         def notice() -> None:
             if not life.ended:
-                life.loop.call_soon(life.store.end_client, attachment.client.row)
+                life.loop.call_soon(end)
 
         self.world.clockwork.after(1 * MS, notice, life.process)
+
+
+class Posted:
+    """A request that was sent and not waited for."""
+
+    def __init__(self, request: int) -> None:
+        self.request = request
+        self.reply: Any = None
+
+    def arrive(self, reply: Any) -> None:
+        """Its reply has come."""
+        self.reply = reply
 
 
 class Attachment:
     """The connection between a client and one life, as the client's end of the socket sees it.
 
-    Stands for cache_l2.attach_channel.AttachChannel: one call at a time, answered by the sidecar's loop.
+    Stands for cache_l2.attach_channel.AttachChannel: calls of several threads at a time, answered by the sidecar's loop.
     """
 
     def __init__(self, world: World, life: Life, row: int, process: Process) -> None:
         self.life = life
         self.reader = ModelReader(life.arena, row)
-        self.client = Attached(row, writable=True, registered=set())
+        self.client: Any = Attached(row, writable=True, registered=set())
+        life.clients.append(self.client)
+        self._requests = 0
         self._world = world
         self._process = process
         self._is_closed = False
@@ -232,22 +263,14 @@ class Attachment:
     def fileno(self) -> int:
         return -1
 
+    def draw_request(self) -> int:
+        """A number that no request of this connection had."""
+        self._requests += 1
+        return self._requests
+
     def call(self, message: Any, *, deadline_s: float, request: int | None = None) -> Any:
         """Send a message and wait for its reply; raises as the real channel does."""
-        from cache_l2.attach_channel import ConnectionBroken, DeadlinePassed
-
-        if self.is_broken:
-            raise ConnectionBroken("the connection is gone")
-        clockwork = self._world.clockwork
-        reply, late = Signal(clockwork), list[bool]()
-        life = self.life
-        unwanted, self._unwanted = tuple(self._unwanted), []
-
-        def answer() -> None:
-            if unwanted:
-                self._answer(Abort(unwanted))
-            result = self._answer(message)
-            clockwork.after(self._latency_ns(), functools.partial(arrive, result), self._process)
+        reply, late = Signal(self._world.clockwork), list[bool]()
 
         def arrive(result: Any) -> None:
             if late:
@@ -255,7 +278,7 @@ class Attachment:
             else:
                 reply.set(result)
 
-        clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
+        self._send(message, arrive, request)
         own_ns = int(deadline_s * 1e9)
         if not reply.wait(self._process.node.true_delay_ns(own_ns)):
             late.append(True)
@@ -263,6 +286,34 @@ class Attachment:
                 raise ConnectionBroken("the sidecar is gone")
             raise DeadlinePassed(f"no reply in {deadline_s} s")
         return reply.value
+
+    def post(self, message: Any, *, request: int | None = None) -> Posted:
+        """Send a message and wait for nothing; raises as the real channel does."""
+        posted = Posted(self.draw_request() if request is None else request)
+        self._send(message, posted.arrive, posted.request)
+        return posted
+
+    def poll(self) -> None:
+        """Replies that have come are there already."""
+        if self.is_broken:
+            raise ConnectionBroken("the connection is gone")
+
+    def _send(self, message: Any, arrive: Callable[[Any], None], request: int | None) -> None:
+        if self.is_broken:
+            raise ConnectionBroken("the connection is gone")
+        clockwork, life = self._world.clockwork, self.life
+        number = self.draw_request() if request is None else request
+        unwanted, self._unwanted = tuple(self._unwanted), []
+
+        def answer() -> None:
+            if unwanted:
+                self._answer(Abort(unwanted))
+            self._take(message, number, send)
+
+        def send(result: Any) -> None:
+            clockwork.after(self._latency_ns(), functools.partial(arrive, result), self._process)
+
+        clockwork.after(self._latency_ns(), lambda: life.loop.call_soon(answer), life.process)
 
     def _take_late(self, result: Any) -> None:
         """What nobody waits for any more; reservations among it go back with the next call, as the real channel has it."""
@@ -295,12 +346,30 @@ class Attachment:
         reply.wait(self._process.node.true_delay_ns(int(deadline_s * 1e9)))
         return reply.value
 
+    def _take(self, message: Any, request: int, send: Callable[[Any], None]) -> None:
+        """As the attach server takes a message; `send` is called with the reply, now or later."""
+        if not isinstance(message, Load | CancelLoad):
+            send(self._answer(message))
+            return
+        loads = self.life.client_loads
+        if isinstance(message, CancelLoad):
+            loads.cancel(self.client, message.request)
+            send(Done())
+            return
+        answer: Any
+        try:
+            answer = loads.begin(self.client, request, message, send)
+        except StrataError as error:
+            answer = Failed(error.code, str(error))
+        if answer is not None:
+            send(answer)
+
     def _answer(self, message: Any) -> Any:
         if isinstance(message, Detach):
             self.life.store.end_client(self.client.row)
             return None
         try:
-            answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)  # type: ignore[arg-type]
+            answer = carry_out(self.life.store, self.life.sidecar.node, self.client, message)
         except StrataError as error:
             return Failed(error.code, str(error))
         return answer

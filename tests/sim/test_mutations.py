@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutations.hunt import is_clean, replay
+from tests.sim.mutations.mutation import Mutation
 from tests.sim.mutations.patching import texts_of
-from tests.sim.mutations.table import MUTATIONS, Mutation, found
+from tests.sim.mutations.table import MUTATIONS, found
 
 FOUND = found()
 NEXT = 40

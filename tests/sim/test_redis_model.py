@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,6 +139,34 @@ def test_the_script_answers_as_on_a_real_server(server: Redis, commands: list[Co
         assert _plain(got) == _plain(expected), command
         replies.append(got)
     assert _contents(model) == _contents_of(server)
+
+
+strings: st.SearchStrategy[Command] = st.one_of(
+    st.tuples(st.just(b"SET"), small, st.binary(max_size=9)),
+    st.tuples(st.just(b"SET"), small, st.binary(max_size=9), st.just(b"EX"), st.sampled_from([b"0", b"100"])),
+    st.tuples(st.just(b"SET"), small, st.binary(max_size=9), st.just(b"PXAT"), st.sampled_from([b"1", b"99999999999999"])),
+    st.tuples(st.sampled_from([b"GET", b"STRLEN", b"TTL", b"EXISTS", b"UNLINK"]), small),
+    st.tuples(st.just(b"GETRANGE"), small, small, small),
+    st.tuples(st.just(b"EXPIRE"), small, st.sampled_from([b"-1", b"100"])),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, phases=(Phase.generate, Phase.shrink))
+@given(st.lists(strings, min_size=1, max_size=30))
+def test_strings_and_their_times_are_as_on_a_real_server(server: Redis, commands: list[Command]) -> None:
+    server.flushall()
+    model, session = _model(), Session()
+    model.node.wall_offset_ns = time.time_ns()
+    for command in commands:
+        expected: Any = None
+        try:
+            expected = ask(server, *command)
+        except ResponseError as error:
+            with pytest.raises(ErrorReply, match=re.escape(str(error))):
+                model.execute(session, *command)
+            continue
+        got = model.execute(session, *command)
+        assert got == (b"OK" if expected is True else expected), command
 
 
 def _contents(model: RedisServer) -> dict[bytes, Any]:

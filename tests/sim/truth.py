@@ -108,6 +108,7 @@ class Truth:
     """Records whose fence has returned with the promise `hidden`, in that order."""
     grants: dict[bytes, list[Grant]] = field(default_factory=dict)
     """By member."""
+    births: dict[int, Instance] = field(default_factory=dict)
     joined: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     """True time at which a member's first renewal in an incarnation was carried out: from then on the log lists it."""
     of_position: dict[tuple[bytes, int], list[Append]] = field(default_factory=dict)
@@ -130,6 +131,20 @@ class Truth:
         page.begun_least = min(one.begun for one in page.derived_from)
         self.instances[page.number] = page
         return page
+
+    def born(self, birth: int, page: Instance) -> None:
+        """A page was committed for the first time anywhere, or loaded: its birth is that of one computation (I6)."""
+        known = self.births.setdefault(birth, page)
+        if known is not page:
+            raise BrokenPromiseError("BrokeWhole", f"{page} was published under the birth of {known}")
+
+    def check_bytes(self, birth: int, words: tuple[int, int], who: str) -> None:
+        """I5: what stands in a visible page's place is what its birth says, as long as it is there."""
+        page = self.births.get(birth)
+        if page is not None and words != (page.number, page.number):
+            raise BrokenPromiseError(
+                "BrokeWhole", f"{page} of {who} has other bytes now than when it was published: {words}"
+            )
 
     def renewed(self, member: bytes, incarnation: bytes, *, true_ns: int) -> None:
         """A server renewed a member."""
@@ -248,6 +263,13 @@ class Truth:
                 if selects(selector, told, incarnation):
                     return
         raise BrokenPromiseError("BrokeSparing", f"{who} hid {chain[0][0]}, which no record selects")
+
+    def space_of(self, number: int) -> Namespace:
+        """Namespace of what a page's bytes say that they are."""
+        page = self.instances.get(number)
+        if page is None:
+            raise BrokenPromiseError("BrokeWhole", f"bytes that nobody computed: {number}")
+        return page.namespace
 
     def check_whole(
         self, words: tuple[int, int], chain: tuple[PageKey, ...], space: Namespace, who: str

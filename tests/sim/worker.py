@@ -17,7 +17,6 @@ from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, PutOutcome, Refused, RefuseReason
 from tests.sim.client_process import ClientProcess
-from tests.sim.clockwork import MS
 from tests.sim.environment import PAGE_BYTES
 from tests.sim.sidecar import SimulatedSidecar
 from tests.sim.spaces import Path, chain, namespace, packed
@@ -102,9 +101,11 @@ class Worker(ClientProcess):
     def serve(self, space: Namespace, path: Path, *, fetch: bool = False) -> tuple[Pass, list[PutOutcome]]:
         """Look up a chain, compute what is missing, keep and store it; returns what came of it.
 
-        `fetch`: ask the shelf for what is missing, which else is left to chance.
+        `fetch`: have loaded what is missing in any case, which else is left to chance.
         """
         attachment = self.attachment
+        if self.world.plan.l3 and not self.world.is_quiet:
+            self._ask_ahead(space, path)
         space, request, announced = self._begin(space)
         now = Pass(space, path)
         if request is None:  # it can't be told what weights these are: neither reused nor stored
@@ -147,10 +148,7 @@ class Worker(ClientProcess):
             self._compute(now, position, request, until=1)
             self._extend(now, request, keys)
         else:
-            self._look_up(now, request, cache, keys)
-            if world.plan.has_shelf and len(now.pages) < len(path) and (fetch or world.chance(0.7)):
-                self._fetch(now)
-                self._look_up(now, request, cache, keys)
+            self._look_up(now, request, cache, keys, deadline_s=None if fetch else self._patience_s())
         while len(now.pages) < len(path):
             self._compute(
                 now, position, request, until=len(path) if world.chance(0.6) else len(now.pages) + 1
@@ -181,8 +179,30 @@ class Worker(ClientProcess):
             outcomes = request.put(keys, words, start=0, tags=tags)
         return outcomes
 
-    def _look_up(self, now: Pass, request: Request, cache: L1Cache, keys: bytes) -> None:
-        """Look up in L1, then in L2 for the rest; what comes is held against the truth at once."""
+    def _ask_ahead(self, space: Namespace, path: Path) -> None:
+        """What arrives is loaded before its turn, or called off; and ranks of a group may ask how much all of them have."""
+        world, draw = self.world, self.world.clockwork.random.random()
+        if draw < 0.2:
+            asked = self.client.prefetch(
+                self.registered(space), packed(space, path), deadline_s=self._patience_s()
+            )
+            world.clockwork.sleep(world.think_ns() // 4)
+            if asked is not None and draw < 0.07:
+                asked.cancel()
+        elif draw < 0.3:
+            others = [one for one in world.spaces if one is not space]
+            shards = [(self.registered(one), packed(one, path)) for one in (space, *others[:1])]
+            self.client.match_shards(shards, deadline_s=self._patience_s())
+
+    def _patience_s(self) -> float | None:
+        """How long it waits for what L2 lacks: not at all, too short, as long as it is used to."""
+        draw = self.world.clockwork.random.random()
+        return 0.0 if draw < 0.2 else 0.2 * draw if draw < 0.5 else None
+
+    def _look_up(
+        self, now: Pass, request: Request, cache: L1Cache, keys: bytes, *, deadline_s: float | None = 0.0
+    ) -> None:
+        """Look up in L1, then in L2 for the rest, and have loaded what that lacks; what comes is held against the truth."""
         world = self.world
         fences, invoked_ns = len(world.truth.fenced), self.sidecar.node.now_ns()
         numbers = cache.match(keys)
@@ -192,10 +212,10 @@ class Worker(ClientProcess):
         request.reused(keys[: len(numbers) * KEY_BYTES], cache.instances(numbers))
         cache.release(numbers)
         if world.chance(0.5):
-            remote = self._get(request, keys, len(local))
+            remote = self._get(request, keys, len(local), deadline_s)
             self._served(now, [*local, *remote], fences, invoked_ns, from_l1=len(local))
             return
-        with request.lease(keys, start=len(local)) as lease:
+        with request.lease(keys, start=len(local), deadline_s=deadline_s) as lease:
             self._served(now, [*local, *map(bytes, lease)], fences, invoked_ns, from_l1=len(local))
             if world.chance(0.5):
                 world.clockwork.sleep(world.pass_ns())
@@ -205,13 +225,13 @@ class Worker(ClientProcess):
         """Look up what L2 has behind the pages that this request has already."""
         fences, invoked_ns = len(self.world.truth.fenced), self.sidecar.node.now_ns()
         own = [_bytes(page) for page in now.pages]
-        pages = [*own, *self._get(request, keys, len(own))]
+        pages = [*own, *self._get(request, keys, len(own), self._patience_s())]
         self._served(now, pages, fences, invoked_ns, from_l1=len(own), own=len(own))
 
     @staticmethod
-    def _get(request: Request, keys: bytes, start: int) -> list[bytes]:
+    def _get(request: Request, keys: bytes, start: int, deadline_s: float | None) -> list[bytes]:
         pages = [bytearray(PAGE_BYTES) for _ in range(len(keys) // KEY_BYTES - start)]
-        outcome = request.get(keys, pages, start=start)
+        outcome = request.get(keys, pages, start=start, deadline_s=deadline_s)
         return [bytes(page) for page in pages[: outcome.pages if isinstance(outcome, Hit) else 0]]
 
     def _served(
@@ -233,10 +253,10 @@ class Worker(ClientProcess):
         self.world.served(self, found[own:], fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
         now.pages = found
 
-    def _fetch(self, now: Pass) -> None:
-        keeper = self.attachment.life.keeper if self.attachment is not None else None
-        if keeper is not None and self.attachment is not None and not self.attachment.is_hung_up:
-            keeper.ask(now.space, chain(now.space, now.path)).wait(400 * MS)
+    def load(self, space: Namespace, path: Path) -> int:
+        """Have a chain loaded; returns how many of its pages are there afterwards."""
+        outcome = self.client.match_shards([(self.registered(space), packed(space, path))], deadline_s=1.0)
+        return outcome.pages if isinstance(outcome, Hit) else 0
 
     def _compute(self, now: Pass, position: tuple[bytes, int], request: Request, *, until: int) -> None:
         """A forward pass over the next pages; each rests on all that this request has before it."""

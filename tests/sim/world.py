@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from invalidation.records import LogEntry
 from kv_types.events import Selected
-from kv_types.ids import LifeId
+from kv_types.ids import LifeId, PageKey
 from kv_types.namespace import Namespace
-from kv_types.outcomes import RefuseReason
+from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.validity import EngineMode
 from tests.sim import environment
 from tests.sim.arena import ModelArena
@@ -18,13 +19,14 @@ from tests.sim.client_process import ClientProcess
 from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
+from tests.sim.leftovers import check_nothing_left
+from tests.sim.load_truth import LoadTruth
 from tests.sim.network import Network
 from tests.sim.nodes import Node
 from tests.sim.operator import Operator
 from tests.sim.plan import Plan
 from tests.sim.redis_server import RedisServer
 from tests.sim.scripts import LUA, renewal_of, settle, tip_of
-from tests.sim.shelf import ShelfRecord
 from tests.sim.sidecar import Life, SimulatedSidecar
 from tests.sim.spaces import Path, namespace
 from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
@@ -39,6 +41,26 @@ class TrackedArena(ModelArena):
     world: World
     published: dict[bytes, int]
     who: str
+    loaded_ns: dict[bytes, int]
+    """When the page under a key was loaded last, in true time."""
+    gone_ns: dict[bytes, int]
+    """When the page under a key was seen last before it went."""
+
+    def was_there(self, key: bytes, since_ns: int) -> bool:
+        """Whether a page could be found under a key at some time since then."""
+        entry = self.index.get(key)
+        return (entry is not None and entry.state == VISIBLE) or self.gone_ns.get(key, -1) >= since_ns
+
+    def publish_loaded(self, **terms: Any) -> tuple[int, int]:
+        entry = self._reserved_by(terms["row"], terms["reservation"])
+        key = b"" if entry is None else entry.key
+        outcome = super().publish_loaded(**terms)
+        if outcome[0] == PutStatus.STORED:
+            assert entry is not None, "it was reserved"
+            self.loaded_ns[key] = self.world.clockwork.now_ns
+            with self.world.watching():
+                self.world.loaded(self, entry)
+        return outcome
 
     def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
         view = super().publish_event(incarnation=incarnation, revision=revision, kind=kind, payload=payload)
@@ -47,13 +69,20 @@ class TrackedArena(ModelArena):
 
     def _publish(self, entry: Entry) -> None:
         super()._publish(entry)
-        self.world.published(self, entry)
+        with self.world.watching():
+            self.world.published(self, entry)
 
     def _hide_subtree(self, top: Entry, reason: RefuseReason) -> int:
+        for entry in subtree(top):
+            if entry.state == VISIBLE:
+                self.gone_ns[entry.key] = self.world.clockwork.now_ns
+                with self.world.watching():
+                    self.world.truth.check_bytes(entry.birth, (entry.place[0], entry.place[1]), self.who)
         if reason is RefuseReason.INVALIDATED and self.world.plan.is_plain:
             for entry in subtree(top):
                 if entry.state == VISIBLE:
-                    self.world.hidden(self, entry)
+                    with self.world.watching():
+                        self.world.hidden(self, entry)
         return super()._hide_subtree(top, reason)
 
 
@@ -64,9 +93,11 @@ class World:
         self.plan = plan
         self.clockwork = Clockwork(plan.seed)
         self.truth = Truth()
+        self.loads = LoadTruth(self)
+        self.damaged = 0
+        """Pages whose bytes were changed on servers."""
         self.history: list[tuple[int, str, str]] = []
         self.network = Network(self.clockwork)
-        self.shelf: dict[bytes, ShelfRecord] = {}
         self.arenas: dict[LifeId, TrackedArena] = {}
         self.is_quiet = False
         self._healed_ns: list[int] = []
@@ -75,11 +106,11 @@ class World:
         """Whose life begins now."""
         self.superseded: set[RedisServer] = set()
         self._chance = self.clockwork.random.random
-        environment.enter(self.clockwork, self._make_arena)
+        environment.enter(self.clockwork, plan, self._make_arena)
         self.clockwork.often(plan.give_way_every, self._interruption_ns)
-        self.servers = [self._server(number) for number in range(plan.servers)]
-        for server in self.servers[1:]:
-            server.follow(self.servers[0])
+        self.servers = self._servers("r", plan.servers)
+        self.page_servers = self.servers if plan.l3 == "log" else self._servers("p", plan.page_servers)
+        """Those of L3."""
         self.sidecars = [SimulatedSidecar(self, number) for number in range(plan.sidecars)]
         self.spaces = [namespace(*names) for names in plan.spaces]
         self.workers: list[Worker] = []
@@ -92,7 +123,7 @@ class World:
     def node(self, name: str) -> Node:
         """Make a machine; those of sidecars have their own clocks."""
         number = int(name[1:])
-        is_redis = name.startswith("r")
+        is_redis = name.startswith(("r", "p"))
         rate_ppm = 0 if is_redis else self.plan.rates_ppm[number]
         node = Node(
             self.clockwork, name, rate_ppm=rate_ppm, boot_ns=self.clockwork.random.randrange(1, 1000) * S
@@ -102,8 +133,15 @@ class World:
             node.wall_offset_ns += self.plan.wall_errors_ms[number] * MS
         return node
 
-    def _server(self, number: int) -> RedisServer:
-        server = RedisServer(self.clockwork, self.network, self.node(f"r{number}"), LUA, on_write=self._wrote)
+    def _servers(self, letter: str, count: int) -> list[RedisServer]:
+        """A primary, and replicas that follow it."""
+        servers = [self._server(f"{letter}{number}") for number in range(count)]
+        for server in servers[1:]:
+            server.follow(servers[0])
+        return servers
+
+    def _server(self, name: str) -> RedisServer:
+        server = RedisServer(self.clockwork, self.network, self.node(name), LUA, on_write=self._wrote)
         server.on_script = self._renewed
         if self.plan.repeats:
             server.repeat_ns = self._repeat_ns
@@ -122,6 +160,7 @@ class World:
             give_way=self.clockwork.give_way,
         )  # fmt: skip
         arena.world, arena.published, arena.who = self, {}, sidecar.node.name
+        arena.loaded_ns, arena.gone_ns = {}, {}
         self.arenas[LifeId(life)] = arena
         return arena
 
@@ -156,12 +195,30 @@ class World:
         if server not in self.superseded:
             self.truth.granted(member, Grant(sent_ns + self.plan.lease_ns, incarnation, tip))
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A broken promise that is seen from within product code ends the simulation, whatever that code makes of it."""
+        try:
+            yield
+        except BrokenPromiseError as error:
+            self.clockwork.fail(error)
+            raise
+
     def published(self, arena: TrackedArena, entry: Entry) -> None:
         """A page became visible."""
         page = self.truth.instances.get(entry.place[0])
         if page is not None:
             incarnation, revision = self._position(arena)
             self.truth.check_published(page, incarnation, revision, arena.who)
+            self.truth.born(entry.birth, page)
+
+    def loaded(self, arena: TrackedArena, entry: Entry) -> None:
+        """A page was loaded: its bytes are those of the page of its key, and it is the page that it says it is."""
+        words = (entry.place[0], entry.place[1])
+        keys = tuple(PageKey(one.key) for one in ancestors(entry))[::-1]
+        space = self.truth.space_of(words[0])
+        page = self.truth.check_whole(words, keys, space, f"the arena of {arena.who}")
+        self.note(arena.who, f"loaded {page} of {len(keys)}")
 
     def hidden(self, arena: TrackedArena, entry: Entry) -> None:
         """A page was hidden by an invalidation, where nothing else befalls the fleet."""
@@ -303,6 +360,7 @@ class World:
             clockwork.run(clockwork.now_ns + 50 * MS)
         if not self._is_healed():
             raise BrokenPromiseError("BrokeRecreate", f"the fleet did not heal: {self._ailing()}")
+        self._drain_writes()
         finished: list[bool] = []
         clockwork.spawn(None, lambda: self._recreate(finished))
         limit_ns = clockwork.now_ns + 60 * S
@@ -310,6 +368,16 @@ class World:
             clockwork.run(clockwork.now_ns + 20 * MS)
         if not finished:
             raise BrokenPromiseError("BrokeRecreate", "requests hang although everything is well")
+        check_nothing_left(self)
+
+    def _drain_writes(self) -> None:
+        """What waits to be written to L3 is written, or given up."""
+        limit_ns = self.clockwork.now_ns + 30 * S
+        while self.clockwork.now_ns < limit_ns:
+            if all(one.life is None or one.life.pages.is_idle for one in self.sidecars):
+                return
+            self.clockwork.run(self.clockwork.now_ns + 50 * MS)
+        raise BrokenPromiseError("BrokeRecreate", "pages wait to be stored in L3 although everything is well")
 
     def _is_healed(self) -> bool:
         return not self._ailing()

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from tests.sim.mutations.mutation import Mutation
 from tests.sim.mutations.patching import ROOT
-from tests.sim.mutations.table import FOUND, MUTATIONS, Finding, Mutation, found
+from tests.sim.mutations.table import FOUND, MUTATIONS, Finding, found
 from tests.sim.profiles import PROFILE
 
 SLICE = 200

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from tests.sim.mutations.table import Edit, Mutation
+from tests.sim.mutations.mutation import Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "invalidation/redis/log.lua"

@@ -25,6 +25,8 @@ def main(number: str, first: int, last: int) -> int:
         if outcome.validator in mutation.breaks:
             print(seed, outcome.validator, outcome.broken, flush=True)
             return 0
+        if outcome.broken.startswith("Crashed: NameError"):
+            raise SystemExit(f"the patch can't run: {outcome.broken}")
         if seed % 50 == 0:
             gc.collect()
     return 1

@@ -1,47 +1,21 @@
 """Breaches of the rules that the simulation must find, as patches, each with the seed that finds it.
 
 The numbers are those of the list that docs/invalidation.md explains; letters are breaches of promises that no rule of that
-list stands for. A patch is applied to the product's own text. Where the product has no such code yet (L3, an engine's
+list stands for. A patch is applied to the product's own text. Where the product has no such code yet (an engine's
 connector) or where it is native, the simulation's model of it is patched, and the title says so.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.sim.mutations.mutation import LIVENESS, Edit, Mutation
+from tests.sim.mutations.of_loads import OF_LOADS
+
 FOUND = Path(__file__).resolve().parent.parent / "found.json"
 """Number of a mutation -> the seed that finds it and the validator that says so; written by `make sim-hunt`."""
-
-
-class Edit(NamedTuple):
-    """One place of a patch: `old` is there exactly once."""
-
-    file: str
-    old: str
-    new: str
-
-
-SAFETY = frozenset(
-    {
-        "BrokeFence", "BrokeFailClosed", "BrokeInFlight", "BrokePrefix", "BrokeWhole", "BrokeAccount", "BrokeDrained",
-        "BrokeSparing",
-    }
-)  # fmt: skip
-LIVENESS = frozenset({"BrokeRecreate"})
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A rule taken away. `profile` is the kind of trouble among which a seed is looked for; `breaks`: what counts as found."""
-
-    number: str
-    title: str
-    edits: tuple[Edit, ...]
-    profile: int = 0
-    breaks: frozenset[str] = SAFETY
 
 
 _LUA = "invalidation/redis/log.lua"
@@ -52,9 +26,7 @@ _COMPACTION = "invalidation/compaction.py"
 _FENCE = "invalidation/fence.py"
 _REQUEST = "inference_worker/request.py"
 _JUDGING = "cache_l2/judging.py"
-_INTAKE = "cache_l2/intake.py"
 _APPLIER = "sidecar/log/applier.py"
-_SHELF = "tests/sim/shelf.py"
 _CONFIRMED = "            confirmed = answer.replicas == replicas and acknowledged >= replicas\n"
 _HIDING = (
     "            await self._hide([one.event.selector for one in chunk if isinstance(one.event, Selected)])\n"
@@ -76,7 +48,7 @@ MUTATIONS = (
             Edit(
                 "inference_worker/local_puts.py",
                 "                stamp=terms.stamp,\n",
-                "                stamp=Stamp(LogIncarnation(self._reader.stamp()[1]), self._reader.stamp()[2]),\n",
+                "                stamp=type(terms.stamp)(self._reader.stamp()[1], self._reader.stamp()[2]),\n",
             ),
         ),
     ),
@@ -115,16 +87,7 @@ MUTATIONS = (
             Edit(_JUDGING, "        return (*unpack_keys(packed), PageKey(page.key))\n", "        return (PageKey(page.key),)\n"),
         ),
     ),
-    Mutation(
-        "5", "a load is checked when it is probed, not when it is published",
-        (
-            Edit(
-                _INTAKE,
-                "        reason = self._judge_loaded(reservation, pending, page)\n",
-                "        reason = RefuseReason.NONE\n",
-            ),
-        ),
-    ),
+    OF_LOADS[0],
     Mutation(
         "6", "an insert into L1 is not checked",
         (
@@ -135,17 +98,7 @@ MUTATIONS = (
             ),
         ),
     ),
-    Mutation(
-        "7", "a page that L3 knows, though invalid, is not sent again (in the model of L3)",
-        (
-            Edit(
-                _SHELF,
-                "            if there is not None and store.judge_shared(instance, there.page) is RefuseReason.NONE:\n",
-                "            if there is not None:\n",
-            ),
-        ),
-        breaks=LIVENESS,
-    ),
+    OF_LOADS[1],
     Mutation(
         "8", "a page gets the oldest stamp among its ancestors'",
         (
@@ -165,6 +118,7 @@ MUTATIONS = (
                 "        self._judging.arena = arena\n\n    def judge_all(",
             ),
         ),
+        profile=13,
         breaks=LIVENESS,
     ),
     Mutation(
@@ -468,16 +422,7 @@ MUTATIONS = (
         ),
         profile=9,
     ),
-    Mutation(
-        "F", "a loaded page vouches for its lineage, whatever stands below it (in the arena's model)",
-        (
-            Edit(
-                "tests/sim/arena_entries.py",
-                "    if line in (0, U64_MAX):\n        return line == 0\n",
-                "    if line or not line:\n        return True\n",
-            ),
-        ),
-    ),
+    *OF_LOADS[2:],
 )  # fmt: skip
 
 
