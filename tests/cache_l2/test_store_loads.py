@@ -322,28 +322,6 @@ def test_pages_of_more_terms_than_are_remembered_are_judged_as_ever(world: World
     assert done[40:] == [refused(RefuseReason.INVALIDATED)] + [refused(RefuseReason.PARENT_ABSENT)] * 7
 
 
-def test_what_l3_has_is_known_where_it_would_be_loaded(world: World) -> None:
-    keys = chain(3)
-    instances = world.put(keys)
-    ours = world.store.describe(instances[2])
-    below = world.store.describe(instances[1])
-    assert ours is not None
-    assert below is not None
-    line = line_of(world, instances[1])
-    others = {at: replace(ours, birth=77, rests_on=at) for at in (0, line, below.birth, 99)}
-    assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == dict.fromkeys(
-        others, RefuseReason.NONE
-    )
-    world.store.hide(Selector(producer=b"somebody"))
-    assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == {
-        0: RefuseReason.NONE, line: RefuseReason.NONE,
-        below.birth: RefuseReason.INVALIDATED, 99: RefuseReason.INVALIDATED,
-    }, "what rests on something else may rest on somebody's"  # fmt: skip
-    assert world.store.judge_shared(instances[1], ours) == RefuseReason.CORRUPT
-    world.store.hide_all()
-    assert world.store.judge_shared(instances[2], ours) == RefuseReason.PARENT_ABSENT
-
-
 # --- reservations ---
 
 
