@@ -204,15 +204,18 @@ class WriteBehind:
                 continue
             self._in_batch = len(batch)
             try:
-                await self._carry(batch)
+                was_asked = await self._carry(batch)
             finally:
                 self._counts["dropped_closing"] += self._in_batch  # none, unless it was ended in between
                 self._in_batch = 0
                 self._changed.set()
-            if self._backoff_s:
+            if not was_asked:  # no reason to wait: nothing was learnt of L3, which may answer again
+                await asyncio.sleep(0)
+            elif self._backoff_s:
                 await self._pause(self._backoff_s)
 
-    async def _carry(self, batch: Sequence[Queued]) -> None:
+    async def _carry(self, batch: Sequence[Queued]) -> bool:
+        """Store what is to be stored of a batch; returns whether L3 was asked, as it is unless all pages are gone."""
         described = []
         for queued in batch:
             page = self._store.describe(queued.instance)
@@ -221,7 +224,7 @@ class WriteBehind:
             else:
                 described.append((queued, page))
         if not described:
-            return
+            return False
         names = [RecordName(page.namespace, page.key) for _, page in described]
         found = await self._records.probe(names, deadline_ns=self._deadline_ns())
         self._put_back(
@@ -239,6 +242,7 @@ class WriteBehind:
             self._ancestors.there(name.key for name in names)
         if not self._backoff_s:
             await self._keep_ancestors([page for _, page in described])
+        return True
 
     async def _keep_ancestors(self, pages: Sequence[PageDescription]) -> None:
         for instance in await self._ancestors.missing(pages, deadline_ns=self._deadline_ns()):
