@@ -16,7 +16,7 @@ from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
 from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row
-from sidecar.l3.plan_tables import RecentMisses, DueTimes, FetchQueue, Flights
+from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, RecentMisses
 
 _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
