@@ -147,9 +147,6 @@ class Arena:
         """
     def loaded_lineage_known(self, *, row: int, reservation: int, rests_on: int) -> bool:
         """What `publish_loaded` would find out about the lineage; False for an id that the row doesn't hold."""
-    def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
-        """What `publish_loaded` would find out of a page in the place of the visible one that is this instance; False when
-        that is gone."""
     def lineage_known(self, *, row: int, reservations: Sequence[int], rests_on: int) -> list[bool]:
         """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
         row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
@@ -206,6 +203,8 @@ class Arena:
     def chain(self, key: bytes, *, pages_max: int) -> bytes | None:
         """Packed keys root … `key` of the visible or reserved page under a key; b"" when there is none, None when they are
         more than `pages_max`. Looks at no lease."""
+    def instance(self, key: bytes) -> int | None:
+        """Instance of the visible page under a key. Looks at no lease."""
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""

@@ -55,7 +55,7 @@ class PageIntake:
         self._namespaces = namespaces
         self._provenances = ProvenanceTable()
         self._book = ReservationBook()
-        self._loads_vetted, self._shared_vetted = Vetted(), Vetted()
+        self._loads_vetted = Vetted()
         self._draining = False
         self._own_row = -1
         self.on_stored: Callable[[list[int]], None] | None = None
@@ -184,27 +184,6 @@ class PageIntake:
             )
             parent = page.key
         return reasons
-
-    def judge_shared(self, instance: int, there: PageDescription) -> RefuseReason:
-        """Say whether what is stored elsewhere under the key of a resident page would be loaded in its place: NONE, if so.
-
-        Only then is it known and need not be written again: what is refused here would be refused on every node, and must
-        be written over, or the page could never be had from there again (rule R4). PARENT_ABSENT: that page is gone.
-        """
-        ours = self.describe(instance)
-        if ours is None:
-            return RefuseReason.PARENT_ABSENT
-        pending = PendingPage(ours.namespace, ours.key, ours.parent)
-        is_same = PendingPage(there.namespace, there.key, there.parent) == pending
-        if not is_same or there.payload_bytes != ours.payload_bytes:
-            return RefuseReason.CORRUPT
-        judging = PageJudging(
-            self._judge.judge_loaded, chain_of(self._arena), self._namespaces, vetted=self._shared_vetted
-        )
-        return judging.judge(
-            pending, terms_of(there), position=self._judge.position,
-            is_lineage_known=lambda: self._arena.shared_lineage_known(instance=instance, rests_on=there.rests_on),
-        )  # fmt: skip
 
     def reserve_for_load(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from cache_l2.namespaces import NamespaceRegistry
 from cache_l2.reservations import PendingPage, ReservationBook
 from kv_types.ids import KEY_BYTES, PageKey, Stamp
-from kv_types.limits import ANCESTORS_WALKED_MAX, CHAIN_PAGES_MAX
+from kv_types.limits import ANCESTORS_WALKED_MAX, CHAIN_PAGES_MAX, VETTED_TERMS_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import RefuseReason
 from kv_types.page_keys import unpack_keys
@@ -80,16 +81,26 @@ PackedChain = Callable[[bytes, int], bytes | None]
 
 
 class Vetted:
-    """Keys of pages that passed by the same terms at the same position: of their children only the own key decides."""
+    """Keys of pages that passed by the same terms at the same position: of their children only the own key decides.
+
+    By VETTED_TERMS_MAX terms at a time: chains that are loaded side by side have one each, and take turns.
+    """
 
     def __init__(self) -> None:
-        self._basis: tuple[Stamp | None, CommitTerms] | None = None
+        self._position: Stamp | None = None
+        self._by_terms: OrderedDict[CommitTerms, set[bytes]] = OrderedDict()
         self._keys: set[bytes] = set()
 
     def begin(self, position: Stamp | None, terms: CommitTerms) -> None:
-        """Go on by these; what passed by others is forgotten."""
-        if (position, terms) != self._basis or len(self._keys) >= ANCESTORS_WALKED_MAX:
-            self._basis = position, terms
+        """Go on by these; what passed at another position is forgotten."""
+        if position != self._position:
+            self._position = position
+            self._by_terms.clear()
+        self._keys = self._by_terms.setdefault(terms, set())
+        self._by_terms.move_to_end(terms)
+        if len(self._by_terms) > VETTED_TERMS_MAX:
+            self._by_terms.popitem(last=False)
+        if len(self._keys) >= ANCESTORS_WALKED_MAX:
             self._keys.clear()
 
     def add(self, key: bytes) -> None:

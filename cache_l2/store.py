@@ -28,7 +28,7 @@ from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.selectors import Selector
-from kv_types.validity import EngineMode, instance_of
+from kv_types.validity import EngineMode
 
 __all__ = [
     "ArenaConfig", "ArenaStore", "ClientRow", "HeldBack", "NamespaceCounts", "NamespaceRecord", "PageFacts",
@@ -327,11 +327,8 @@ class ArenaStore(PageIntake):
         return self._reader.pin(instance)
 
     def instance(self, key: PageKey) -> int | None:
-        """Instance of the visible page under a key. Looks at all leases, so that it is for single pages."""
-        entry = self._arena.find(key)
-        if entry is None:
-            return None
-        return instance_of(entry_number(entry, "entry"), entry_number(entry, "generation"))
+        """Instance of the visible page under a key."""
+        return self._arena.instance(key)
 
     def chain(self, key: PageKey, *, pages_max: int) -> list[PageKey] | None:
         """Keys from the root to the page under a key, none when it is not there; None: more than `pages_max`."""

@@ -116,7 +116,7 @@ class BlockingConnection(threading.Thread):
             outcome = refused
         except TransferError as error:
             why, outcome = str(error), error
-        except (OSError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job has to end, and nobody else could end it
             why = _said(error)
             outcome = Lost(why, was_sent=job.was_sent)
         if why and job.ended_as is not None:
@@ -152,5 +152,5 @@ class BlockingConnection(threading.Thread):
         return "the server spoke unasked"
 
 
-def _said(error: OSError | MemoryError) -> str:
+def _said(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__

@@ -21,6 +21,8 @@ class Room(StrEnum):
 
     YES = "yes"
     FULL = "full"
+    REFUSED = "refused"
+    """It has room, but refused the last page for another reason: its user may not write, it is a replica. It is tried again."""
     UNKNOWN = "unknown"
     """It has not said yet, or may not be asked. Pages are written, and it refuses them where it must."""
 
@@ -43,6 +45,7 @@ class Capacity:
         self._picture: MemoryPicture | None = None
         self._written_bytes = 0
         self._was_refused = False
+        self._is_denied = False
 
     @property
     def picture(self) -> MemoryPicture | None:
@@ -55,11 +58,11 @@ class Capacity:
         if self._was_refused:
             return Room.FULL
         if self._picture is None:
-            return Room.UNKNOWN
+            return Room.REFUSED if self._is_denied else Room.UNKNOWN
         limit = self.limit_bytes
-        if limit is None or self._picture.used_bytes + self._written_bytes < limit:
-            return Room.YES
-        return Room.FULL
+        if limit is not None and self._picture.used_bytes + self._written_bytes >= limit:
+            return Room.FULL
+        return Room.REFUSED if self._is_denied else Room.YES
 
     @property
     def limit_bytes(self) -> int | None:
@@ -82,6 +85,14 @@ class Capacity:
     def refused(self) -> None:
         """It has no room; the next answer to the question decides anew."""
         self._was_refused = True
+
+    def denied(self) -> None:
+        """It answered a page by an error that says nothing of room; holds until it takes one."""
+        self._is_denied = True
+
+    def took(self) -> None:
+        """It has stored a page."""
+        self._is_denied = False
 
     def _makes_room(self, policy: str) -> bool:
         return policy.startswith("volatile-") or (policy.startswith("allkeys-") and not self._holds_log)

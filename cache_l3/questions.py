@@ -85,7 +85,7 @@ class Questions:
         except ClosedError:
             return Trouble.CLOSED
         except Late as error:
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
+            shard.late(f"{shard.address.label}: {error}", began_ns=began_ns)
             return Trouble.LATE
         except Overloaded:
             return Trouble.OVERLOADED

@@ -46,7 +46,7 @@ class ServerPicture:
     last_error: str
     """The newest trouble, in a line; empty while there was none."""
     writes: str
-    """yes, or why no page is written: full, unknown."""
+    """yes, or why no page is written: full, refused (its last error says why), unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ class Aim:
 _CLOSING_TURNS = 3
 """Turns of the loop in which asyncio closes connections, those of TLS too."""
 _DOWN = frozenset({"LOADING", "MASTERDOWN"})
+_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "OOM"}) | _DOWN
+"""What says nothing of whether a server takes pages, or that it is full, which is known apart."""
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "READONLY"})
 
 
@@ -158,9 +160,13 @@ class Router:
             except ClosedError:
                 raise TroubleError(Trouble.CLOSED) from None
             except TransferError as error:
+                if writes_bytes and isinstance(error, ServerRefused) and error.error.code not in _ELSEWHERE:
+                    aim.shard.capacity.denied()
                 aim = await self._after(aim, key, error, began_ns, attempt, deadline_ns)
             else:
                 aim.shard.answered()
+                if writes_bytes:
+                    aim.shard.capacity.took()
                 return answer
         raise TroubleError(Trouble.UNAVAILABLE)
 
@@ -185,7 +191,7 @@ class Router:
             if redirected is not None:
                 return redirected
         elif isinstance(error, Late):
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
+            shard.late(f"{shard.address.label}: {error}", began_ns=began_ns)
             raise TroubleError(Trouble.LATE)
         elif isinstance(error, Overloaded):
             raise TroubleError(Trouble.OVERLOADED)

@@ -21,6 +21,7 @@ from cache_l3.server_info import parse_info
 from kv_types.clock import Clock
 from kv_types.errors import ClosedError, LimitExceededError
 from kv_types.limits import (
+    L3_BREAKER_LATE_S,
     L3_CONNECT_S,
     L3_CONNECTIONS_PER_SHARD_DEFAULT,
     L3_LOOK_ANSWER_S,
@@ -114,6 +115,13 @@ class Shard:
         if self.breaker.failed(began_ns=began_ns, now_ns=self._clock.now_ns()):
             self._shut()
 
+    def late(self, why: str, *, began_ns: int) -> None:
+        """The deadline of a request passed first. One that had hardly any time says nothing of the server."""
+        if self._clock.now_ns() - began_ns < int(L3_BREAKER_LATE_S * 1e9):
+            self.note(why)
+        else:
+            self.unanswered(why, began_ns=began_ns)
+
     def is_down(self, why: str) -> None:
         """It said itself that it can't answer now."""
         self.note(why)
@@ -147,15 +155,22 @@ class Shard:
 
     async def _keep(self) -> None:
         while True:
-            self._changed.clear()
-            if not self.breaker.lets_through:
-                await self._probe()
-            elif self._connections < self._terms.connections:
-                await self._open()
-            else:
-                await self._rest()
-            if self.breaker.lets_through and self._clock.now_ns() >= self._look_due_ns:
-                await self._look()
+            try:
+                await self._turn()
+            except Exception as error:  # noqa: BLE001 - a server without a keeper would never be used again
+                self.note(f"{self.address.label}: an error in the keeper itself ({type(error).__name__})")
+                await asyncio.sleep(L3_LOOK_S)
+
+    async def _turn(self) -> None:
+        self._changed.clear()
+        if not self.breaker.lets_through:
+            await self._probe()
+        elif self._connections < self._terms.connections:
+            await self._open()
+        else:
+            await self._rest()
+        if self.breaker.lets_through and self._clock.now_ns() >= self._look_due_ns:
+            await self._look()
 
     async def _probe(self) -> None:
         """While it is down: wait until the next probe is due. A new connection, with an answer on it, is the probe."""

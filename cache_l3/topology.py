@@ -6,6 +6,7 @@ Replicas are never asked for pages: what they lack is not lacking, and what they
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -148,7 +149,8 @@ class Cluster:
             return None
         slot, address = target
         if slot in self._manager.slots_cache:
-            self._manager.move_slot(MovedError(f"{slot} {_node_name(address)}"))
+            with contextlib.suppress(KeyError):  # the thread has put a table in its place that lacks the slot
+                self._manager.move_slot(MovedError(f"{slot} {_node_name(address)}"))
         self._wanted.set()
         return address
 

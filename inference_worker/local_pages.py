@@ -208,17 +208,14 @@ class LocalPages:
             instances=words,
             may_load=may_load,
         )
-        pages_l3 = 0
+        got, pages_l3 = _Got(pages, reason, last, words), 0
         if may_load and reason == MissReason.ABSENT:
-            got = _Got(pages, reason, last, words)
             pages, reason, last, pages_l3 = self._load_and_get(
                 keys, destinations, start, got, deadline, reused
             )
-        if reused is not None and words is not None and pages:
+        if reused is not None and pages:
             packed, _ = packed_chain(keys, start)
-            stands_on = words[start - 1] if start else NO_INSTANCE
-            run = Run(self._arena.life, start, pages, last, words[start : start + pages], stands_on)
-            reused.found(packed, run)
+            self._note_copied(reused, packed, start, got, pages=pages, last=last)
         return outcome_of((pages, reason)) if not pages_l3 else _outcome_with_l3(pages, reason, pages_l3)
 
     # --- what L2 lacks: the look-up was begun, and is counted when the load is over ---
@@ -300,6 +297,25 @@ class LocalPages:
         finally:
             if reused is not None:
                 reused.waited_ns += time.monotonic_ns() - began_ns
+
+    def _note_copied(
+        self, reused: ReusedPages, packed: bytes, start: int, got: _Got, *, pages: int, last: int
+    ) -> None:
+        """Note what was copied: first what `got` tells, then, after a load, what followed.
+
+        That may stand on another page than the one that was copied: hidden meanwhile, and computed anew. Then they are no one
+        run, or what rests on the hidden page would count as resting on the new one.
+        """
+        words, life, end = got.words, self._arena.life, start + pages
+        assert words is not None, "a request is told instances"
+        stands_on = words[start - 1] if start else NO_INSTANCE
+        middle = start + got.pages
+        if start < middle < end and words[middle - 1] != got.last:
+            beneath, words[middle - 1] = words[middle - 1], got.last
+            reused.found(packed, Run(life, start, got.pages, got.last, words[start:middle], stands_on))
+            reused.found(packed, Run(life, middle, end - middle, last, words[middle:end], beneath))
+        else:
+            reused.found(packed, Run(life, start, pages, last, words[start:end], stands_on))
 
     def _note_leased(self, reused: ReusedPages, keys: Keys, start: int, held: Lease) -> None:
         if held.pages:

@@ -75,6 +75,8 @@ SELECTORS_MATCHED_MAX = 4096
 """Selectors held against namespaces, each against each, without letting others run: some 2 ms."""
 ANCESTORS_WALKED_MAX = 4096
 """Ancestors looked at for a stamp older than the newest hidden page; a longer chain is refused."""
+VETTED_TERMS_MAX = 16
+"""Terms by which it is remembered which pages passed, so that their children's ancestors are not looked at again."""
 PROVENANCES_MAX = 65_536
 """Different (producer, tags) that a sidecar tells apart; more are anything to a selector."""
 TTL_S_MAX = 365 * 86_400
@@ -190,6 +192,8 @@ L3_LINE_BYTES_MAX = 1024
 L3_BREAKER_FAILURES = 3
 L3_BREAKER_SILENT_S = 0.1
 """Requests in a row without an answer, over so long a silence, and a server is asked nothing but probes."""
+L3_BREAKER_LATE_S = 0.02
+"""A late request that had less time than this does not count: it may have been asked of a server that is merely far away."""
 L3_BREAKER_COOL_S_MIN = 0.1
 L3_BREAKER_COOL_S_MAX = 2.0
 """Between two probes, at first and at most."""

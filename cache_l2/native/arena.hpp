@@ -133,8 +133,6 @@ class Arena {
   std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
   // The same of a page to be published by publish_loaded.
   bool loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, std::uint64_t rests_on) const;
-  // The same if it were published in the place of a visible page; false when that is gone.
-  bool shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const;
   // Cursor 0 begins; `work_max` bounds the entries looked at and hidden.
   HideStep hide_step(const Selection& selection, std::uint64_t cursor, std::uint64_t work_max);
   // Each page once, over all counts of one census; invalid_argument when the count was ended by others.

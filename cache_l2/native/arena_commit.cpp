@@ -80,11 +80,6 @@ bool Arena::loaded_lineage_known(std::uint32_t row, std::uint64_t reservation, s
   return entry && has_line_above(*entry, rests_on);
 }
 
-bool Arena::shared_lineage_known(std::uint64_t instance, std::uint64_t rests_on) const {
-  const std::optional<std::uint32_t> entry = entry_of(instance);
-  return entry && has_line_above(*entry, rests_on);
-}
-
 // Whether a page of that line is among a page's ancestors: the very computation on the very computations below it, whichever
 // arena they were made in. Its birth alone would not do: the same page may stand on others elsewhere, and what was computed
 // from both would lose an ancestor on its way. An ancestor that rests on the same page knows already: what it stands on

@@ -228,6 +228,15 @@ nb::object find(const PyArena& self, nb::handle key_bytes) {
   return out;
 }
 
+std::optional<std::uint64_t> instance_under(const PyArena& self, nb::handle key_bytes) {
+  const BorrowedKeys key(key_bytes);
+  if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
+  const Arena& arena = self.core();
+  const std::optional<std::uint32_t> at = arena.find(PageKey::load(key.data()));
+  if (!at) return std::nullopt;
+  return instance_of(arena.view().entries[*at].generation.load(std::memory_order_relaxed), *at);
+}
+
 nb::object describe(const PyArena& self, std::uint64_t instance) {
   const Arena& arena = self.core();
   const std::optional<std::uint32_t> at = arena.entry_of(instance);
@@ -336,9 +345,6 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("loaded_lineage_known", [](const PyArena& self, std::uint32_t row, std::uint64_t reservation,
                                       std::uint64_t rests_on) { return self.core().loaded_lineage_known(row, reservation, rests_on); },
            nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("rests_on"))
-      .def("shared_lineage_known", [](const PyArena& self, std::uint64_t instance, std::uint64_t rests_on) {
-             return self.core().shared_lineage_known(instance, rests_on);
-           }, nb::kw_only(), nb::arg("instance"), nb::arg("rests_on"))
       .def("commit", commit, nb::kw_only(), nb::arg("row"), nb::arg("reservations"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
            nb::arg("rests_on"), nb::arg("now_ns"))
@@ -357,6 +363,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
            nb::arg("until_revision"), nb::arg("cursor"), nb::arg("work_max"), nb::arg("census") = 0)
       .def("chain", chain, nb::arg("key"), nb::kw_only(), nb::arg("pages_max"))
       .def("find", find, nb::arg("key"))
+      .def("instance", instance_under, nb::arg("key"))
       .def("describe", describe, nb::arg("instance"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)

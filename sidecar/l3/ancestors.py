@@ -8,6 +8,7 @@ then, and stores those again that have gone.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from cachetools import TTLCache
@@ -63,11 +64,23 @@ class AncestorKeeper:
             )
         return missing
 
+    def _ttl_of(self, key: PageKey) -> int:
+        """No record outlives its page's time, as far as this node knows it."""
+        instance = self._store.instance(key)
+        left_s = None if instance is None else self._store.expires_in_s(instance)
+        return self._ttl_s if left_s is None else max(1, min(self._ttl_s, left_s))
+
     async def _missing_of(
         self, namespace: NamespaceId, keys: Sequence[PageKey], deadline_ns: int
     ) -> list[int]:
         names = [RecordName(namespace, key) for key in keys]
-        if await self._records.refresh(names, ttl_s=self._ttl_s, deadline_ns=deadline_ns) == len(names):
+        lives: defaultdict[int, list[RecordName]] = defaultdict(list)
+        for name in names:
+            lives[self._ttl_of(name.key)].append(name)
+        found_again = 0
+        for ttl_s, some in lives.items():
+            found_again += await self._records.refresh(some, ttl_s=ttl_s, deadline_ns=deadline_ns)
+        if found_again == len(names):
             self.there(keys)
             return []
         missing = []

@@ -69,11 +69,13 @@ def _servers(state: L3State) -> Iterable[Metric]:
         labels=("server",),
     )
     writable = GaugeMetricFamily(
-        "stratakv_l3_server_writable", "1 unless the server is too full for more pages.", labels=("server",)
+        "stratakv_l3_server_writable",
+        "1 unless the server is too full for more pages, or refuses them.",
+        labels=("server",),
     )
     for server in state.picture.servers:
         available.add_metric((server.server,), float(server.breaker == "closed"))
-        writable.add_metric((server.server,), float(server.writes != "full"))
+        writable.add_metric((server.server,), float(server.writes not in ("full", "refused")))
     yield available
     yield writable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -73,6 +74,8 @@ class Request:
     rows: list[Row] = field(default_factory=list)
     is_waited: bool = False
     is_done: bool = False
+    is_common_known: bool = False
+    """Of a group: it was seen of every row how far L3 has it. That stays so, and no page that comes has all rows looked at."""
 
     @classmethod
     def of(cls, asked: Asked, *, probe_pages: int) -> Request:
@@ -90,10 +93,12 @@ class Request:
             )  # fmt: skip
         return request
 
-    @property
-    def is_common_known(self) -> bool:
-        """Whether it is known of every row how far L3 has it."""
-        return all(row.known >= row.end for row in self.rows)
+    def ready_by(self, row: Row) -> Sequence[Row]:
+        """Rows that may have something to fetch since `row` went on: all of a group, when it is known how far L3 has it all."""
+        if not self.is_group or self.is_common_known:
+            return (row,)
+        self.is_common_known = all(row.known >= row.end for row in self.rows)
+        return self.rows if self.is_common_known else ()
 
     @property
     def is_decided(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cachetools import TTLCache
 
-from kv_types.ids import PageKey
+from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import MissReason
 from sidecar.l3.plan import Bounds
 from sidecar.l3.plan_rows import Page, Row
@@ -99,22 +99,26 @@ class FetchQueue:
         (self._waited or self._unwaited).popleft().is_queued = False
 
 
-class AbsentPages:
-    """Pages that L3 had no valid record of a moment ago, and why: they are not asked for again at once."""
+class RecentMisses:
+    """Pages that L3 had no valid record of a moment ago, and why: they are not asked for again at once.
+
+    What was asked under one namespace says nothing of another, whoever made the mistake.
+    """
 
     def __init__(self, bounds: Bounds, timer: Callable[[], int]) -> None:
-        self._reasons: TTLCache[PageKey, MissReason] = TTLCache(
+        self._reasons: TTLCache[PageKey, tuple[NamespaceId, MissReason]] = TTLCache(
             bounds.absent_pages, bounds.absent_ns, timer=timer
         )
 
-    def remember(self, key: PageKey, reason: MissReason) -> None:
+    def remember(self, namespace: NamespaceId, key: PageKey, reason: MissReason) -> None:
         """Note a reason that will hold for a while; others say nothing of the record."""
         if reason in (MissReason.ABSENT, MissReason.INVALIDATED):
-            self._reasons[key] = reason
+            self._reasons[key] = namespace, reason
 
-    def reason(self, key: PageKey) -> MissReason:
+    def reason(self, namespace: NamespaceId, key: PageKey) -> MissReason:
         """Why L3 need not be asked; NONE: it may have it."""
-        return self._reasons.get(key, MissReason.NONE)
+        asked, reason = self._reasons.get(key, (namespace, MissReason.NONE))
+        return reason if asked == namespace else MissReason.NONE
 
     def forget(self, key: PageKey) -> None:
         """It may be there now."""

@@ -16,7 +16,7 @@ from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
 from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row
-from sidecar.l3.plan_tables import AbsentPages, DueTimes, FetchQueue, Flights
+from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, RecentMisses
 
 _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
@@ -38,7 +38,7 @@ class Planner:
         self._probes_begun = 0
         self._to_ask: list[Page] = []
         self._touched: dict[Request, None] = {}
-        self._absent = AbsentPages(bounds, lambda: self._now_ns)
+        self._recent_misses = RecentMisses(bounds, lambda: self._now_ns)
         self._actions: list[Action] = []
         self._counts: Counter[str] = Counter()
         self._is_closing = False
@@ -108,7 +108,7 @@ class Planner:
 
     def _somebody_stored(self, keys: tuple[PageKey, ...], *, in_arena: bool) -> None:
         for key in reversed(keys):  # the deepest first
-            self._absent.forget(key)
+            self._recent_misses.forget(key)
             if in_arena and (page := self._pages.get(key)) is not None:
                 self._became_resident(page, from_l3=False)
 
@@ -200,7 +200,7 @@ class Planner:
                 row.known += 1
             if row.known < row.asked or row.asked >= row.end or not self._ask_further(row):
                 break
-        for ready in row.request.rows if row.request.is_group else (row,):
+        for ready in row.request.ready_by(row):
             self._queue.put(ready)
         self._touched[row.request] = None
 
@@ -214,7 +214,7 @@ class Planner:
             return False
         for index in range(row.asked, min(row.end, row.asked + chunk)):
             key = row.key(index)
-            reason = self._absent.reason(key)
+            reason = self._recent_misses.reason(row.namespace, key)
             page = self._pages.get(key)
             if page is None and reason is MissReason.NONE:
                 if len(self._pages) >= self._bounds.pages:
@@ -265,7 +265,7 @@ class Planner:
     def _cut_group(self, request: Request, index: int, reason: MissReason) -> None:
         for row in request.rows:
             self._cut_row(row, index, reason)
-        for row in request.rows:
+        for row in request.ready_by(request.rows[0]):
             self._queue.put(row)
 
     def _cut_row(self, row: Row, index: int, reason: MissReason) -> None:
@@ -325,7 +325,7 @@ class Planner:
     def _fail(self, page: Page, reason: MissReason, *, is_told: bool = False) -> None:
         """The page won't come: whoever wants it ends before it. `is_told`: L3, or the log, says so."""
         if is_told:
-            self._absent.remember(page.key, reason)
+            self._recent_misses.remember(page.namespace, page.key, reason)
         for row, index in list(page.rows.items()):
             self._cut(row, index, reason)
         if self._pages.get(page.key) is page:  # nothing was on its way, or it has ended

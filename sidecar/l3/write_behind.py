@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from cache_l2.descriptions import terms_of
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
 from cache_l3.record_store import RecordName, RecordStore
-from kv_types.clock import Clock, Pause
+from kv_types.clock import Clock, Pause, unix_ms
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import PageKey
 from kv_types.limits import (
@@ -70,6 +70,7 @@ class WriteBehind:
         *,
         clock: Clock,
         pause: Pause = asyncio.sleep,
+        wall_ms: Callable[[], int] = unix_ms,
         became_resident: Callable[[Iterable[PageKey]], None] = lambda keys: None,
         stored_there: Callable[[Iterable[PageKey]], None] = lambda keys: None,
         is_loading: Callable[[], bool] = lambda: False,
@@ -83,6 +84,7 @@ class WriteBehind:
         self._ancestors = AncestorKeeper(store, records, clock=clock, ttl_s=terms.ttl_s)
         self._clock = clock
         self._pause = pause
+        self._wall_ms = wall_ms
         self._became_resident = became_resident
         self._stored_there = stored_there
         self._is_loading = is_loading
@@ -202,15 +204,18 @@ class WriteBehind:
                 continue
             self._in_batch = len(batch)
             try:
-                await self._carry(batch)
+                was_asked = await self._carry(batch)
             finally:
                 self._counts["dropped_closing"] += self._in_batch  # none, unless it was ended in between
                 self._in_batch = 0
                 self._changed.set()
-            if self._backoff_s:
+            if not was_asked:  # no reason to wait: nothing was learnt of L3, which may answer again
+                await asyncio.sleep(0)
+            elif self._backoff_s:
                 await self._pause(self._backoff_s)
 
-    async def _carry(self, batch: Sequence[Queued]) -> None:
+    async def _carry(self, batch: Sequence[Queued]) -> bool:
+        """Store what is to be stored of a batch; returns whether L3 was asked, as it is unless all pages are gone."""
         described = []
         for queued in batch:
             page = self._store.describe(queued.instance)
@@ -219,25 +224,25 @@ class WriteBehind:
             else:
                 described.append((queued, page))
         if not described:
-            return
+            return False
         names = [RecordName(page.namespace, page.key) for _, page in described]
         found = await self._records.probe(names, deadline_ns=self._deadline_ns())
         self._put_back(
             [queued for (queued, _), there in zip(described, found, strict=True) if there in _OUT_OF_REACH]
         )
-        known = []
+        known: defaultdict[int, list[RecordName]] = defaultdict(list)
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
-                if not there.page.expires_ms:  # else it has all the time that it may have
-                    known.append(RecordName(page.namespace, page.key))
+                known[self._ttl_of(there.page)].append(RecordName(page.namespace, page.key))
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
-        if known:
-            await self._records.refresh(known, ttl_s=self._terms.ttl_s, deadline_ns=self._deadline_ns())
-        self._ancestors.there(name.key for name in known)
+        for ttl_s, names in known.items():
+            await self._records.refresh(names, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
+            self._ancestors.there(name.key for name in names)
         if not self._backoff_s:
             await self._keep_ancestors([page for _, page in described])
+        return True
 
     async def _keep_ancestors(self, pages: Sequence[PageDescription]) -> None:
         for instance in await self._ancestors.missing(pages, deadline_ns=self._deadline_ns()):
@@ -328,6 +333,11 @@ class WriteBehind:
         """No record outlives its page's time."""
         left_s = self._store.expires_in_s(instance)
         return self._terms.ttl_s if left_s is None else min(self._terms.ttl_s, left_s)
+
+    def _ttl_of(self, there: PageDescription) -> int:
+        """The same of a record that is there."""
+        left_s = (there.expires_ms - self._wall_ms()) // 1000 if there.expires_ms else self._terms.ttl_s
+        return max(1, min(self._terms.ttl_s, left_s))
 
     def _deadline_ns(self) -> int:
         return self._clock.now_ns() + self._terms.deadline_ns

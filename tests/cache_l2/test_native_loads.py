@@ -169,18 +169,6 @@ def test_what_a_page_rests_on_is_found_through_pages_that_rest_on_the_same() -> 
     assert unknown(world, flagged) == [True, True]
 
 
-def test_lineage_beside_a_resident_page() -> None:
-    world = NativeArena()
-    keys = chain("a", 3)
-    world.load(keys, [11, 12, 13], rests_on=0)
-    last, (first, second, third) = instances(world, keys)[2], lines(world, keys)
-    asked = {rests_on: world.arena.shared_lineage_known(instance=last, rests_on=rests_on)
-             for rests_on in (0, first, second, third, 11, UNKNOWN_INSTANCE)}  # fmt: skip
-    assert asked == {0: True, first: True, second: True, third: False, 11: False, UNKNOWN_INSTANCE: False}
-    world.hide(keys[0])
-    assert not world.arena.shared_lineage_known(instance=last, rests_on=0), "the page is gone"
-
-
 def test_describing_looks_at_one_instance() -> None:
     world = NativeArena()
     keys = chain("a", 2)

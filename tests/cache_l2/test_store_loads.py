@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from cache_l2 import intake, judging
 from cache_l2._native import Reader
 from cache_l2.arena_start import map_own
 from cache_l2.namespaces import NamespaceRecord
 from invalidation.listing import ListedJudge, Listings
 from kv_types.clock import BoottimeClock, ManualClock
 from kv_types.ids import LogIncarnation, PageKey, Stamp
+from kv_types.limits import VETTED_TERMS_MAX
 from kv_types.outcomes import STORED, Known, MissReason, PutStatus, RefuseReason
 from kv_types.record import RESTS_ON_UNKNOWN, PageDescription
 from kv_types.selectors import Selector
@@ -284,26 +286,40 @@ def test_a_draining_store_takes_no_loads(world: World) -> None:
     assert [row[1] for row in rows] == [RefuseReason.CLOSED] * 2
 
 
-def test_what_l3_has_is_known_where_it_would_be_loaded(world: World) -> None:
-    keys = chain(3)
-    instances = world.put(keys)
-    ours = world.store.describe(instances[2])
-    below = world.store.describe(instances[1])
-    assert ours is not None
-    assert below is not None
-    line = line_of(world, instances[1])
-    others = {at: replace(ours, birth=77, rests_on=at) for at in (0, line, below.birth, 99)}
-    assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == dict.fromkeys(
-        others, RefuseReason.NONE
-    )
-    world.store.hide(Selector(producer=b"somebody"))
-    assert {at: world.store.judge_shared(instances[2], page) for at, page in others.items()} == {
-        0: RefuseReason.NONE, line: RefuseReason.NONE,
-        below.birth: RefuseReason.INVALIDATED, 99: RefuseReason.INVALIDATED,
-    }, "what rests on something else may rest on somebody's"  # fmt: skip
-    assert world.store.judge_shared(instances[1], ours) == RefuseReason.CORRUPT
-    world.store.hide_all()
-    assert world.store.judge_shared(instances[2], ours) == RefuseReason.PARENT_ABSENT
+def test_chains_that_are_loaded_side_by_side_are_not_walked_for_each_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [chain(12), chain(12)]
+    pages = [
+        world.described(keys, computed_from_ms=at, computed_until_ms=at + 1) for at, keys in enumerate(runs)
+    ]
+    world.store.hide(Selector(key=chain(1)[0]))  # so that it takes a look at the keys to judge what is older
+    walked: list[bytes] = []
+    walk = judging.chain_of
+
+    def counted(arena: judging.JudgedArena) -> judging.PackedChain:
+        def chain(key: bytes, pages_max: int) -> bytes | None:
+            walked.append(key)
+            return walk(arena)(key, pages_max)
+
+        return chain
+
+    monkeypatch.setattr(intake, "chain_of", counted)
+    places = [world.reserve(keys) for keys in runs]
+    for at in range(12):
+        for run in range(2):
+            assert world.store.publish_loaded(places[run][at], pages[run][at]) == DONE
+    assert walked == []
+
+
+def test_pages_of_more_terms_than_are_remembered_are_judged_as_ever(world: World) -> None:
+    keys = chain(3 * VETTED_TERMS_MAX)
+    pages = world.described(keys)
+    world.store.hide(Selector(key=keys[40]))
+    told = [replace(page, computed_until_ms=1 + at // 2) for at, page in enumerate(pages)]
+    done = world.load(told)
+    assert done[:40] == [DONE] * 40
+    assert done[40:] == [refused(RefuseReason.INVALIDATED)] + [refused(RefuseReason.PARENT_ABSENT)] * 7
 
 
 # --- reservations ---

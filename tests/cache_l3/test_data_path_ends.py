@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cache_l3 import tls_path
 from cache_l3.data_path import ABSENT, Cancelled, Got, Late, Lost, TransferError
 from kv_types.errors import ClosedError
 from kv_types.limits import L3_PASSED_OVER_MAX, L3_WINDOW_DEFAULT
@@ -411,6 +412,22 @@ def _in_the_child(at: Site) -> None:
         code = 0 if code == 1 else code
     finally:
         os._exit(code)
+
+
+@pytest.mark.asyncio
+async def test_a_request_ends_whatever_goes_wrong_in_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of this code")
+
+    monkeypatch.setattr(tls_path, "read_record", broken)
+    with site("blocking") as at:
+        peer = at.peer()
+        place = bytearray(64)
+        wanted = get(at, place)
+        await peer.hears(len(GET))
+        assert isinstance(await asyncio.wait_for(outcome(wanted), PATIENCE_S), Lost)
+        await at.until_lost()
+        assert at.path.statistics()["in_flight"] == 0
 
 
 @pytest.mark.asyncio

@@ -202,6 +202,22 @@ async def test_a_server_that_may_not_be_asked_for_its_memory_is_written_to(serve
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "reply", [b"-NOPERM no\r\n", b"-READONLY You can't write\r\n", b"-MISCONF no disk\r\n"]
+)
+async def test_a_server_that_refuses_pages_does_not_count_as_one_that_takes_them(
+    server: ScriptedRedis, store: RedisRecordStore, reply: bytes
+) -> None:
+    assert await put(store) is STORED
+    server.answer = only("SET", reply=reply)
+    assert isinstance(await put(store, 1, seconds=0.2), Refused)
+    assert store.describe().servers[0].writes == "refused"
+    server.answer = lambda words: None
+    assert await put(store, 2) is STORED
+    assert store.describe().servers[0].writes != "refused"
+
+
+@pytest.mark.asyncio
 async def test_another_kind_of_value_under_the_key_is_corrupt_and_removed(shared_redis: RedisServer) -> None:
     async with opened(shared_redis.url) as store:
         key = store._keys.key(name(77))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,3 +141,15 @@ async def test_a_table_that_can_not_be_read_is_a_trouble_and_no_table(reply: byt
             lambda: topology.server_of(b"key") is not None and not topology.trouble, what="its healing"
         )
         await topology.close()
+
+
+@pytest.mark.asyncio
+async def test_moved_is_followed_though_another_table_comes_at_the_same_time() -> None:
+    """The thread that reads the tables puts one in place that lacks the slot, between a look at it and its change."""
+    servers = parse_servers("redis+cluster://127.0.0.1:1")
+    topology = Cluster(servers, on_change=lambda: None)
+    topology._manager = Mock(slots_cache={5: []}, move_slot=Mock(side_effect=KeyError(5)))
+    found = topology.moved("MOVED 5 127.0.0.1:2", servers.addresses[0])
+    assert found is not None
+    assert found.label == "redis://127.0.0.1:2"
+    await topology.close()

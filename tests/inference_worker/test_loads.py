@@ -26,6 +26,7 @@ from tests.inference_worker.worlds import chain, pages_under, room_for
 from tests.support.l3_site import L3Site
 from tests.support.memory_records import Verb
 from tests.support.polling import wait_until
+from tests.support.puts import put_fresh
 from tests.support.timing import timed
 
 both = pytest.mark.parametrize("how", ["lease", "get"])
@@ -389,6 +390,34 @@ def test_a_sidecar_that_lies_about_what_it_staged_gets_nobody_bytes(
     assert looking.look("lease", keys) == (0, 0, MissReason.ABSENT)
     assert looking.look("get", keys) == (0, 0, MissReason.ABSENT)
     assert looking.counted()["missed_pages_absent"] == 8
+
+
+@both
+def test_what_was_reused_and_hidden_while_the_rest_was_loaded_is_not_lost_sight_of(
+    looking: Looking, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page is computed anew meanwhile, and what comes then stands on that one."""
+    client, ns, keys = looking.client, looking.ns, chain(SPACE, 3)
+    pages = pages_under(keys, ns.page_bytes)
+    assert put_fresh(client, ns, keys[:KEY_BYTES], pages[:1], tags=[b"hidden"]) == [STORED]
+
+    def stage(*_: object) -> Staged:
+        assert looking.site.call(lambda store: store.hide(Selector(tag=b"hidden"))) == 1
+        assert put_fresh(client, ns, keys[: 2 * KEY_BYTES], pages[:2]) == [STORED] * 2
+        return Staged(2, None, MissReason.ABSENT)
+
+    with client.begin(ns) as request:
+        monkeypatch.setattr(Loader, "stage", stage)
+        if how == "lease":
+            with request.lease(keys) as lease:
+                assert lease.pages == 2, "all are looked up again"
+            outcomes = request.put(keys, pages[2:], start=2)
+            assert outcomes == [STORED], "it rests on nothing that was hidden"
+            return
+        found = request.get(keys, room_for(keys, ns.page_bytes))
+        assert isinstance(found, Hit)
+        outcomes = request.put(keys, pages[found.pages :], start=found.pages)
+        assert STORED not in outcomes, "it was computed from what was hidden"
 
 
 def test_many_threads_with_all_kinds_of_deadlines_are_accounted_for(looking: Looking) -> None:

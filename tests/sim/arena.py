@@ -308,10 +308,6 @@ class ModelArena(PageTree):
         entry = self._reserved_by(row, reservation)
         return entry is not None and stands_on_line(entry, rests_on)
 
-    def shared_lineage_known(self, *, instance: int, rests_on: int) -> bool:
-        entry = self._visible(instance)
-        return entry is not None and stands_on_line(entry, rests_on)
-
     def _draw_birth(self) -> int:
         """Differs from all others in a world: lives do."""
         self._births += 1
@@ -370,6 +366,10 @@ class ModelArena(PageTree):
         if entry is None or entry.state != VISIBLE:
             return None
         return self._fields_of(entry)
+
+    def instance(self, key: bytes) -> int | None:
+        entry = self.index.get(key)
+        return None if entry is None or entry.state != VISIBLE else entry.instance
 
     def describe(self, instance: int) -> dict[str, int | bytes] | None:
         entry = self._visible(instance)

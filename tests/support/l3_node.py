@@ -75,6 +75,7 @@ class Node:
         self.behind = WriteBehind(
             self.store, self.records, self.store.validity, self.queue,
             WriteTerms(ttl_s=100, deadline_ns=SECOND_NS), clock=time, pause=time.pause,
+            wall_ms=lambda: time.now_ns() // 1_000_000,
             became_resident=self.loader.became_resident, stored_there=self.loader.stored_there,
             is_loading=lambda: self.loader.is_loading,
         )  # fmt: skip

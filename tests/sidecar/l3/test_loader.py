@@ -15,6 +15,7 @@ from sidecar.l3.loads import LoadRow, RowLoaded
 from tests.support.l3_node import SMALL, fresh, nodes
 from tests.support.manual_time import settle, until
 from tests.support.pages import namespace_of, packed, page_of
+from tests.support.stores import add
 
 pytestmark = pytest.mark.asyncio
 
@@ -446,3 +447,15 @@ async def test_rows_that_name_each_other_as_parents_hang_nobody() -> None:
 
 
 SMALL_RUNS = SMALL.__class__(**{name: getattr(SMALL, name) for name in SMALL.__slots__} | {"flights": 2})
+
+
+@pytest.mark.asyncio
+async def test_keys_asked_under_another_namespace_hide_nothing_from_their_own() -> None:
+    async with nodes() as (node,):
+        keys = fresh(3)
+        node.shelve(keys)
+        other = add(node.store, namespace_of("another"))
+        wrong = LoadRow(other.id, None, packed(keys))
+        (told,) = await node.loader.begin([wrong], deadline_ns=node.within(1.0)).wait()
+        assert (told.pages, told.reason) == (0, MissReason.ABSENT)
+        assert await node.load(keys) == [RowLoaded(3, 0, MissReason.NONE)]

@@ -10,6 +10,7 @@ import pytest
 from kv_types.ids import Stamp, new_log_incarnation
 from kv_types.limits import (
     L3_STORE_ATTEMPTS_MAX,
+    L3_STORE_BACKOFF_S_MAX,
     L3_STORE_BATCH_PAGES,
     L3_STORES_IN_FLIGHT_MAX,
     L3_STORES_IN_FLIGHT_WHILE_LOADING,
@@ -175,6 +176,40 @@ async def test_while_l3_is_out_of_reach_pages_wait_and_then_go() -> None:
         node.records.resume()
         await node.time.run(3)
         assert (await idle(node))["stored"] == 5
+
+
+async def test_pages_that_are_gone_delay_nobody_behind_them_once_l3_answers_again() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        node.records.stop()
+        evicted = fresh(3 * L3_STORE_BATCH_PAGES)
+        node.put(evicted)
+        await node.time.run(10)
+        node.store.hide_pages(evicted[:1])
+        node.put(fresh(5))
+        node.records.resume()
+        await node.time.run(L3_STORE_BACKOFF_S_MAX)
+        figures = await idle(node)
+        assert (figures["stored"], figures["gone"]) == (5, len(evicted))
+
+
+async def test_pages_that_are_gone_keep_the_event_loop_for_one_batch_at_most() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        held = node.records.hold("probe")
+        node.put(fresh(1))
+        await held.reached.wait()
+        evicted = fresh(3 * L3_STORE_BATCH_PAGES)
+        node.put(evicted)
+        await settle()
+        node.store.hide_pages(evicted[:1])
+        held.release()
+        seen = set()
+        while not node.behind.is_idle:
+            seen.add(node.behind.statistics().get("gone", 0))
+            await asyncio.sleep(0)
+        assert {L3_STORE_BATCH_PAGES, 2 * L3_STORE_BATCH_PAGES} <= seen
+        await idle(node)
 
 
 async def test_pages_that_waited_too_long_are_dropped() -> None:
