@@ -112,7 +112,9 @@ def test_c20_the_sidecar_is_killed_in_mid_put_and_returns(
         worker.join()
     assert not failures
     reasons = {one.reason for batch in outcomes for one in batch if isinstance(one, Refused)}
-    assert reasons <= {RefuseReason.UNREACHABLE, RefuseReason.CLOSED, RefuseReason.DEADLINE}
+    assert reasons <= {
+        RefuseReason.UNREACHABLE, RefuseReason.CLOSED, RefuseReason.DEADLINE, RefuseReason.UNLISTED,
+    }  # fmt: skip
     assert client.statistics()["reconnects"] == 1
 
 
