@@ -148,15 +148,4 @@ OF_LOADS = (
         profile=14,
         breaks=LIVENESS,
     ),
-    Mutation(
-        "P", "what a page rests on is told by its birth, whatever stood below that elsewhere (in the model of the arena)",
-        (
-            Edit(
-                "tests/sim/arena_entries.py",
-                '    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")\n',
-                "    return entry.birth\n",
-            ),
-        ),
-        profile=13,
-    ),
 )  # fmt: skip
