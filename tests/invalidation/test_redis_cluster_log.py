@@ -1,0 +1,237 @@
+"""The log on a real Redis Cluster: the whole conformance suite; slots that move, primaries that fail over, nodes that are down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from invalidation.log import LogUnavailableError, RenewalStatus
+from invalidation.redis.log import RedisLog
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
+from tests.conformance.invalidation_log import InvalidationLogConformance
+from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, Restore
+from tests.support.logs import CLOCK, Follower, Logs, append, within
+from tests.support.redis_cluster import RedisCluster, redis_cluster, slot_of
+from tests.support.redis_guard import Certificates, Guard
+
+FLEET = "conformance"
+HEAL_S_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def lone_primaries() -> Iterator[RedisCluster]:
+    """Three primaries without replicas."""
+    with redis_cluster(replicas=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """Three primaries with a replica each; every test leaves all of them well."""
+    with redis_cluster() as made:
+        yield made
+
+
+class TestRedisLogOnACluster(InvalidationLogConformance):
+    @pytest_asyncio.fixture
+    async def harness(self, lone_primaries: RedisCluster, logs: Logs) -> AsyncIterator[LogHarness]:
+        cluster = lone_primaries
+        cluster.flush()
+        server = cluster.owner_of(script_keys(FLEET)[0])
+        log = logs.open(cluster.urls, fleet=FLEET, limits=SMALL_LIMITS)
+
+        async def append_raw(payload: bytes) -> None:
+            """As a later version might: a tombstone of what this one does not understand."""
+            what = [os.urandom(16), payload, b"T", b"-", b"\xff\x00\x00"]
+            arguments = script_arguments(
+                "append", *what, incarnation=os.urandom(16), replicas=0, limits=SMALL_LIMITS
+            )
+            server.client.eval(script_text(), len(KEY_NAMES), *script_keys(FLEET), *arguments)
+
+        async def lose() -> None:
+            cluster.flush()
+
+        async def copy() -> Restore:
+            server.save()
+
+            async def restore() -> None:
+                server.restart()
+                cluster.wait_ok()
+
+            return restore
+
+        yield LogHarness(log=log, clock=CLOCK, append_raw=append_raw, lose=lose, copy=copy)
+
+
+def test_all_keys_of_one_fleet_are_in_one_slot() -> None:
+    for fleet in ("default", "a", "x.y-z_9"):
+        assert len({slot_of(key) for key in script_keys(fleet)}) == 1
+
+
+async def joined(log: RedisLog) -> Follower:
+    """A member that the log has confirmed."""
+    member = Follower(log)
+    await member.boot()
+    await append(log)
+    renewal = await member.renew()
+    assert (renewal.status, renewal.confirmed) == (RenewalStatus.OK, True)
+    return member
+
+
+async def answered(member: Follower) -> RenewalStatus:
+    """What the log says as soon as it confirms again, by calls as a sidecar makes them."""
+    said = None
+    async with asyncio.timeout(HEAL_S_MAX):
+        while said is None:
+            try:
+                renewal = await member.renew(seconds=1.0)
+            except LogUnavailableError:
+                continue
+            if renewal.confirmed:
+                said = renewal.status
+            else:
+                await asyncio.sleep(0.05)
+    return said
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["", "TAKEOVER"])
+async def test_a_failover_in_good_order_begins_a_new_incarnation(
+    cluster: RedisCluster, logs: Logs, how: str
+) -> None:
+    fleet = f"failover{how}"
+    log = logs.open(cluster.urls, fleet=fleet, replicas=1)
+    member = await joined(log)
+    before = cluster.owner_of(script_keys(fleet)[0])
+    assert log.server.endswith(f":{before.port}")
+    after = await asyncio.to_thread(cluster.failover, before, how=how)
+    assert await answered(member) is RenewalStatus.INC
+    assert log.server.endswith(f":{after.port}")
+    cluster.wait_ok()
+    assert (await log.boot(deadline_ns=within())).tip.revision == 0
+    await append(log)
+    state = await log.fence(deadline_ns=within())
+    assert (state.tip.revision, state.confirmed) == (1, True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_dead_or_hung_primary_of_the_log_is_replaced(
+    cluster: RedisCluster, logs: Logs, is_killed: bool
+) -> None:
+    fleet = f"dead{int(is_killed)}"
+    log = logs.open(cluster.urls, fleet=fleet, replicas=1)
+    member = await joined(log)
+    before = cluster.owner_of(script_keys(fleet)[0])
+    after = cluster.replicas_of(before)[0]
+    (cluster.kill if is_killed else cluster.stop)(before)
+    try:
+        await asyncio.to_thread(cluster.wait_for_failover, before)
+        with pytest.raises(LogUnavailableError):  # its one replica is the primary now: nobody confirms
+            await asyncio.wait_for(unconfirmed(member, log), HEAL_S_MAX)
+    finally:
+        (cluster.restart if is_killed else cluster.cont)(before)
+    await asyncio.to_thread(cluster.wait_ok)
+    assert await answered(member) is RenewalStatus.INC
+    assert log.server.endswith(f":{after.port}")
+
+
+async def unconfirmed(member: Follower, log: RedisLog) -> None:
+    """Reach the new primary, and see that it confirms nothing while its replica is away."""
+    at = log.server
+    while log.server == at:
+        try:
+            await member.renew(seconds=0.5)
+        except LogUnavailableError:
+            continue
+    assert not (await member.renew(seconds=0.5)).confirmed
+    raise LogUnavailableError("unconfirmed")
+
+
+@pytest.mark.asyncio
+async def test_a_slot_that_moves_takes_the_log_along_and_voids_it(cluster: RedisCluster, logs: Logs) -> None:
+    fleet = "moves"
+    log = logs.open(cluster.urls, fleet=fleet, replicas=1)
+    member = await joined(log)
+    slot = slot_of(script_keys(fleet)[0])
+    owner = cluster.owner(slot)
+    target = next(node for node in cluster.primaries if node is not owner)
+    waiting = asyncio.create_task(log.woken(1, digest=member.digest, deadline_ns=within(10.0)))
+    await asyncio.sleep(0)
+    with cluster.moving(slot, target) as move:
+        move.keys(2)
+        with pytest.raises(LogUnavailableError) as failed:  # it is at neither end as a whole
+            await append_within(log, 0.6)
+        assert failed.value.reason == "moved"
+        assert not target.client.exists(*script_keys(fleet)) or move.source.client.exists(*script_keys(fleet))
+        appending = asyncio.create_task(append(log))
+        await asyncio.sleep(0)
+    appended = await appending
+    assert appended.stamp.revision == 1, "the first of a new incarnation"
+    assert appended.stamp.incarnation != member.at.incarnation
+    assert log.server.endswith(f":{target.port}")
+    assert await answered(member) is RenewalStatus.INC
+    await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 15.0)
+
+
+async def append_within(log: RedisLog, seconds: float) -> None:
+    await log.fence(deadline_ns=within(seconds))
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_is_down_and_has_no_part_in_the_log_harms_nothing(
+    cluster: RedisCluster, logs: Logs
+) -> None:
+    fleet = "bystander"
+    owner = cluster.owner_of(script_keys(fleet)[0])
+    other = next(node for node in cluster.primaries if node is not owner)
+    named = cluster.urls.replace(f"127.0.0.1:{other.port},", "")
+    urls = named.replace("://", f"://127.0.0.1:{other.port},", 1)
+    cluster.kill(other)
+    try:
+        member = await joined(logs.open(urls, fleet=fleet, replicas=1))
+        assert member.number == 1
+    finally:
+        await asyncio.to_thread(cluster.wait_for_failover, other)
+        cluster.restart(other)
+        await asyncio.to_thread(cluster.wait_ok)
+
+
+@pytest.mark.asyncio
+async def test_without_configured_replicas_a_cluster_that_has_some_is_refused(
+    cluster: RedisCluster, logs: Logs
+) -> None:
+    facts = await logs.open(cluster.urls, fleet="zero").check(deadline_ns=within())
+    (error,) = facts.errors
+    assert "--log-replicas 1" in error
+    facts = await logs.open(cluster.urls, fleet="zero", replicas=1).check(deadline_ns=within())
+    assert (facts.errors, facts.connected_replicas) == ((), 1)
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_is_named_alone_is_warned_of(lone_primaries: RedisCluster, logs: Logs) -> None:
+    owner = lone_primaries.owner_of(script_keys("alone")[0])
+    facts = await logs.open(owner.tcp_url, fleet="alone").check(deadline_ns=within())
+    assert any("redis+cluster://" in warning for warning in facts.warnings)
+    other = next(node for node in lone_primaries.primaries if node is not owner)
+    with pytest.raises(LogUnavailableError, match=r"redis\+cluster://"):
+        await logs.open(other.tcp_url, fleet="alone").check(deadline_ns=within())
+
+
+@pytest.mark.asyncio
+async def test_tls_and_the_rights_that_are_documented_are_enough(tmp_path: Path, logs: Logs) -> None:
+    guard = Guard(
+        certificates=Certificates.make(tmp_path / "tls"),
+        user="strata",
+        may="~stratakv:* +@read +@write +eval +evalsha +info +wait +cluster|slots",
+    )
+    with redis_cluster(replicas=0, guard=guard) as cluster:
+        for fleet in ("a", "b", "c"):  # on different nodes, mostly
+            log = logs.open(cluster.urls, fleet=fleet)
+            assert (await log.check(deadline_ns=within(10.0))).errors == ()
+            await joined(log)
