@@ -13,9 +13,10 @@ import pytest_asyncio
 from invalidation.log import LogUnavailableError, RenewalStatus
 from invalidation.redis.log import RedisLog
 from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
+from kv_types.selectors import Selector
 from tests.conformance.invalidation_log import InvalidationLogConformance
 from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, Restore
-from tests.support.logs import CLOCK, Follower, Logs, append, within
+from tests.support.logs import CLOCK, Follower, Logs, append, entry, within
 from tests.support.redis_cluster import RedisCluster, redis_cluster, slot_of
 from tests.support.redis_guard import Certificates, Guard
 
@@ -168,7 +169,7 @@ async def test_a_slot_that_moves_takes_the_log_along_and_voids_it(cluster: Redis
         with pytest.raises(LogUnavailableError) as failed:  # it is at neither end as a whole
             await log.fence(deadline_ns=within(0.6))
         assert failed.value.reason == "moved"
-        appending = asyncio.create_task(append(log))
+        appending = asyncio.create_task(append(log, entry(Selector(model="another"))))
         await asyncio.sleep(0)
     appended = await appending
     assert appended.stamp.revision == 1, "the first of a new incarnation"
