@@ -11,9 +11,12 @@ import pytest
 import pytest_asyncio
 
 from invalidation.log import LogUnavailableError, RenewalStatus
+from invalidation.records import LogEntry
 from invalidation.redis.log import RedisLog
 from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
-from kv_types.selectors import Selector
+from kv_types.events import WeightsAnnounced
+from kv_types.ids import NamespaceId
+from kv_types.selectors import EVERYTHING, Selector
 from tests.conformance.invalidation_log import InvalidationLogConformance
 from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, Restore
 from tests.support.logs import CLOCK, Follower, Logs, append, entry, within
@@ -232,3 +235,31 @@ async def test_tls_and_the_rights_that_are_documented_are_enough(tmp_path: Path,
             log = logs.open(cluster.urls, fleet=fleet)
             assert (await log.check(deadline_ns=within(10.0))).errors == ()
             await joined(log)
+
+
+@pytest.mark.asyncio
+async def test_a_verb_that_fails_half_way_in_a_slot_that_moves_leaves_no_log_behind(
+    lone_primaries: RedisCluster, logs: Logs
+) -> None:
+    """All keys are there still, so that the script runs; but what it removes it can't make anew."""
+    fleet = "half"
+    log = logs.open(lone_primaries.urls, fleet=fleet)
+    member = await joined(log)
+    await append(log, entry(Selector(namespace=NamespaceId(bytes(32)))))
+    await append(log, LogEntry(event=WeightsAnnounced("m", "1")))
+    await log.know([b"a"], deadline_ns=within())
+    await member.renew()
+    keys = script_keys(fleet)
+    slot = slot_of(keys[0])
+    owner = lone_primaries.owner(slot)
+    assert owner.client.exists(*keys) == len(keys)
+    target = next(node for node in lone_primaries.primaries if node is not owner)
+    with lone_primaries.moving(slot, target):
+        with pytest.raises(LogUnavailableError):
+            await log.append(entry(EVERYTHING), request_id=os.urandom(16), deadline_ns=within(1.0))
+        assert owner.client.exists(*keys) < len(keys), "it was half way"
+        with pytest.raises(LogUnavailableError, match="moved"):
+            await log.boot(deadline_ns=within(0.5))
+    boot = await log.boot(deadline_ns=within())
+    assert (boot.tip.revision, boot.tip.incarnation != member.at.incarnation) == (0, True)
+    assert await answered(member) is RenewalStatus.NEW_INCARNATION
