@@ -54,9 +54,10 @@ class Talk:
 
 @dataclass(slots=True)
 class _Tries:
-    """What one exchange has come to: the server that is tried now, None between two, and what was met before."""
+    """What one exchange has come to: the server that is tried now, None between two, the last that failed, and all that was met."""
 
     address: RedisAddress | None = None
+    failed: RedisAddress | None = None
     met: list[LogUnavailableError] = field(default_factory=list)
     is_begun: bool = False
 
@@ -97,11 +98,15 @@ class Line:
     def _timed_out(self, tries: _Tries, remaining_s: float) -> LogUnavailableError:
         if tries.address is not None:
             self._primary.timed_out(tries.address)
+        if tries.met and tries.address in (
+            None,
+            tries.failed,
+        ):  # what it said before tells more than that time is over
+            return tries.met[-1]
+        if tries.address is not None:
             hint = tls_hint(tries.address.scheme, TimeoutError()) if self._connecting else ""
             said = f"{tries.address.label} did not answer in {remaining_s:.3f} s"
             return LogUnavailableError("timeout", f"{said}; {hint}" if hint else said)
-        if tries.met:  # it was waited for a server to try next
-            return tries.met[-1]
         said = (
             "no server was found in time" if tries.is_begun else "earlier calls took all the time there was"
         )
@@ -116,9 +121,9 @@ class Line:
                 tries.address = await self._primary.find()
                 return await self._attempt(talk, tries.address, deadline_ns=deadline_ns)
             except LogUnavailableError as error:
-                failed, tries.address = tries.address, None
+                tries.failed, tries.address = tries.address, None
                 tries.met.append(error)
-                await self._primary.failed(failed, tries.met)
+                await self._primary.failed(tries.failed, tries.met)
 
     async def _attempt(
         self, talk: Callable[[Talk], Awaitable[_Result]], address: RedisAddress, *, deadline_ns: int

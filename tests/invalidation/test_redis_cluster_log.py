@@ -96,10 +96,7 @@ async def answered(member: Follower) -> RenewalStatus:
                 renewal = await member.renew(seconds=1.0)
             except LogUnavailableError:
                 continue
-            if renewal.confirmed:
-                said = renewal.status
-            else:
-                await asyncio.sleep(0.05)
+            said = renewal.status if renewal.confirmed else None
     return said
 
 

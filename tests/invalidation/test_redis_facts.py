@@ -54,7 +54,7 @@ def facts(
 
 
 def test_a_cluster_that_fails_over_needs_replicas_that_confirm() -> None:
-    with_two = {"connected_slaves": "2", "cluster_enabled": "1"}
+    with_two: dict[str, str | None] = {"connected_slaves": "2", "cluster_enabled": "1"}
     (error,) = facts(with_two, promised=0).errors
     assert "log_replicas is 0" in error
     assert "--log-replicas 2" in error
