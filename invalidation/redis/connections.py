@@ -54,7 +54,7 @@ class Talk:
 
 @dataclass(slots=True)
 class _Tries:
-    """What one exchange has come to: the server that is tried now, None between two, the last that failed, and all that was met."""
+    """What one exchange has come to: the server that is tried now (None: between two), the last that failed, all that was met."""
 
     address: RedisAddress | None = None
     failed: RedisAddress | None = None
