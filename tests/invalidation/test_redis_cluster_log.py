@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -23,14 +24,24 @@ from tests.support.logs import CLOCK, Follower, Logs, append, entry, within
 from tests.support.redis_cluster import RedisCluster, redis_cluster, slot_of
 from tests.support.redis_guard import Certificates, Guard
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "invalidation.md"
 FLEET = "conformance"
 HEAL_S_MAX = 20.0
 
 
 @pytest.fixture(scope="module")
-def lone_primaries() -> Iterator[RedisCluster]:
-    """Three primaries without replicas."""
-    with redis_cluster(replicas=0) as cluster:
+def lone_primaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Three primaries without replicas, over TLS, for a user who may do what the document says and nothing else."""
+    rule = re.search(
+        r"`ACL SETUSER <user> (.*?)`, and `(\+cluster\|slots)`", DOCUMENT.read_text(encoding="utf-8")
+    )
+    assert rule is not None
+    guard = Guard(
+        certificates=Certificates.make(tmp_path_factory.mktemp("tls")),
+        user="strata",
+        may=" ".join(rule.groups()),
+    )
+    with redis_cluster(replicas=0, guard=guard) as cluster:
         yield cluster
 
 
@@ -121,22 +132,19 @@ async def test_a_failover_in_good_order_begins_a_new_incarnation(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("is_killed", [True, False])
-async def test_a_dead_or_hung_primary_of_the_log_is_replaced(
-    cluster: RedisCluster, logs: Logs, is_killed: bool
-) -> None:
-    fleet = f"dead{int(is_killed)}"
+async def test_a_primary_of_the_log_that_hangs_is_replaced(cluster: RedisCluster, logs: Logs) -> None:
+    fleet = "hangs"
     log = logs.open(cluster.urls, fleet=fleet, replicas=1)
     member = await joined(log)
     before = cluster.owner_of(script_keys(fleet)[0])
     after = cluster.replicas_of(before)[0]
-    (cluster.kill if is_killed else cluster.stop)(before)
+    cluster.stop(before)
     try:
         await asyncio.to_thread(cluster.wait_for_failover, before)
         with pytest.raises(LogUnavailableError):  # its one replica is the primary now: nobody confirms
             await asyncio.wait_for(unconfirmed(member, log), HEAL_S_MAX)
     finally:
-        (cluster.restart if is_killed else cluster.cont)(before)
+        cluster.cont(before)
     await asyncio.to_thread(cluster.wait_ok)
     assert await answered(member) is RenewalStatus.NEW_INCARNATION
     assert log.server.endswith(f":{after.port}")
@@ -181,22 +189,10 @@ async def test_a_slot_that_moves_takes_the_log_along_and_voids_it(cluster: Redis
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_is_down_and_has_no_part_in_the_log_harms_nothing(
-    cluster: RedisCluster, logs: Logs
-) -> None:
-    fleet = "bystander"
-    owner = cluster.owner_of(script_keys(fleet)[0])
-    other = next(node for node in cluster.primaries if node is not owner)
-    named = cluster.urls.replace(f"127.0.0.1:{other.port},", "")
-    urls = named.replace("://", f"://127.0.0.1:{other.port},", 1)
-    cluster.kill(other)
-    try:
-        member = await joined(logs.open(urls, fleet=fleet, replicas=1))
-        assert member.number == 1
-    finally:
-        await asyncio.to_thread(cluster.wait_for_failover, other)
-        cluster.restart(other)
-        await asyncio.to_thread(cluster.wait_ok)
+async def test_a_node_that_is_named_and_down_harms_nothing(cluster: RedisCluster, logs: Logs) -> None:
+    urls = cluster.urls.replace("://", "://127.0.0.1:1,", 1)
+    member = await joined(logs.open(urls, fleet="down", replicas=1))
+    assert member.number == 1
 
 
 @pytest.mark.asyncio
@@ -218,20 +214,6 @@ async def test_a_node_that_is_named_alone_is_warned_of(lone_primaries: RedisClus
     other = next(node for node in lone_primaries.primaries if node is not owner)
     with pytest.raises(LogUnavailableError, match=r"redis\+cluster://"):
         await logs.open(other.tcp_url, fleet="alone").check(deadline_ns=within())
-
-
-@pytest.mark.asyncio
-async def test_tls_and_the_rights_that_are_documented_are_enough(tmp_path: Path, logs: Logs) -> None:
-    guard = Guard(
-        certificates=Certificates.make(tmp_path / "tls"),
-        user="strata",
-        may="~stratakv:* +@read +@write +eval +evalsha +info +wait +cluster|slots",
-    )
-    with redis_cluster(replicas=0, guard=guard) as cluster:
-        for fleet in ("a", "b", "c"):  # on different nodes, mostly
-            log = logs.open(cluster.urls, fleet=fleet)
-            assert (await log.check(deadline_ns=within(10.0))).errors == ()
-            await joined(log)
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ from tests.support.spaces import fresh_chain
 
 LOG_KEY = script_keys("default")[0]
 HEALS_S = 30.0
-FLAGS = ("--log-replicas", "1", "--freshness-lease", "2s", "--pause-bound", "500ms")
+FLAGS = ("--log-replicas", "1", "--freshness-lease", "1s", "--pause-bound", "200ms")
 
 
 @pytest.fixture(scope="module")
