@@ -31,15 +31,21 @@ def label(node: ClusterNode) -> str:
     return f"redis://127.0.0.1:{node.port}"
 
 
-def check_sharing(writer: SharingNode, reader: SharingNode) -> None:
-    """What one stores the other finds, as soon as both are confirmed."""
+def check_sharing(writer: SharingNode, reader: SharingNode, *, before: bytes = b"") -> bytes:
+    """What one stores the other finds, as soon as both are in another incarnation than before; returns that."""
+
+    def incarnation() -> bytes:
+        told = [node.store.status().log for node in (writer, reader)]
+        first, *others = {b"" if log.reason else log.incarnation for log in told}
+        return b"" if others or first == before else first
+
+    wait_until(lambda: incarnation() != b"", timeout_s=HEALS_S, what="an incarnation that both are in")
     keys = fresh_chain(12)
-    wait_until(lambda: writer.store.status().log.reason == "", timeout_s=HEALS_S, what="a log that confirms")
     writer.put(keys)
     writer.wait_idle()
-    wait_until(
-        lambda: reader.get(keys) == Hit(12, Tier.L2), timeout_s=HEALS_S, what="pages of the other node"
-    )
+    found = Hit(12, Tier.L2)
+    wait_until(lambda: reader.get(keys) == found, timeout_s=HEALS_S, what="pages of the other node")
+    return incarnation()
 
 
 def check_fence(asked: SharingNode, nodes: list[SharingNode]) -> None:
@@ -60,21 +66,19 @@ def test_one_url_is_enough_whatever_befalls_the_primary_of_the_log(cluster: Redi
     other = next(node for node in cluster.primaries if node is not first)
     url = f"redis+cluster://127.0.0.1:{other.port}"  # the log's is found by its slot
     with sharing_nodes(2, url, None, *FLAGS) as nodes:
-        check_sharing(*nodes)
+        incarnation = check_sharing(*nodes)
         check_fence(nodes[1], nodes)
         log = nodes[0].store.status().log
         assert (log.kind, log.address, log.server) == ("redis", url, label(first))
         assert not log.server_errors
-        incarnation = log.incarnation
 
         cluster.kill(first)  # its replica takes the slot over, and has none itself until it is back
         cluster.wait_for_failover(first)
         cluster.restart(first)
         cluster.wait_ok()
-        check_sharing(*nodes)
+        incarnation = check_sharing(*nodes, before=incarnation)
         check_fence(nodes[0], nodes)
         log = nodes[0].store.status().log
-        assert log.incarnation != incarnation
         second = cluster.owner_of(LOG_KEY)
         assert log.server == label(second) != label(first)
         shown = run_command(
@@ -90,7 +94,7 @@ def test_one_url_is_enough_whatever_befalls_the_primary_of_the_log(cluster: Redi
             lambda: all(node.store.status().log.server == label(target) for node in nodes),
             timeout_s=HEALS_S, what="the slot's new primary to be found",
         )  # fmt: skip
-        check_sharing(*nodes)
+        check_sharing(*nodes, before=incarnation)
         check_fence(nodes[1], nodes)
 
 
