@@ -115,7 +115,7 @@ class Cluster:
         self._named = servers.addresses
         self._on_change = on_change
         self._manager: NodesManager | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stratakv-l3-topology")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stratakv-topology")
         self._wanted = asyncio.Event()
         self._failed_node: str | None = None
         self._trouble = ""

@@ -133,6 +133,10 @@ SERVERS_NAMED_MAX = 16
 """Servers that one list of URLs may name."""
 LOG_UNCONFIRMED_MAX = 3
 """Renewals in a row that no replica confirms before another server is tried."""
+LOG_REDIRECTS_MAX = 4
+"""How often one call of the log follows MOVED at once; after that it waits before each."""
+LOG_RETRY_S = 0.25
+"""How long a call waits, at most, before it tries a Cluster's server of the log again."""
 LOG_NAMESPACES_BATCH_MAX = 128
 """Namespaces of one call to the log's script."""
 LOG_RENEWAL_GAP_S = 0.002

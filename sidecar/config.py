@@ -69,23 +69,15 @@ def _name(value: Any) -> Any:
     return value
 
 
-def _urls(value: Any) -> Any:
-    if not isinstance(value, str) or not all(url.strip().startswith(_SCHEMES) for url in value.split(",")):
-        raise ValueError(
-            "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between"
-        )
-    from cache_l3.address import parse_addresses  # noqa: PLC0415 - only whoever names servers pays for redis-py
-
-    try:
-        parse_addresses(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
 def _servers(value: Any) -> Any:
-    if not isinstance(value, str) or not value.strip().startswith(_CLUSTER_SCHEMES):
-        return _urls(value)
+    is_text = isinstance(value, str)
+    if not is_text or not (
+        is_cluster(value) or all(url.strip().startswith(_SCHEMES) for url in value.split(","))
+    ):
+        raise ValueError(
+            "it is a URL that begins with redis://, rediss:// or unix://, or several with a comma between, or servers of a "
+            "Cluster by redis+cluster:// or rediss+cluster://"
+        )
     from cache_l3.address import parse_servers  # noqa: PLC0415 - only whoever names servers pays for redis-py
 
     try:
@@ -96,7 +88,7 @@ def _servers(value: Any) -> Any:
 
 
 def is_cluster(urls: str) -> bool:
-    """Whether what l3_url says is a Redis Cluster."""
+    """Whether what l3_url or log_url says is a Redis Cluster."""
     return urls.strip().startswith(_CLUSTER_SCHEMES)
 
 
@@ -116,7 +108,6 @@ TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Fraction = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name)]
-UrlsOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _urls))]
 ServersOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _servers))]
 
 
@@ -155,12 +146,14 @@ class Settings(BaseSettings):
     l3_url: ServersOrAuto = None
     """Redis or Valkey servers that the fleet shares pages through, with a comma between: redis://, rediss:// or unix:// URLs
     of servers any of which may be the primary, and log_replicas must then say how many of them confirm; or a Cluster, by
-    redis+cluster:// or rediss+cluster://, with a log_url beside it. A server that is down keeps nothing from starting. auto:
-    pages stay on this node, and only the invalidation log is on a private server of this sidecar's own, which ends with it."""
+    redis+cluster:// or rediss+cluster://, and log_replicas is how many replicas each primary has. A server that is down keeps
+    nothing from starting. auto: pages stay on this node, and only the invalidation log is on a private server of this
+    sidecar's own, which ends with it."""
 
-    log_url: UrlsOrAuto = None
-    """Where the fleet's invalidation log is, as for l3_url, but never a Cluster; auto: where l3_url is. A server that is down
-    at start does not keep the sidecar from starting: it serves no hits until the log answers, and says so."""
+    log_url: ServersOrAuto = None
+    """Where the fleet's invalidation log is, as for l3_url; auto: where l3_url is. On a Cluster it lies on the one primary that
+    has its slot. A server that is down at start does not keep the sidecar from starting: it serves no hits until the log
+    answers, and says so."""
 
     l3_ttl: Duration = Field(default=float(limits.L3_TTL_S_DEFAULT), ge=1.0, le=float(limits.TTL_S_MAX))
     """How long a page stays in L3 that nobody stores again; whole seconds. Every page there has an end, none later than that
@@ -195,7 +188,7 @@ class Settings(BaseSettings):
     log_replicas: Number = Field(default=0, ge=0, le=limits.REPLICAS_MAX)
     """Replicas that must confirm, with which a new log begins; later `stratakv replicas set` changes their number. Name
     as many as there are. With 0, a failover whose old primary lives on makes fences wrong, which nobody can notice: 0 is for
-    one server without replicas, and refused where several are named."""
+    one server without replicas, and refused where several are named, or where a Cluster's primary of the log has replicas."""
 
     log_deadline: Duration = Field(default=limits.CALL_DEADLINE_S_DEFAULT, ge=0.05, le=60.0)
     """How long one call of the invalidation log may take."""
@@ -288,11 +281,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 "l3_url names servers and l3 is off; leave one of them out, or name log_url instead"
             )
-        if self.l3_url is not None and is_cluster(self.l3_url) and self.log_url is None:
-            raise ValueError(
-                "l3_url names a Redis Cluster, which holds pages but not the invalidation log: that lies on one server and its "
-                "replicas, from which no slot may move. Name such a server by log_url"
-            )
         self._check_replicas()
         if self.segment_size is not None and self.segment_size > self.arena_size:
             raise ValueError(
@@ -303,9 +291,12 @@ class Settings(BaseSettings):
 
     def _check_replicas(self) -> None:
         """Raise ValueError where a failover is expected and nobody could notice that its old primary lives on (rule R10)."""
-        servers = len(
-            (self.log_url or self.l3_url or "").split(",")
-        )  # never a Cluster's: it has a log_url beside it
+        urls = self.log_url or self.l3_url or ""
+        servers = len(urls.split(","))
+        if is_cluster(
+            urls
+        ):  # who is named there says nothing of replicas: the server is looked at when the log is joined
+            return
         if servers > 1 and self.log_replicas == 0:
             name = "log_url" if self.log_url is not None else "l3_url"
             raise ValueError(

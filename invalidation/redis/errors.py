@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from redis.exceptions import MovedError
+
 from cache_l3.errors import explain, reason_of
 from invalidation.log import LogUnavailableError
 
 RIGHTS = (
     "give its user the right to EVAL, EVALSHA, INFO, WAIT and XREAD and to the script's commands on the log's keys: "
-    "ACL SETUSER <user> ~stratakv:* +@read +@write +eval +evalsha +info +wait"
+    "ACL SETUSER <user> ~stratakv:* +@read +@write +eval +evalsha +info +wait, "
+    "in a Cluster also +cluster|slots"
 )
 _REMEDIES = {
     "denied": RIGHTS,
     "version": "use Redis 6.2 or later, or Valkey",
     "full": "let its pages be evicted: CONFIG SET maxmemory-policy volatile-lru",
     "disk": "look at its disk: it refuses writes until it can save again",
+    "moved": "if it is part of a Cluster, its URL begins with redis+cluster://",
 }
+
+
+class MovedElsewhereError(LogUnavailableError):
+    """The log's slot is another server's: `redirect` is `MOVED slot host:port`. Nothing was carried out."""
+
+    def __init__(self, detail: str, redirect: str) -> None:
+        super().__init__("moved", detail)
+        self.redirect = redirect
 
 
 def unavailable(error: Exception, *, server: str, hint: str = "") -> LogUnavailableError:
     """What is raised for an error met on the way to a server, or in its reply; `hint` is for one without a known remedy."""
-    return LogUnavailableError(reason_of(error), explain(error, server=server, remedies=_REMEDIES, hint=hint))
+    said = explain(error, server=server, remedies=_REMEDIES, hint=hint)
+    if isinstance(error, MovedError):
+        return MovedElsewhereError(said, f"MOVED {error.slot_id} {error.host}:{error.port}")
+    return LogUnavailableError(reason_of(error), said)

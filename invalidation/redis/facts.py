@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cache_l3.connections import Command
+from cache_l3.errors import reason_of
 from cache_l3.server_info import parse_info
 from invalidation.log import LogUnavailableError
 from invalidation.redis.errors import RIGHTS, unavailable
 from invalidation.redis.replies import MalformedReplyError
 from kv_types.errors import ConfigError
+from kv_types.limits import REPLICAS_MAX
 
 VERSION_MIN = (6, 2)
 
@@ -55,10 +57,13 @@ def facts_commands(stream: str) -> Sequence[Command]:
     ]
 
 
-def read_facts(replies: Sequence[object], *, server: str, replicas: int, candidates: int = 1) -> RedisFacts:
+def read_facts(
+    replies: Sequence[object], *, server: str, replicas: int, candidates: int = 1, promised: int | None = None
+) -> RedisFacts:
     """Judge a server by its replies to `facts_commands`; `replicas` is k (rule R10), `candidates` how many are named.
 
-    Raises LogUnavailableError when it is loading, a replica, or denies INFO; MalformedReplyError.
+    `promised`: the least k that the settings say, where it is taken for a Cluster's.
+    Raises LogUnavailableError when it is loading, a replica, denies INFO, or hasn't the log's slot; MalformedReplyError.
     """
     info_reply, *configured, waited, read = replies
     if isinstance(info_reply, Exception):
@@ -69,7 +74,11 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int, candida
     if info.get("role") == "slave":
         raise LogUnavailableError("readonly", f"{server} is a replica; name its primary too")
     told = _configuration(configured)
+    if isinstance(read, Exception) and reason_of(read) == "moved":
+        raise unavailable(read, server=server)
     errors = [error for judge in _ERRORS if (error := judge(info, told))]
+    if promised == 0 and _number(info, "connected_slaves"):
+        errors.append(_fails_over(_number(info, "connected_slaves")))
     for what, reply in (("WAIT", waited), ("XREAD", read)):
         if isinstance(reply, Exception):
             errors.append(f"it refuses {what} ({reply}); {RIGHTS}")
@@ -89,7 +98,10 @@ def read_facts(replies: Sequence[object], *, server: str, replicas: int, candida
         configured_replicas=replicas,
         persistence=_persistence(info),
         errors=tuple(errors),
-        warnings=tuple(_warnings(info, told, replicas, candidates)),
+        warnings=(
+            *([_LONE_NODE] if promised is None and info.get("cluster_enabled") == "1" else ()),
+            *_warnings(info, told, replicas, candidates),
+        ),
     )
 
 
@@ -136,6 +148,20 @@ def _evicts(info: Mapping[str, str], told: Mapping[str, str]) -> str | None:
         f"its eviction policy {policy} could evict the log; set one that evicts only what has a time to live: "
         "CONFIG SET maxmemory-policy volatile-lru, and in its configuration file too"
     )
+
+
+def _fails_over(connected: int) -> str:
+    return (
+        f"{connected} replicas are connected, a Cluster fails over to them by itself, and log_replicas is 0: after a failover "
+        "whose old primary lives on, a sidecar that still reaches that one would go on serving what fences call hidden. Say "
+        f"how many replicas must confirm, as many as there are: --log-replicas {min(connected, REPLICAS_MAX)}"
+    )
+
+
+_LONE_NODE = (
+    "it is part of a Cluster, in which the log is not looked for where it moves or fails over: name it by redis+cluster://, "
+    "or rediss+cluster:// for TLS"
+)
 
 
 _ERRORS: tuple[Callable[[Mapping[str, str], Mapping[str, str]], str | None], ...] = (

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from redis.exceptions import NoScriptError
 
-from cache_l3.address import RedisAddress
+from cache_l3.address import RedisAddress, RedisServers
 from cache_l3.connections import Command
 from invalidation.log import (
     Appended,
@@ -28,9 +28,10 @@ from invalidation.log import (
 )
 from invalidation.records import LogEntry, LogRecord
 from invalidation.redis import replies, requests
-from invalidation.redis.connections import Candidates, Line, Talk
+from invalidation.redis.connections import Line, Talk
 from invalidation.redis.errors import unavailable
 from invalidation.redis.facts import RedisFacts, facts_commands, read_facts
+from invalidation.redis.primary import open_primary
 from invalidation.redis.replies import Answer, MalformedReplyError, Refusal
 from invalidation.redis.script import script_arguments, script_keys, script_text
 from invalidation.turns import Turns, in_turns
@@ -52,13 +53,14 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisLogSettings:
-    """Where the log is and whose it is. `addresses` are servers any of which may be its primary.
+    """Where the log is and whose it is. `addresses` are servers any of which may be its primary, or those of a Cluster.
 
     `replicas` is the least k with which a new incarnation begins (rule R10). Tests make `limits` smaller.
     """
 
     addresses: Sequence[RedisAddress]
     fleet: str
+    is_cluster: bool = False
     replicas: int = 0
     limits: LogLimits = field(default_factory=LogLimits)
 
@@ -80,16 +82,17 @@ class RedisLog(InvalidationLog):
         self._text = script_text()
         self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         self._replicas = settings.replicas
-        self._candidates = Candidates(settings.addresses)
+        servers = RedisServers(tuple(settings.addresses), is_cluster=settings.is_cluster)
+        self._primary = open_primary(servers, key=self._keys[0])
         self._follow, self._fences, self._administer, self._wait = (
-            Line(self._candidates, clock) for _ in range(4)
+            Line(self._primary, clock) for _ in range(4)
         )
         self._counters: Counter[str] = Counter()
 
     @property
     def server(self) -> str:
         """The server that is taken for the primary now, for people."""
-        return self._candidates.addresses[self._candidates.current].label
+        return self._primary.label
 
     async def append(self, entry: LogEntry, *, request_id: bytes, deadline_ns: int) -> Appended:
         """See InvalidationLog."""
@@ -188,7 +191,7 @@ class RedisLog(InvalidationLog):
             stream = ("STREAMS", self._keys[1], f"{after}-0")
             (reply,) = await talk.send([("XREAD", "COUNT", count, "BLOCK", wait_ms, *stream)])
             if isinstance(reply, Exception):
-                raise unavailable(reply, server=self._label(talk))
+                raise unavailable(reply, server=talk.address.label)
             return await in_turns(replies.read_news(reply, after=after, digest=digest))
 
         late_ns = deadline_ns + _TICK_MS * 1_000_000
@@ -215,15 +218,15 @@ class RedisLog(InvalidationLog):
         """
 
         async def look(talk: Talk) -> RedisFacts:
-            server = self._candidates.addresses[talk.place].label
             told = await talk.send(facts_commands(self._keys[1]))
 
             def judge() -> RedisFacts:
                 return read_facts(
                     told,
-                    server=server,
+                    server=talk.address.label,
                     replicas=self._replicas,
-                    candidates=len(self._candidates.addresses),
+                    candidates=1 if self._settings.is_cluster else len(self._settings.addresses),
+                    promised=self._settings.replicas if self._settings.is_cluster else None,
                 )
 
             facts = judge()
@@ -238,6 +241,7 @@ class RedisLog(InvalidationLog):
         """See InvalidationLog."""
         for line in (self._follow, self._fences, self._administer, self._wait):
             await line.close()
+        await self._primary.close()
 
     async def _call(
         self,
@@ -275,12 +279,12 @@ class RedisLog(InvalidationLog):
                 return answer
             acknowledged = waited[0] if waited else 0
             if isinstance(acknowledged, Exception):
-                raise unavailable(acknowledged, server=self._label(talk))
+                raise unavailable(acknowledged, server=talk.address.label)
             if not isinstance(acknowledged, int):
                 raise MalformedReplyError(f"WAIT was answered with {type(acknowledged).__name__}")
             confirmed = answer.replicas == replicas and acknowledged >= replicas
             if verb == "renew":
-                self._candidates.answered(talk.place, confirmed=confirmed)
+                self._primary.answered(talk.address, confirmed=confirmed)
             return await in_turns(read(answer, confirmed))
 
         return self._granted(await self._counted(verb, line.exchange(talk, deadline_ns=deadline_ns)))
@@ -309,7 +313,7 @@ class RedisLog(InvalidationLog):
         if isinstance(reply, NoScriptError):
             reply, *waited = await talk.send([("EVAL", self._text, *call), *wait()])
         if isinstance(reply, Exception):
-            raise unavailable(reply, server=self._label(talk))
+            raise unavailable(reply, server=talk.address.label)
         answer = replies.read_answer(reply)
         if isinstance(answer, Answer):
             self._replicas = answer.replicas
@@ -328,9 +332,6 @@ class RedisLog(InvalidationLog):
             self._counters[result.word] += 1
             raise LogUnavailableError(result.word, _REFUSALS.get(result.word, "the log's script refused"))
         return result
-
-    def _label(self, talk: Talk) -> str:
-        return self._candidates.addresses[talk.place].label
 
 
 def _answer_ms(remaining_ms: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cache_l3.address import parse_addresses
+from cache_l3.address import parse_servers
 from invalidation.local_log import LocalLog
 from invalidation.log import InvalidationLog, LogUnavailableError
 from invalidation.redis.log import RedisLog, RedisLogSettings
@@ -42,7 +42,9 @@ class ChosenLog:
     fleet: str
     why_local: str = ""
     candidates: tuple[str, ...] = ()
-    """The servers that it may be on, without passwords; none for a local log."""
+    """The servers that were named for it, without passwords; none for a local log."""
+    is_cluster: bool = False
+    """Whether they are a Cluster's: the log is on the one that has its slot, which may be none of them."""
     server: LogServer | None = None
     child: PrivateRedis | None = None
 
@@ -53,8 +55,9 @@ class ChosenLog:
 
     @property
     def address(self) -> str:
-        """All candidates in one line; empty for a local log."""
-        return ", ".join(self.candidates)
+        """All candidates in one line, as URLs; empty for a local log."""
+        mark = "+cluster://" if self.is_cluster else "://"
+        return ", ".join(candidate.replace("://", mark, 1) for candidate in self.candidates)
 
     async def admit_replicas(self, replicas: int, *, force: bool) -> None:
         """Judge a number of replicas that are to answer from now on; with `force` they need not be there yet.
@@ -118,10 +121,11 @@ async def _start_child(runtime_dir: Path, memory_bytes: int) -> PrivateRedis:
 
 
 def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -> ChosenLog:
-    addresses = parse_addresses(urls)
+    servers = parse_servers(urls)
     log = RedisLog(
         RedisLogSettings(
-            addresses=addresses,
+            addresses=servers.addresses,
+            is_cluster=servers.is_cluster,
             fleet=settings.fleet,
             replicas=settings.log_replicas if kind is LogKind.REDIS else 0,
         ),
@@ -131,7 +135,8 @@ def _on_servers(urls: str, kind: LogKind, settings: Settings, *, clock: Clock) -
         log,
         kind,
         settings.fleet,
-        candidates=tuple(one.label for one in addresses),
+        candidates=tuple(one.label for one in servers.addresses),
+        is_cluster=servers.is_cluster,
         server=LogServer(log, clock=clock, call_ns=int(settings.log_deadline * _SECOND_NS)),
     )
 

@@ -70,7 +70,7 @@ def _server(state: LogState) -> Iterable[Metric]:
         "1 for the server of the log that is in use, or is tried, now.",
         labels=("server",),
     )
-    for candidate in state.candidates:
+    for candidate in dict.fromkeys((*state.candidates, *([state.server] if state.server else ()))):
         servers.add_metric((candidate,), float(candidate == state.server))
     yield servers
     faults = GaugeMetricFamily(

@@ -22,7 +22,7 @@ class LogServer:
 
     @property
     def label(self) -> str:
-        """The server that is in use, or is tried, now; one of the candidates."""
+        """The server that is in use, or is tried, now: one of the candidates, or of a Cluster's primaries."""
         return self._log.server
 
     @property

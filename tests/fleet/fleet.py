@@ -413,9 +413,13 @@ def fleet_of(
     worker_program: tuple[str, ...] = ("-m", "tests.fleet.worker"),
     arena_bytes: int = ARENA_BYTES,
     l3: Callable[[Fleet], str] | None = None,
+    log: Callable[[Fleet], str] | None = None,
     flags: tuple[str, ...] = (),
 ) -> Iterator[Fleet]:
-    """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both; `l3` gives the URL of its L3."""
+    """A fleet whose sidecars have a log on a server with one replica (k = 1), and know both; `l3` gives the URL of its L3.
+
+    `log`: the URL of a log elsewhere, with one replica too.
+    """
     with redis_servers() as servers, tempfile.TemporaryDirectory(prefix="skv-fleet-") as directory:
         fleet = Fleet(
             Path(directory), servers, sidecars=sidecars, workers=workers, load=load or Load(), program=program,
@@ -425,7 +429,8 @@ def fleet_of(
         if l3 is not None:
             fleet.flags = (*fleet.flags, "--l3-url", l3(fleet))
         try:
-            fleet.start(fleet.primary.url, fleet.replica.url, replicas=1)
+            named = [log(fleet)] if log is not None else [fleet.primary.url, fleet.replica.url]
+            fleet.start(*named, replicas=1)
             yield fleet
         finally:
             fleet.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from invalidation.redis.script import script_keys
 from tests.fleet.faults import (
     Fault,
     old_dump_loaded,
@@ -164,10 +165,29 @@ def slots_moved(fleet: Fleet) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def slot_of_the_log_moved(fleet: Fleet) -> Iterator[None]:
+    """The log's slot is on its way to another primary for the block, and no call of the log gets through."""
+    cluster, slot = _cluster(fleet), slot_of(script_keys("default")[0])
+    owner = cluster.owner(slot)
+    with cluster.moving(
+        slot, fleet.draw.choice([node for node in cluster.primaries if node is not owner])
+    ) as move:
+        move.keys(fleet.draw.randrange(10))
+        yield
+
+
 FAULTS_OF_A_CLUSTER: tuple[Fault, ...] = (
     node_killed, node_restarted, old_pages_loaded, node_stopped, node_stopped_and_replaced, replica_killed,
     failed_over, cluster_flushed, cluster_full, cluster_evicts, slots_moved,
 )  # fmt: skip
+
+
+FAULTS_OF_A_CLUSTER_WITH_THE_LOG: tuple[Fault, ...] = (
+    node_killed, node_restarted, node_stopped, node_stopped_and_replaced, replica_killed, failed_over, cluster_flushed,
+    cluster_full, slots_moved, slot_of_the_log_moved,
+)  # fmt: skip
+"""None that makes a server evict whatever it likes: such a one is refused for the log."""
 
 
 def _line(fleet: Fleet) -> FaultRelay:

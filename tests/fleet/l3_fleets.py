@@ -58,6 +58,19 @@ def fleet_on_a_cluster(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
 
 
 @contextlib.contextmanager
+def fleet_on_one_cluster(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
+    """Pages and the log on three primaries with a replica each."""
+    with redis_cluster() as cluster:
+
+        def urls(_: Fleet) -> str:
+            return cluster.urls
+
+        with fleet_of(load=load, l3=urls, log=urls, **changed) as fleet:
+            fleet.cluster = cluster
+            yield fleet
+
+
+@contextlib.contextmanager
 def fleet_on_a_line(load: Load = LOAD, **changed: Any) -> Iterator[Fleet]:
     """Pages on a server of their own, at the end of a line that can be bad."""
     with contextlib.ExitStack() as held:

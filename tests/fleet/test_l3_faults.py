@@ -10,12 +10,18 @@ import pytest
 from tests.fleet.checker import availability
 from tests.fleet.faults import FAULTS_OF_NODES, Fault
 from tests.fleet.fleet import Fleet
-from tests.fleet.l3_faults import FAULTS_OF_A_CLUSTER, FAULTS_OF_A_LINE, FAULTS_OF_A_PAIR
+from tests.fleet.l3_faults import (
+    FAULTS_OF_A_CLUSTER,
+    FAULTS_OF_A_CLUSTER_WITH_THE_LOG,
+    FAULTS_OF_A_LINE,
+    FAULTS_OF_A_PAIR,
+)
 from tests.fleet.l3_fleets import (
     SOAK_S,
     fleet_on_a_cluster,
     fleet_on_a_line,
     fleet_on_a_pair,
+    fleet_on_one_cluster,
     suffer,
     wind_up,
 )
@@ -28,6 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + SOAK_S)]
 _PLACES: dict[str, tuple[Callable[[], AbstractContextManager[Fleet]], tuple[Fault, ...]]] = {
     "a server with a replica": (fleet_on_a_pair, FAULTS_OF_A_PAIR),
     "a cluster of six": (fleet_on_a_cluster, FAULTS_OF_A_CLUSTER),
+    "one cluster for pages and log": (fleet_on_one_cluster, FAULTS_OF_A_CLUSTER_WITH_THE_LOG),
     "a bad line": (fleet_on_a_line, FAULTS_OF_A_LINE),
 }
 

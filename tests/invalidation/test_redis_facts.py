@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from redis.exceptions import MovedError
 
 from invalidation.log import LogUnavailableError
+from invalidation.redis.errors import MovedElsewhereError
 from invalidation.redis.facts import RedisFacts, read_facts
 from kv_types.errors import ConfigError
 from tests.support.logs import Logs, append, within
@@ -32,6 +34,8 @@ def facts(
     replicas: int = 0,
     config: dict[str, str] | None = None,
     candidates: int = 1,
+    promised: int | None = None,
+    read: object = None,
 ) -> RedisFacts:
     """Facts of a server whose INFO differs so from that of a good one; None leaves a line out."""
     told = {name: value for name, value in (INFO | (changed or {})).items() if value is not None}
@@ -41,11 +45,34 @@ def facts(
         for name in ("repl-backlog-ttl", "maxmemory-policy")
     ]
     return read_facts(
-        [text.encode(), *settings, 0, None],
+        [text.encode(), *settings, 0, read],
         server="redis://here:6379",
         replicas=replicas,
         candidates=candidates,
+        promised=promised,
     )
+
+
+def test_a_cluster_that_fails_over_needs_replicas_that_confirm() -> None:
+    with_two: dict[str, str | None] = {"connected_slaves": "2", "cluster_enabled": "1"}
+    (error,) = facts(with_two, promised=0).errors
+    assert "log_replicas is 0" in error
+    assert "--log-replicas 2" in error
+    assert facts(with_two, promised=1, replicas=1).errors == ()
+    assert facts({"cluster_enabled": "1"}, promised=0).errors == (), "it has none"
+
+
+def test_a_clusters_server_that_is_named_alone_is_warned_of() -> None:
+    (warning,) = facts({"cluster_enabled": "1"}).warnings
+    assert "redis+cluster://" in warning
+    assert facts({"cluster_enabled": "1"}, promised=0).warnings == ()
+
+
+def test_a_server_that_has_not_the_logs_slot_is_none_to_judge() -> None:
+    with pytest.raises(LogUnavailableError) as told:
+        facts(promised=0, read=MovedError("77 b:2", status_code="MOVED"))
+    assert isinstance(told.value, MovedElsewhereError)
+    assert told.value.redirect == "MOVED 77 b:2"
 
 
 def test_a_good_server_has_neither_errors_nor_warnings() -> None:

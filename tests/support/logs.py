@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from cache_l3.address import parse_addresses
+from cache_l3.address import parse_servers
 from invalidation.log import (
     Appended,
     InvalidationLog,
@@ -49,11 +49,13 @@ class Logs:
         replicas: int = 0,
         limits: LogLimits | None = None,
     ) -> RedisLog:
-        """A log on the first of these servers, or URLs, that works."""
+        """A log on the first of these servers, or URLs, that works; or on a Cluster, by its URLs."""
         urls = ",".join(server if isinstance(server, str) else server.url for server in servers)
+        named = parse_servers(urls)
         settings = RedisLogSettings(
-            addresses=parse_addresses(urls), fleet=fleet, replicas=replicas, limits=limits or LogLimits()
-        )
+            addresses=named.addresses, is_cluster=named.is_cluster, fleet=fleet, replicas=replicas,
+            limits=limits or LogLimits(),
+        )  # fmt: skip
         self._opened.append(RedisLog(settings, clock=CLOCK))
         return self._opened[-1]
 

@@ -85,12 +85,14 @@ PAGE_SIZES: dict[bytes, int] = {}
 def sharing_nodes(
     count: int,
     l3: str,
-    log: RedisServer,
+    log: RedisServer | None,
     *flags: str,
     patience: Sequence[str] = PATIENT,
     page_bytes: int = PAGE_BYTES,
     arenas: Mapping[int, str] | None = None,
 ) -> Iterator[list[SharingNode]]:
+    """`log` None: it is where the pages are."""
+    named = () if log is None else ("--log-url", log.url)
     space = space_of(page_bytes, model="shared")
     PAGE_SIZES[space.id] = page_bytes
     with ExitStack() as stack:
@@ -98,7 +100,7 @@ def sharing_nodes(
         daemons = [
             stack.enter_context(
                 Daemon(
-                    scratch / f"n{number}", "--l3-url", l3, "--log-url", log.url, *QUICK, *patience, *flags,
+                    scratch / f"n{number}", "--l3-url", l3, *named, *QUICK, *patience, *flags,
                     arena=(arenas or {}).get(number, "16MiB"),
                 )
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -229,11 +228,3 @@ def test_status_and_metrics_tell_of_l3(pair: list[SharingNode]) -> None:
     assert "stratakv_l3_enabled 1.0" in text
     assert "stratakv_l3_stored_pages_total " in text
     assert 'stratakv_l3_server_available{server="' in text
-
-
-def test_a_cluster_needs_a_log_of_its_own(tmp_path: Path) -> None:
-    done = run_command(
-        "serve", "--runtime-dir", str(tmp_path / "run"), "--l3-url", "redis+cluster://127.0.0.1:1"
-    )
-    assert done.returncode != 0
-    assert "log_url" in done.stderr + done.stdout

@@ -50,10 +50,10 @@ def test_it_is_known_whether_the_log_lies_on_the_same_servers() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"l3_url": "redis+cluster://a:1"},
         {"l3_url": "redis+cluster://a:1/3", "log_url": "redis://b"},
         {"l3_url": "http://a:1"},
-        {"log_url": "redis+cluster://a:1"},
+        {"log_url": "redis+cluster://a:1/3"},
+        {"log_url": "redis://a,redis+cluster://b:1"},
         {"l3_ttl": "0"},
         {"l3_codec": "gzip"},
         {"l3_connections": 0},
@@ -66,6 +66,13 @@ def test_it_is_known_whether_the_log_lies_on_the_same_servers() -> None:
 def test_settings_of_l3_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         settings(**given)
+
+
+def test_one_url_of_a_cluster_is_enough_for_pages_and_log() -> None:
+    made = settings(l3_url="redis+cluster://a:1,b:2")
+    assert choose_l3(made, log_candidates=["redis://b:2"]).holds_log
+    apart = settings(l3_url="redis+cluster://a:1,b:2", log_url="redis+cluster://c:3")
+    assert not choose_l3(apart, log_candidates=["redis://c:3"]).holds_log
 
 
 def test_passwords_of_a_cluster_are_not_shown() -> None:
