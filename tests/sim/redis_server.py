@@ -404,7 +404,9 @@ class RedisServer:
 
     def damage(self, random: Random) -> bool:
         """A page's bytes change here: one bit, its end, or all of them, which are another page's then."""
-        pages = [key for key, value in self.keyspace.values.items() if isinstance(value, Text) and value.value]
+        pages = [
+            key for key, value in self.keyspace.values.items() if isinstance(value, Text) and value.value
+        ]
         if not pages:
             return False
         key = random.choice(pages)
