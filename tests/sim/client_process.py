@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cache_l2.attach_messages import Welcome
 from cache_l2.reader import AttachedArena
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 DEADLINE_S = 0.5
+
+
+class Invoked(NamedTuple):
+    """When a look-up was invoked, by the boot clock of its machine, and what its process was attached to then."""
+
+    own_ns: int
+    attachment: Attachment | None
 
 
 class _NoRemote:
@@ -158,6 +165,10 @@ class ClientProcess:
             if self.link.arena is arena:
                 registered.pages = pages
         return registered
+
+    def invoked(self) -> Invoked:
+        """A look-up begins."""
+        return Invoked(self.node.now_ns(), self.attachment)
 
     def kill(self) -> None:
         """End as by SIGKILL."""

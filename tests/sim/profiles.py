@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from tests.sim.clockwork import MS, S
-from tests.sim.plan import Fault, Plan, Wish
+from tests.sim.plan import PATHS, Fault, Plan, Wish
 
 
 def draw_clocks(plan: Plan, draw: random.Random) -> None:
@@ -238,10 +238,12 @@ def _splits(plan: Plan, draw: random.Random) -> None:
 def _bounces(plan: Plan, draw: random.Random) -> None:
     """A primary that loses its newest records to a replica without them, and is the primary again before anybody asks."""
     plan.servers, plan.replicas, plan.engines = 2, 1, 0
-    plan.l3, plan.is_settled, plan.switches_weights = "log", True, False
+    plan.l3, plan.page_servers = "own", 1  # which have not lost what they keep
+    plan.is_settled, plan.switches_weights = True, False
     plan.notices_ns = 5 * MS
     plan.duration_ns = int(draw.uniform(2.5, 3.5) * S)
-    plan.think_ns, plan.pass_ns = (5 * MS, 60 * MS), (1 * MS, 20 * MS)
+    # what was stored before is not overwritten at once: few look, at many chains
+    plan.think_ns, plan.pass_ns, plan.paths = (20 * MS, 200 * MS), (1 * MS, 20 * MS), PATHS
     at_ns = draw.randint(400, 700) * MS
     plan.faults = [Fault(at_ns, "cut_replication", 400 * MS, draw.random(), draw.random())]
     plan.faults += [
@@ -252,7 +254,7 @@ def _bounces(plan: Plan, draw: random.Random) -> None:
     plan.wishes = [Wish(at_ns + draw.randint(20, 150) * MS, "tag", "none", draw.random())]
     plan.wishes += [
         Wish(
-            at_ns + draw.randint(700, 1200) * MS,
+            at_ns + draw.randint(560, 1100) * MS,
             draw.choice(("all", "model", "key", "key")),
             "hidden",
             draw.random(),

@@ -110,10 +110,12 @@ def test_a_page_published_against_a_record_is_seen() -> None:
 def test_a_hit_without_a_renewal_is_seen() -> None:
     truth = Truth()
     truth.granted(b"member", Grant(until_ns=100, incarnation=INCARNATION, tip=3))
-    truth.check_freshness(b"member", {INCARNATION: 3}, invoked_ns=99, who="in time")
+    truth.check_freshness([(b"member", {INCARNATION: 3})], invoked_ns=99, who="in time")
     for published, invoked_ns in (({INCARNATION: 3}, 100), ({INCARNATION: 2}, 99), ({}, 99)):
         with _broken("BrokeFailClosed"):
-            truth.check_freshness(b"member", published, invoked_ns=invoked_ns, who="too late, or not applied")
+            truth.check_freshness(
+                [(b"member", published)], invoked_ns=invoked_ns, who="too late, or not applied"
+            )
 
 
 def test_torn_and_foreign_pages_are_seen() -> None:

@@ -6,7 +6,7 @@ its computation truly began, and all that it was derived from. Validators compar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kv_types.ids import PageKey
@@ -201,15 +201,16 @@ class Truth:
         return None
 
     def check_freshness(
-        self, member: bytes, published: dict[bytes, int], *, invoked_ns: int, who: str
+        self, members: Sequence[tuple[bytes, Mapping[bytes, int]]], *, invoked_ns: int, who: str
     ) -> None:
         """I2: a hit needs a renewal by the true log that is not over yet, and all that it brought published.
 
-        `published` is the newest revision of each incarnation that the sidecar has published.
+        `members` are those that may have served it: each with the newest revision of each incarnation that it has published.
         """
-        for grant in self.grants.get(member, ()):
-            if grant.until_ns > invoked_ns and grant.tip <= published.get(grant.incarnation, -1):
-                return
+        for member, published in members:
+            for grant in self.grants.get(member, ()):
+                if grant.until_ns > invoked_ns and grant.tip <= published.get(grant.incarnation, -1):
+                    return
         raise BrokenPromiseError(
             "BrokeFailClosed", f"{who} was served without a renewal of its sidecar that covers it"
         )

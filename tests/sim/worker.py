@@ -16,7 +16,7 @@ from inference_worker.weights import Announced, FollowedVersion
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, PutOutcome, Refused, RefuseReason
-from tests.sim.client_process import ClientProcess
+from tests.sim.client_process import ClientProcess, Invoked
 from tests.sim.environment import PAGE_BYTES
 from tests.sim.sidecar import SimulatedSidecar
 from tests.sim.spaces import Path, chain, namespace, packed
@@ -204,7 +204,7 @@ class Worker(ClientProcess):
     ) -> None:
         """Look up in L1, then in L2 for the rest, and have loaded what that lacks; what comes is held against the truth."""
         world = self.world
-        fences, invoked_ns = len(world.truth.fenced), self.sidecar.node.now_ns()
+        fences, invoked = len(world.truth.fenced), self.invoked()
         numbers = cache.match(keys)
         buffers = [bytearray(PAGE_BYTES) for _ in numbers]
         cache.read(numbers, buffers)
@@ -213,20 +213,20 @@ class Worker(ClientProcess):
         cache.release(numbers)
         if world.chance(0.5):
             remote = self._get(request, keys, len(local), deadline_s)
-            self._served(now, [*local, *remote], fences, invoked_ns, from_l1=len(local))
+            self._served(now, [*local, *remote], fences, invoked, from_l1=len(local))
             return
         with request.lease(keys, start=len(local), deadline_s=deadline_s) as lease:
-            self._served(now, [*local, *map(bytes, lease)], fences, invoked_ns, from_l1=len(local))
+            self._served(now, [*local, *map(bytes, lease)], fences, invoked, from_l1=len(local))
             if world.chance(0.5):
                 world.clockwork.sleep(world.pass_ns())
                 self._served(now, [*local, *map(bytes, lease)], fences, None, from_l1=len(local))
 
     def _extend(self, now: Pass, request: Request, keys: bytes) -> None:
         """Look up what L2 has behind the pages that this request has already."""
-        fences, invoked_ns = len(self.world.truth.fenced), self.sidecar.node.now_ns()
+        fences, invoked = len(self.world.truth.fenced), self.invoked()
         own = [_bytes(page) for page in now.pages]
         pages = [*own, *self._get(request, keys, len(own), self._patience_s())]
-        self._served(now, pages, fences, invoked_ns, from_l1=len(own), own=len(own))
+        self._served(now, pages, fences, invoked, from_l1=len(own), own=len(own))
 
     @staticmethod
     def _get(request: Request, keys: bytes, start: int, deadline_s: float | None) -> list[bytes]:
@@ -239,7 +239,7 @@ class Worker(ClientProcess):
         now: Pass,
         pages: Sequence[bytes],
         fences: int,
-        invoked_ns: int | None,
+        invoked: Invoked | None,
         *,
         from_l1: int,
         own: int = 0,
@@ -250,7 +250,7 @@ class Worker(ClientProcess):
             self.world.truth.check_whole(_words(page), keys[: index + 1], now.space, self.name)
             for index, page in enumerate(pages)
         ]
-        self.world.served(self, found[own:], fences, invoked_ns, from_l1=from_l1, wanted=len(now.path))
+        self.world.served(self, found[own:], fences, invoked, from_l1=from_l1, wanted=len(now.path))
         now.pages = found
 
     def load(self, space: Namespace, path: Path) -> int:

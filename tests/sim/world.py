@@ -15,7 +15,7 @@ from kv_types.validity import EngineMode
 from tests.sim import environment
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import VISIBLE, Entry, ancestors, subtree
-from tests.sim.client_process import ClientProcess
+from tests.sim.client_process import ClientProcess, Invoked
 from tests.sim.clockwork import MS, Clockwork, S
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
@@ -250,20 +250,20 @@ class World:
         worker: ClientProcess,
         pages: list[Instance],
         fences: int,
-        invoked_ns: int | None,
+        invoked: Invoked | None,
         *,
         from_l1: int,
         wanted: int,
     ) -> None:
-        """A look-up returned."""
+        """A look-up returned. Another thread may have attached to another life meanwhile: either may have served it."""
         if pages:
             self.truth.check_fence(pages, fences, worker.name)
-            attachment = worker.attachment
-            if invoked_ns is not None and attachment is not None:
-                life = attachment.life
-                self.truth.check_freshness(
-                    life.shell.member, self.arenas[life.id].published, invoked_ns=invoked_ns, who=worker.name
+            if invoked is not None and worker.attachment is not None:
+                lives = dict.fromkeys(
+                    one.life for one in (invoked.attachment, worker.attachment) if one is not None
                 )
+                members = [(life.shell.member, self.arenas[life.id].published) for life in lives]
+                self.truth.check_freshness(members, invoked_ns=invoked.own_ns, who=worker.name)
         self.note(worker.name, f"served {pages} of {wanted}, {from_l1} from L1")
 
     # --- choices ---
