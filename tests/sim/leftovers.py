@@ -25,10 +25,15 @@ def check_nothing_left(world: World) -> None:
     """Raises BrokenPromiseError where something of loads or stores remains though everybody has had the time to end."""
     lives = [one.life for one in world.sidecars if one.life is not None]
     limit_ns = world.clockwork.now_ns + WAIT_NS
-    while any(_left(life) for life in lives) and world.clockwork.now_ns < limit_ns:
+    while (
+        any(_left(life) or _unaccounted(world, life) for life in lives) and world.clockwork.now_ns < limit_ns
+    ):
         world.clockwork.run(world.clockwork.now_ns + 100 * MS)
     world.loads.check_none_lost()
     for life in lives:
+        missing = _unaccounted(world, life)
+        if missing:
+            raise BrokenPromiseError("BrokeAccount", missing)
         left = _left(life)
         if left:
             raise BrokenPromiseError(
@@ -38,6 +43,16 @@ def check_nothing_left(world: World) -> None:
         for entry in life.arena.entries:
             if entry.state == VISIBLE:
                 world.truth.check_bytes(entry.birth, (entry.place[0], entry.place[1]), life.sidecar.node.name)
+
+
+def _unaccounted(world: World, life: Life) -> str:
+    """I7: whatever was asked for is accounted for, over clients that live and that have died; what is not, in words."""
+    asked = world.arenas[life.id].asked
+    counted = life.store.namespace_counts().values()
+    requested = sum(one.requested for one in counted)
+    if requested == asked and all(one.is_balanced for one in counted):
+        return ""
+    return f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for"
 
 
 def _left(life: Life) -> dict[str, int]:

@@ -27,7 +27,7 @@ from tests.sim.operator import Operator
 from tests.sim.plan import Plan
 from tests.sim.redis_server import RedisServer
 from tests.sim.scripts import LUA, renewal_of, settle, tip_of
-from tests.sim.sidecar import Life, SimulatedSidecar
+from tests.sim.sidecar import SimulatedSidecar
 from tests.sim.spaces import Path, namespace
 from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
 from tests.sim.worker import Worker
@@ -408,21 +408,7 @@ class World:
         from tests.sim.recreation import recreate
 
         recreate(self)
-        for sidecar in self.sidecars:
-            if sidecar.life is not None:
-                self._check_accounts(sidecar.life)
         finished.append(True)
-
-    def _check_accounts(self, life: Life) -> None:
-        """I7: whatever was asked for is accounted for, over clients that live and that have died."""
-        asked = self.arenas[life.id].asked
-        counted = life.store.namespace_counts().values()
-        requested = sum(one.requested for one in counted)
-        if requested != asked or not all(one.is_balanced for one in counted):
-            raise BrokenPromiseError(
-                "BrokeAccount",
-                f"{asked} pages were asked of {life.sidecar.node}, {requested} are accounted for",
-            )
 
 
 def _said(entry: LogEntry) -> str:
