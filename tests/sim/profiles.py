@@ -250,7 +250,7 @@ def _bounces(plan: Plan, draw: random.Random) -> None:
         Fault(at_ns + 350 * MS, "crash", 150 * MS, (number + 0.5) / plan.sidecars, 0.5)
         for number in range(plan.sidecars)
     ]
-    plan.faults.append(Fault(at_ns + 420 * MS, "bounce", 1 * MS, draw.random(), draw.random()))
+    plan.faults.append(Fault(at_ns + 390 * MS, "bounce", 1 * MS, draw.random(), draw.random()))
     plan.wishes = [Wish(at_ns + draw.randint(20, 150) * MS, "tag", "none", draw.random())]
     plan.wishes += [
         Wish(

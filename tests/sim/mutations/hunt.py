@@ -25,7 +25,10 @@ SLICE = 200
 def replay(number: str, first: int, last: int) -> Finding | None:
     """The first seed of a range that finds a mutation; raises CalledProcessError where the replay itself fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sim.mutations.replay", number, str(first), str(last)],
+        [
+            sys.executable, "-W", "ignore::RuntimeWarning",  # of tasks of a process that died before they had begun
+            "-m", "tests.sim.mutations.replay", number, str(first), str(last),
+        ],
         cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 1 and not done.stderr:

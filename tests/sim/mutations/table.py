@@ -205,6 +205,7 @@ MUTATIONS = (
                 "        return [PublishFreshness(freshness_ns), Apply(renewal.records)]\n",
             ),
         ),
+        profile=2,
     ),
     Mutation(
         "16", "the view is published before the pages are hidden",
