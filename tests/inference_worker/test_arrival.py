@@ -61,7 +61,7 @@ def test_a_look_up_shares_the_load_of_a_prefetch(looking: Looking) -> None:
     looking.shelve(keys)
     with ThreadPoolExecutor(1) as pool:
         with held(looking):
-            prefetch = looking.client.prefetch(looking.ns, keys)
+            prefetch = looking.client.prefetch(looking.ns, keys, deadline_s=60.0)
             assert prefetch is not None
             assert looking.look("lease", keys, deadline_s=0.0) == (0, 0, MissReason.ABSENT)
             looks = pool.submit(looking.look, "lease", keys)
@@ -78,7 +78,7 @@ def test_prefetches_are_bounded_and_end_when_they_are_called_off(looking: Lookin
     for one in keys:
         looking.shelve(one)
     with held(looking):
-        prefetches = [client.prefetch(ns, one) for one in keys]
+        prefetches = [client.prefetch(ns, one, deadline_s=60.0) for one in keys]
         assert [one is not None for one in prefetches] == [True] * 8 + [False]
         assert client.statistics()["prefetches_in_flight"] == 8
         assert client.statistics()["prefetches_dropped"] == 1

@@ -195,10 +195,8 @@ def _plain(status: int, value: Any) -> Any:
     if status:
         return None
     if isinstance(value, tuple):
-        return tuple(
-            bytes(one) if isinstance(one, bytes | bytearray) or hasattr(one, "__buffer__") else one
-            for one in value
-        )
+        head, size, in_place, apart, checksum = value
+        return bytes(head), size, in_place, None if apart is None else bytes(memoryview(apart)), checksum
     return value
 
 
@@ -208,7 +206,7 @@ def server() -> Iterator[Redis]:
         yield servers.start().client
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.generate, Phase.shrink))
+@settings(max_examples=60, deadline=None, phases=(Phase.generate, Phase.shrink))
 @given(st.lists(commands, min_size=1, max_size=12))
 def test_requests_end_as_with_the_native_engine(server: Redis, commands: list[Command]) -> None:
     server.flushall()
