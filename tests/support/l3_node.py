@@ -13,7 +13,7 @@ from invalidation.local_log import LocalLog
 from kv_types.clock import BoottimeClock
 from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace
-from kv_types.outcomes import Hit, PutOutcome
+from kv_types.outcomes import STORED, Hit, PutOutcome
 from kv_types.record import PageDescription, new_birth
 from sidecar.l3.loader import Loader
 from sidecar.l3.loads import LoadRow, RowLoaded
@@ -111,7 +111,8 @@ class Node:
                     "birth": new_birth(), **changes,
                 }
             )  # fmt: skip
-            assert self.records._write(page, memoryview(page_of(key, self.record.page_bytes)), ttl_s=100)
+            outcome = self.records.write(page, memoryview(page_of(key, self.record.page_bytes)), ttl_s=100)
+            assert outcome == STORED
 
     def name(self, key: PageKey) -> RecordName:
         return RecordName(self.record.id, key)

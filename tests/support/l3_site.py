@@ -11,6 +11,7 @@ from cache_l3.record_store import RecordName
 from kv_types.clock import BoottimeClock
 from kv_types.ids import KEY_BYTES, PageKey
 from kv_types.namespace import Namespace
+from kv_types.outcomes import STORED
 from kv_types.record import PageDescription, new_birth
 from sidecar.l3.loader import Loader
 from tests.support.attach_site import AttachSite
@@ -54,7 +55,10 @@ class L3Site(AttachSite):
                     "namespace": space.id, "key": names[index], "parent": names[index - 1] if index else None,
                     "stamp": store.stamp(), "payload_bytes": len(pages[index]), "birth": new_birth(), **changes,
                 }  # fmt: skip
-                self.records._write(PageDescription(**fields), memoryview(pages[index]), ttl_s=_TTL_S)
+                outcome = self.records.write(
+                    PageDescription(**fields), memoryview(pages[index]), ttl_s=_TTL_S
+                )
+                assert outcome == STORED
 
         self.call(put)
 
