@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 class SharedRedis:
-    """A redis-server on a Unix socket; it ends with the demo, or stays with what is kept. Raises DemoError where there is none."""
+    """A redis-server on a Unix socket; it ends with the demo, or is kept with the rest. Raises DemoError where there is none."""
 
     def __init__(self, children: Children, folder: Path) -> None:
         binary = find_redis_server()
