@@ -44,6 +44,7 @@ struct Room {
   explicit Room(std::size_t wanted) : many(wanted > kFewPages ? new FoundPage[wanted] : nullptr) {
     pages = many != nullptr ? many.get() : few;
   }
+  Room(const Room&) = delete;
   FoundPage few[kFewPages];
   std::unique_ptr<FoundPage[]> many;
   FoundPage* pages;
@@ -115,16 +116,11 @@ class PyReader {
     check_counter(counter);
     const BorrowedKeys chain(keys);
     const std::size_t first = chain.start(start);
-    const std::size_t wanted = chain.count() - first;
-    FoundPage few[kFewPages];
-    std::unique_ptr<FoundPage[]> many(wanted > kFewPages ? new FoundPage[wanted] : nullptr);
-    FoundPage* pages = many != nullptr ? many.get() : few;
+    const Room room(chain.count() - first);
     reader->begin_counting(counter, chain.count());
-    const LookUpResult result = unlocked_if(wanted > kKeysUnderGil, [&] {
-      return reader->pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
-    });
-    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(pages, result.pages)), may_load);
-    return PyLease(HeldPages::create(std::move(reader), pages, result.pages), result);
+    const LookUpResult result = pin(*reader, chain, first, room.pages);
+    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages)), may_load);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
   }
 
   PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::int64_t start, std::optional<std::uint64_t> l3_from,
