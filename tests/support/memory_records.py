@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,11 @@ _Result = TypeVar("_Result")
 class _Record:
     data: bytes
     expires_ns: int
+
+
+def other_birth() -> int:
+    """Of a page that was computed elsewhere."""
+    return random.getrandbits(63) + 1
 
 
 class MemoryShelf:
