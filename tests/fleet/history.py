@@ -79,17 +79,8 @@ class Recorder:
     ) -> None:
         got = [self._number(page) for page in pages]
         told = [
-            invoked_ns,
-            answered_ns,
-            tenant,
-            chain,
-            wanted,
-            l1,
-            int(reason),
-            deadline_ns,
-            took_ns,
-            waited_ns,
-        ]
+            invoked_ns, answered_ns, tenant, chain, wanted, l1, int(reason), deadline_ns, took_ns, waited_ns,
+        ]  # fmt: skip
         self._write({"look": told, "got": got})
 
     def account(self, account: Account) -> None:

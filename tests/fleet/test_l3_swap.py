@@ -81,7 +81,7 @@ def test_c19_roles_are_swapped_under_load_again_and_again(shared: tuple[Fleet, P
                 lambda: pair.has(pair.store(first)), timeout_s=RECOVER_S_MAX, what=f"writes, swap {swap}"
             )
             keys = pair.store(first)
-            assert pair.has(keys)
+            Records(pair.primary, SPACE).wait(keys)
             wait_until(
                 lambda: fetch(second, keys, deadline_s=0.5).pages == 4,  # noqa: B023 - waited for here
                 timeout_s=RECOVER_S_MAX, what=f"reads after swap {swap}",
