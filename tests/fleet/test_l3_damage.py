@@ -73,12 +73,12 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
         records, (root, victim, leaf) = nodes.records(), split(keys)
         before = nodes.corrupt(1)
         records.write(victim, DAMAGES[damage](records.read(victim), records.read(leaf)))
-        got = fetch(second, keys, deadline_s=1.0)
+        got = fetch(second, keys, deadline_s=5.0)
         assert (got.pages, got.reason) == (1, MissReason.CORRUPT), got
         assert nodes.corrupt(1) == before + 1
         assert records.lives_s(victim) == -2, "it is removed"
         assert records.read(root)
-        again = fetch(second, keys, deadline_s=1.0)
+        again = fetch(second, keys, deadline_s=5.0)
         assert (again.l2, again.l3, again.reason) == (1, 0, MissReason.ABSENT)
         with second.begin().request as request:
             got_before = request.lease(keys)
@@ -86,7 +86,7 @@ def test_c27_a_damaged_record_is_a_miss_is_counted_and_is_removed(nodes: TwoNode
                 outcomes = request.put(keys, second.pages(keys)[1:], start=1)
         assert len(outcomes) == 2
         records.wait(keys)
-        assert fetch(second, keys, deadline_s=1.0).pages == 3, "computed anew, it is as good as ever"
+        assert fetch(second, keys, deadline_s=5.0).pages == 3, "computed anew, it is as good as ever"
 
 
 def test_c27_a_record_cut_to_nothing_is_as_good_as_none(nodes: TwoNodes) -> None:
@@ -94,7 +94,7 @@ def test_c27_a_record_cut_to_nothing_is_as_good_as_none(nodes: TwoNodes) -> None
         keys = nodes.share(first, 2)
         _, victim = split(keys)
         nodes.records().write(victim, b"")
-        got = fetch(second, keys, deadline_s=1.0)
+        got = fetch(second, keys, deadline_s=5.0)
         assert (got.pages, got.reason in (MissReason.ABSENT, MissReason.CORRUPT)) == (1, True)
         assert all(isinstance(one, Stored | Known) for one in second.compute(keys))
         wait_until(lambda: nodes.records().read(victim) != b"", what="the record to be written anew")

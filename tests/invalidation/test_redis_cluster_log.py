@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -136,8 +137,9 @@ async def test_a_primary_of_the_log_that_hangs_is_replaced(cluster: RedisCluster
     cluster.stop(before)
     try:
         await asyncio.to_thread(cluster.wait_for_failover, before)
-        with pytest.raises(LogUnavailableError):  # its one replica is the primary now: nobody confirms
-            await asyncio.wait_for(unconfirmed(member, log), HEAL_S_MAX)
+        await asyncio.wait_for(reached_another(member, log), HEAL_S_MAX)
+        with contextlib.suppress(LogUnavailableError):
+            assert not (await member.renew(seconds=0.5)).confirmed, "its one replica is the primary now"
     finally:
         cluster.cont(before)
     await asyncio.to_thread(cluster.wait_ok)
@@ -145,16 +147,12 @@ async def test_a_primary_of_the_log_that_hangs_is_replaced(cluster: RedisCluster
     assert log.server.endswith(f":{after.port}")
 
 
-async def unconfirmed(member: Follower, log: RedisLog) -> None:
-    """Reach the new primary, and see that it confirms nothing while its replica is away."""
+async def reached_another(member: Follower, log: RedisLog) -> None:
+    """Call until another server is taken for the primary."""
     at = log.server
     while log.server == at:
-        try:
+        with contextlib.suppress(LogUnavailableError):
             await member.renew(seconds=0.5)
-        except LogUnavailableError:
-            continue
-    assert not (await member.renew(seconds=0.5)).confirmed
-    raise LogUnavailableError("unconfirmed")
 
 
 @pytest.mark.asyncio
@@ -170,7 +168,7 @@ async def test_a_slot_that_moves_takes_the_log_along_and_voids_it(cluster: Redis
     with cluster.moving(slot, target) as move:
         move.keys(2)
         with pytest.raises(LogUnavailableError) as failed:  # it is at neither end as a whole
-            await log.fence(deadline_ns=within(0.6))
+            await log.fence(deadline_ns=within(2.0))
         assert failed.value.reason == "moved"
         appending = asyncio.create_task(append(log, entry(Selector(model="another"))))
         await asyncio.sleep(0)
@@ -230,10 +228,10 @@ async def test_a_verb_that_fails_half_way_in_a_slot_that_moves_leaves_no_log_beh
     target = next(node for node in lone_primaries.primaries if node is not owner)
     with lone_primaries.moving(slot, target):
         with pytest.raises(LogUnavailableError, match="non local key"):
-            await log.append(entry(EVERYTHING), request_id=os.urandom(16), deadline_ns=within(1.0))
+            await log.append(entry(EVERYTHING), request_id=os.urandom(16), deadline_ns=within())
         assert owner.cluster("COUNTKEYSINSLOT", slot) < len(keys), "it was half way"
         with pytest.raises(LogUnavailableError, match="moved"):
-            await log.boot(deadline_ns=within(0.5))
+            await log.boot(deadline_ns=within(2.0))
     boot = await log.boot(deadline_ns=within())
     assert (boot.tip.revision, boot.tip.incarnation != member.at.incarnation) == (0, True)
     assert await answered(member) is RenewalStatus.NEW_INCARNATION
