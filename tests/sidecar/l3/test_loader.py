@@ -449,7 +449,6 @@ async def test_rows_that_name_each_other_as_parents_hang_nobody() -> None:
 SMALL_RUNS = SMALL.__class__(**{name: getattr(SMALL, name) for name in SMALL.__slots__} | {"flights": 2})
 
 
-@pytest.mark.asyncio
 async def test_keys_asked_under_another_namespace_hide_nothing_from_their_own() -> None:
     async with nodes() as (node,):
         keys = fresh(3)
@@ -459,3 +458,15 @@ async def test_keys_asked_under_another_namespace_hide_nothing_from_their_own() 
         (told,) = await node.loader.begin([wrong], deadline_ns=node.within(1.0)).wait()
         assert (told.pages, told.reason) == (0, MissReason.ABSENT)
         assert await node.load(keys) == [RowLoaded(3, 0, MissReason.NONE)]
+
+
+async def test_what_another_namespace_has_here_is_neither_told_nor_loaded_over() -> None:
+    async with nodes() as (node,):
+        keys = fresh(3)
+        node.put(keys)
+        other = add(node.store, namespace_of("another"))
+        node.shelve(keys, namespace=other.id)
+        rows = [LoadRow(other.id, None, packed(keys)), LoadRow(other.id, keys[0], packed(keys[1:]))]
+        told = await node.loader.begin(rows, deadline_ns=node.within(1.0)).wait()
+        assert told == [RowLoaded(0, 0, MissReason.ABSENT)] * 2
+        node.check_bytes(keys)
