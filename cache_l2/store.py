@@ -358,7 +358,7 @@ class ArenaStore(PageIntake):
     def lease(self, namespace: NamespaceId, keys: Keys, *, start: int = 0) -> Lease:
         """Pin the longest servable prefix of keys[start:]; the caller releases it. Counted as a look-up.
 
-        Raises UnknownNamespaceError, LimitExceededError, InvalidArgumentError.
+        Raises UnknownNamespaceError, LimitExceededError, InvalidArgumentError, OverloadedError.
         """
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
@@ -384,7 +384,10 @@ class ArenaStore(PageIntake):
         return put_pages(self, record, packed, sources, start=start, stamp=stamp)
 
     def own_counter(self, record: NamespaceRecord) -> int:
-        """Counter of the sidecar's own row for a namespace, taken from another one where none is left."""
+        """Counter of the sidecar's own row for a namespace, taken from another one where none is left.
+
+        Raises OverloadedError when look-ups of all others are under way.
+        """
         return self._accounts.bind(self._own_row, record, recycle=True)
 
     # --- figures ---
