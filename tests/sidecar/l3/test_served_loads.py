@@ -128,7 +128,7 @@ async def a_call_that_waits(
     async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         chain = cache_pb2.Chain(keys=packed(keys))
         request = cache_pb2.GetRequest(namespace_id=node.record.id, chain=chain).SerializeToString()
-        call = channel.unary_unary(f"/{SERVICE}/GetWhole")(request)
+        call = channel.unary_unary(f"/{SERVICE}/GetWhole", None, None)(request)
         await held.reached.wait()
         yield server, channel, held
         await asyncio.wait([asyncio.ensure_future(_outcome(call))])
@@ -148,7 +148,7 @@ async def _outcome(call: grpc.aio.UnaryUnaryCall[bytes, bytes]) -> bytes | None:
 async def test_i7_a_client_that_dies_while_its_look_up_waits_has_missed_its_pages(tmp_path: Path) -> None:
     async with nodes() as (node,):
         async with a_call_that_waits(node, tmp_path) as (_, channel, _):
-            await channel.close()
+            await channel.close(None)
         told = counts(node)
         assert (told.requested, told.l2, told.l3, told.missed[MissReason.ABORTED]) == (3, 0, 0, 3)
         assert node.store.reader.held() == 0
