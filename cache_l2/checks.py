@@ -25,7 +25,7 @@ def unix_ms_of(expiry_s: int, now_ns: int, wall_ms: int) -> int:
 
 
 def boot_expiry_s(expires_ms: int, now_ns: int, wall_ms: int) -> int:
-    """Return the boot-clock second after which it is past a Unix time in ms; 0: never."""
+    """Return the boot-clock second, to within one, after which it is past a Unix time in ms; 0: never."""
     if not expires_ms:
         return 0
     left_ns = max(0, expires_ms - wall_ms) * 1_000_000

@@ -207,7 +207,8 @@ class PageIntake:
         """Publish a page whose bytes lie in their place now, verified: (PutStatus, RefuseReason). A refused one ends.
 
         Judged by its own stamp and origin over its whole chain, at this moment (rule R2). It keeps its birth, and its lineage
-        is known if what it rests on is resident below it, the very same computation. Its time ends when it ended elsewhere.
+        is known if what it rests on is resident below it, the very same computation. Its time ends when it ended elsewhere,
+        to the second.
         """
         pending = self._book.take(self.own_row, reservation)
         if pending is None:

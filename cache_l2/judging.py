@@ -225,9 +225,10 @@ def probed_chain(arena: JudgedArena, parent: PageKey | None, keys: Sequence[Page
 
     def chain(key: bytes, pages_max: int) -> bytes | None:
         pages = places[PageKey(key)] + 1 if key in places else 0
-        if pages >= pages_max:
-            return None
-        above = b"" if parent is None else arena.chain(parent, pages_max=pages_max - pages)
+        above_max = pages_max - pages
+        if parent is None:
+            return None if above_max < 0 else run[: pages * KEY_BYTES]
+        above = arena.chain(parent, pages_max=above_max) if above_max > 0 else None
         return None if above is None else above + run[: pages * KEY_BYTES]
 
     return chain

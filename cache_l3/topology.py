@@ -106,7 +106,8 @@ class Cluster:
     """The slot table of a Cluster, kept by redis-py's NodesManager in a thread of its own.
 
     MOVED changes one slot at once (or all of a failed-over primary's). The whole table is read anew, L3_REFRESH_S_MIN apart
-    at least, when a server is suspect or has moved something, and every L3_REFRESH_S; `on_change` is called after each time.
+    at least, when a server is suspect or has moved something, when nobody has a slot that is asked for, and every L3_REFRESH_S;
+    `on_change` is called after each time.
     """
 
     kind = "cluster"
@@ -138,9 +139,12 @@ class Cluster:
         self.known.set()
 
     def server_of(self, key: bytes) -> RedisAddress | None:
-        """The primary of the key's slot."""
+        """The primary of the key's slot. Where nobody is said to have it, the table is read anew soon."""
         nodes = self._manager.slots_cache.get(slot_of(key)) if self._manager is not None else None
-        return self._address(nodes[0]) if nodes else None
+        if nodes:
+            return self._address(nodes[0])
+        self._wanted.set()
+        return None
 
     def moved(self, redirect: str, source: RedisAddress) -> RedisAddress | None:
         """Change the slot's place in the table, and have the table read anew soon: it seldom is one slot alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ from demo_processes import Children, DemoError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
-from sidecar.log import die_with_parent
 from sidecar.log.private_redis import find_redis_server
 
 START_S = 30.0
@@ -22,7 +20,7 @@ _POLL_S = 0.05
 
 
 class SharedRedis:
-    """A redis-server that lives as long as the demo, on a Unix socket. Raises DemoError where this machine has none."""
+    """A redis-server on a Unix socket; it ends with the demo, or is kept with the rest. Raises DemoError where there is none."""
 
     def __init__(self, children: Children, folder: Path) -> None:
         binary = find_redis_server()
@@ -37,8 +35,7 @@ class SharedRedis:
             "dir": str(folder), "maxmemory": REDIS_MEMORY, "maxmemory-policy": "volatile-lru",
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        shim = ["-I", "-S", die_with_parent.__file__, str(os.getpid())]
-        self.process = children.start("redis", [*shim, str(binary), *words], listen=False)
+        self.process = children.start("redis", words, listen=False, program=str(binary))
         began = time.monotonic()
         while not self.socket.exists():
             if self.process.poll() is not None or time.monotonic() - began > START_S:
@@ -76,15 +73,9 @@ class Node:
         """Start it, and wait until it says that it serves."""
         self.runtime.mkdir(mode=0o700)
         arguments = [
-            "-m",
-            "stratakv",
-            "serve",
-            "--runtime-dir",
-            str(self.runtime),
-            "--arena-size",
-            self._arena,
-        ]
-        arguments += ["--l3-url", self._shared.url]
+            "-m", "stratakv", "serve", "--runtime-dir", str(self.runtime), "--arena-size", self._arena,
+            "--l3-url", self._shared.url,
+        ]  # fmt: skip
         self.sidecar = self._children.start(self.name, arguments, listen=False)
         began = time.monotonic()
         with self._console.status(f"{self.name}: committing its memory …"):

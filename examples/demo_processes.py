@@ -30,9 +30,11 @@ class Children:
         self._logs = logs
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, name: str, arguments: Sequence[str], *, listen: bool) -> subprocess.Popen[str]:
-        """Start a Python process in a session of its own (a Ctrl-C reaches the demo alone, which then ends
-        it).
+    def start(
+        self, name: str, arguments: Sequence[str], *, listen: bool, program: str = sys.executable
+    ) -> subprocess.Popen[str]:
+        """Start a process, of Python unless told otherwise, in a session of its own (a Ctrl-C reaches the demo alone,
+        which then ends it).
 
         What it writes to stderr (and stdout, unless listened to) goes to `<logs>/<name>.log`.
         """
@@ -46,7 +48,7 @@ class Children:
         }
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if listen else log,
                 stderr=log,

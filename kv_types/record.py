@@ -7,10 +7,8 @@ flipped, cut or lengthened header is a CorruptRecordError and nothing else.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -97,8 +95,8 @@ _FLAGS_KNOWN = RecordFlag.ROOT | RecordFlag.ORIGIN_UNKNOWN
 class PageDescription:
     """Which page it is and how it came to be; `parent` is None for the first page of a chain.
 
-    `birth` is drawn when a page is committed for the first time anywhere (`new_birth`) and travels with it: one
-    computation, one birth. `rests_on` is the line of the deepest page that its request reused (the births from the root down
+    `birth` is drawn when a page is committed for the first time anywhere and travels with it: one computation, one
+    birth. `rests_on` is the line of the deepest page that its request reused (the births from the root down
     to it, as one number: a page may stand on others elsewhere, and what was computed from it may not), or RESTS_ON_NOTHING, or
     RESTS_ON_UNKNOWN. `producer` computed it between two readings of its wall clock (Unix ms); `tags` are its request's.
     `expires_ms` is when its time is over, by the wall clock of the sidecar that stored it (Unix ms), 0 for never.
@@ -220,13 +218,6 @@ class RecordHeader:
         if header.encode() != data:
             raise CorruptRecordError("the header is not the encoding of what it says")
         return header
-
-
-def new_birth(random: Callable[[int], bytes] = os.urandom) -> int:
-    """Draw the birth of a page that is committed for the first time."""
-    while (drawn := int.from_bytes(random(8), "little")) in (RESTS_ON_NOTHING, RESTS_ON_UNKNOWN):
-        pass
-    return drawn
 
 
 def header_size(data: bytes | memoryview) -> int:

@@ -54,7 +54,7 @@ class SlotView {
   std::size_t bytes_;
 };
 
-nb::object view_over(nb::object exporter) {
+inline nb::object view_over(nb::object exporter) {
   nb::object view = nb::steal(PyMemoryView_FromObject(exporter.ptr()));
   if (!view.is_valid()) throw nb::python_error();
   return view;
@@ -62,7 +62,8 @@ nb::object view_over(nb::object exporter) {
 
 class PyLease {
  public:
-  PyLease(HeldPages* held, const LookUpResult& result) : held_(held), reason_(result.reason), view_(result.view), stands_on_(result.stands_on) {}
+  PyLease(HeldPages* held, const LookUpResult& result)
+      : held_(held), reason_(result.reason), view_(result.view), stands_on_(result.stands_on) {}
   PyLease(PyLease&& other) noexcept
       : held_(std::exchange(other.held_, nullptr)),
         reason_(other.reason_),

@@ -44,6 +44,7 @@ struct Room {
   explicit Room(std::size_t wanted) : many(wanted > kFewPages ? new FoundPage[wanted] : nullptr) {
     pages = many != nullptr ? many.get() : few;
   }
+  Room(const Room&) = delete;
   FoundPage few[kFewPages];
   std::unique_ptr<FoundPage[]> many;
   FoundPage* pages;

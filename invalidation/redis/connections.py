@@ -98,11 +98,8 @@ class Line:
     def _timed_out(self, tries: _Tries, remaining_s: float) -> LogUnavailableError:
         if tries.address is not None:
             self._primary.timed_out(tries.address)
-        if tries.met and tries.address in (
-            None,
-            tries.failed,
-        ):  # what it said before tells more than that time is over
-            return tries.met[-1]
+        if tries.met and tries.address in (None, tries.failed):
+            return tries.met[-1]  # what it said before tells more than that time is over
         if tries.address is not None:
             hint = tls_hint(tries.address.scheme, TimeoutError()) if self._connecting else ""
             said = f"{tries.address.label} did not answer in {remaining_s:.3f} s"

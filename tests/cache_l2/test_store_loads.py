@@ -239,6 +239,17 @@ def test_a_key_above_a_load_is_looked_at_though_it_is_resident_or_in_the_same_ru
     assert world.load(world.described(keys[4:], first=keys[3])) == [DONE] * 2
 
 
+def test_a_run_is_judged_though_its_chain_is_as_long_as_may_be_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = chain(4)
+    old = [replace(page, computed_until_ms=1 + at) for at, page in enumerate(world.described(keys))]
+    world.store.hide(Selector(key=chain(1)[0]))  # so that it takes a look at the keys to judge what is older
+    monkeypatch.setattr(judging, "ANCESTORS_WALKED_MAX", 3)
+    assert world.store.judge_probed(world.record, None, old) == [RefuseReason.NONE] * 4
+    assert world.load(old) == [DONE] * 4
+
+
 def test_loads_of_one_run_look_at_their_chain_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = chain(40)
     old = world.described(keys, tags=(b"t",))

@@ -15,8 +15,8 @@ from kv_types.errors import BufferMismatchError, ClosedError, InvalidArgumentErr
 from kv_types.limits import L3_ASK_COMMANDS_MAX, L3_REQUESTS_MAX, PAGE_BYTES_MAX
 from tests.support import data_paths
 from tests.support.data_paths import SHAPE, Site, header, outcome, payload_of, record, sealed, site, within
+from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
-from tests.support.tls_servers import make_certificate, start_tls_server
 
 SIZES = (1, 240, 4096, 65_537, 1 << 20)
 
@@ -49,9 +49,9 @@ def link(
 ) -> Link:
     kind, over = request.param.split("-")
     if over == "tls":
-        certificate = make_certificate(tmp_path_factory.mktemp("tls"))
-        server, port = start_tls_server(servers, certificate)
-        return Link(kind, server, lambda: data_paths.tls(port, certificate.path))
+        certificates = Certificates.make(tmp_path_factory.mktemp("tls"))
+        guarded = servers.start(guard=Guard(certificates=certificates))
+        return Link(kind, guarded, lambda: data_paths.tls(guarded.port, certificates.authority))
     server = request.getfixturevalue("plain")
     if over == "tcp":
         return Link(kind, server, lambda: data_paths.tcp(server.port))

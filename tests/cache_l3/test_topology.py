@@ -72,6 +72,21 @@ def slots(server: ScriptedRedis, *ranges: tuple[int, int, int]) -> bytes:
 
 
 @pytest.mark.asyncio
+async def test_a_slot_that_nobody_has_yet_is_looked_for_again_soon() -> None:
+    """A sidecar may start while its Cluster is being formed; nobody else would ask for the table in the next half minute."""
+    async with scripted_redis() as server:
+        served = (0, 12_000, server.port)
+        server.answer = lambda words: slots(server, served) if words[0] == b"CLUSTER" else None
+        cluster = Cluster(parse_servers(f"redis+cluster://127.0.0.1:{server.port}"), on_change=lambda: None)
+        await cluster.start()
+        await cluster.known.wait()
+        assert cluster.server_of(b"foo") is None, "its slot is 12182"
+        served = (0, 16_383, server.port)
+        await until(lambda: cluster.server_of(b"foo") is not None, what="the slot's server")
+        await cluster.close()
+
+
+@pytest.mark.asyncio
 async def test_the_table_is_read_at_once_when_asked_for_but_not_more_often_than_it_may() -> None:
     async with scripted_redis() as server:
         server.answer = lambda words: (

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.support.daemon import ROOT
+from tests.support.polling import wait_until
 
 STEP = {"reused": 1392, "pages_l1": 0, "pages_l2": 87, "pages_stored": 0, "off": "", "first_token_s": 0.2}
 GOOD: dict[str, Any] = {
@@ -100,3 +107,31 @@ def test_each_promise_of_another_node_that_is_broken_is_said(name: str) -> None:
     changed, there = NODE_BREAKS[name]
     shared = demo_share.Shared(stored=107, result={**SHARED, **changed}, there=there)
     assert len(demo_share.broken_promises(shared)) == 1
+
+
+KEEPS_REDIS = """
+import pathlib, sys, rich.console
+from demo_nodes import SharedRedis
+from demo_processes import Children
+folder = pathlib.Path(sys.argv[1])
+children = Children(rich.console.Console(), folder)
+shared = SharedRedis(children, folder)
+children.stop(keep=[shared.process])
+print(shared.process.pid)
+"""
+
+
+def test_what_is_kept_outlives_the_demo(tmp_path: Path) -> None:
+    """With --keep: sidecars whose log and pages had gone would serve nothing any more."""
+    path = os.pathsep.join((str(ROOT / "examples"), str(ROOT)))
+    demo = subprocess.run(
+        [sys.executable, "-c", KEEPS_REDIS, str(tmp_path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    pid = int(demo.stdout)
+    with Redis(unix_socket_path=str(tmp_path / "redis.sock")) as client:
+        try:
+            assert client.ping()
+        finally:
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not (tmp_path / "redis.sock").exists(), what="the redis-server to end")

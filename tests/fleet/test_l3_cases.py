@@ -111,10 +111,11 @@ def test_c18_a_stopped_redis_costs_a_deadline_then_nothing_and_heals(nodes: TwoN
                 lambda: fetch(second, chains[0], deadline_s=0.2).reason is MissReason.L3_UNAVAILABLE,
                 what="the breaker to open",
             )
-            shed = [fetch(second, chains[0], deadline_s=0.2) for _ in range(30)]
+            shed = [fetch(second, chains[0], deadline_s=2.0) for _ in range(30)]
             took_s = statistics.median(one.took_s for one in shed)
-            assert took_s < 0.05, f"{took_s:.3f} s: an open breaker answers at once"
-            assert first.compute(nodes.fresh_chain(first, 4)), "what is local goes on"
+            assert took_s < 1.0, f"{took_s:.3f} s: an open breaker answers at once"
+            stored = first.compute(nodes.fresh_chain(first, 4))
+            assert all(isinstance(one, Stored) for one in stored), "what is local goes on"
         finally:
             nodes.pages.thaw()
         wait_until(

@@ -8,10 +8,11 @@ page stays whose truth has a selected page in it.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import pytest
 
@@ -19,20 +20,21 @@ NODES = (0, 1)
 PRODUCERS = ("x", "y")
 Line: TypeAlias = tuple[int, ...]
 """The births of a page and of all that it stands on, from the root on; the product has them as one number."""
+Truth: TypeAlias = frozenset[tuple[str, int]]
+"""The (producer, stamp) of all computations that a page's bytes rest on."""
 NOTHING: Line = ()
 UNKNOWN: Line = (-1,)
 """What a page rests on when its request reused no page, or none that is known; else the line of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page in L2 or in L3. `truth` are the (producer, stamp) of all computations that its bytes rest on."""
+class Page(NamedTuple):
+    """A page in L2 or in L3."""
 
     producer: str
     stamp: int
     birth: int
     rests_on: Line
-    truth: frozenset[tuple[str, int]]
+    truth: Truth
     is_lineage_known: bool = True
     """As its node sees it."""
 
@@ -41,8 +43,7 @@ Tier = tuple[Page | None, ...]
 """One place a depth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(NamedTuple):
     """A request that has reused and not yet stored."""
 
     node: int
@@ -50,11 +51,10 @@ class Asking:
     stamp: int
     reused: int
     rests_on: Line
-    truth: frozenset[tuple[str, int]]
+    truth: Truth
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(NamedTuple):
     """Everything there is. Nodes have applied every record: what is in between is the fence's to wait for."""
 
     nodes: tuple[Tier, Tier]
@@ -107,7 +107,7 @@ def put_in(tier: Tier, depth: int, page: Page | None) -> Tier:
 
 def on_node(world: World, node: int, tier: Tier) -> World:
     nodes = (tier, world.nodes[1]) if node == 0 else (world.nodes[0], tier)
-    return replace(world, nodes=nodes)
+    return world._replace(nodes=nodes)
 
 
 def empty(depth: int) -> World:
@@ -134,7 +134,7 @@ def steps(world: World, rules: Rules, bounds: Bounds) -> Iterator[World]:
         yield from beginnings(world)
     if world.request is not None:
         yield from commits(world, world.request, rules)
-        yield replace(world, request=None)
+        yield world._replace(request=None)
     if len(world.records) < bounds.records:
         for producer in PRODUCERS:
             yield invalidated(world, producer)
@@ -160,7 +160,7 @@ def beginnings(world: World) -> Iterator[World]:
                     assert page is not None
                     truth |= page.truth
                 asking = Asking(node, producer, stamp, reused, line(tier, reused), truth)
-                yield replace(world, request=asking, requests=world.requests + 1)
+                yield world._replace(request=asking, requests=world.requests + 1)
 
 
 def commits(world: World, request: Asking, rules: Rules) -> Iterator[World]:
@@ -175,7 +175,7 @@ def commits(world: World, request: Asking, rules: Rules) -> Iterator[World]:
         request.rests_on if lineage_known else UNKNOWN, request.truth, lineage_known,
     )  # fmt: skip
     if not is_selected(world, page, lineage_known=lineage_known):
-        yield replace(on_node(world, request.node, put_in(tier, depth, page)), births=world.births + 1)
+        yield on_node(world, request.node, put_in(tier, depth, page))._replace(births=world.births + 1)
 
 
 def stores(world: World, node: int, rules: Rules) -> Iterator[World]:
@@ -189,9 +189,9 @@ def stores(world: World, node: int, rules: Rules) -> Iterator[World]:
         rests_on = page.rests_on
         if not rules.keeps_rests_on or (rests_on == UNKNOWN and not rules.unknown_travels):
             rests_on = NOTHING
-        record = replace(page, rests_on=rests_on, is_lineage_known=True)
+        record = page._replace(rests_on=rests_on, is_lineage_known=True)
         if record != there:
-            yield replace(world, shelf=put_in(world.shelf, depth, record))
+            yield world._replace(shelf=put_in(world.shelf, depth, record))
 
 
 def loads(world: World, node: int, depth: int, rules: Rules) -> Iterator[World]:
@@ -204,12 +204,12 @@ def loads(world: World, node: int, depth: int, rules: Rules) -> Iterator[World]:
     )
     if rules.judges_loads and is_selected(world, record, lineage_known=lineage_known):
         return
-    yield on_node(world, node, put_in(tier, depth, replace(record, is_lineage_known=lineage_known)))
+    yield on_node(world, node, put_in(tier, depth, record._replace(is_lineage_known=lineage_known)))
 
 
 def invalidated(world: World, producer: str) -> World:
     """A record: every node hides what it selects, with what stands on it."""
-    world = replace(world, records=(*world.records, producer))
+    world = world._replace(records=(*world.records, producer))
     for node in NODES:
         tier = world.nodes[node]
         for depth, page in enumerate(tier):
@@ -230,30 +230,45 @@ def is_broken(world: World) -> bool:
     )
 
 
-def named_anew(world: World) -> World:
-    """The same world with its births numbered as they are met: which numbers were drawn says nothing."""
+def like_it(world: World, bounds: Bounds) -> World:
+    """One world for many that will go on alike.
+
+    Names say nothing: those of births, which are numbered as they are met, and those of the two nodes. Nor does who computed
+    what no record will select any more.
+    """
+    nodes, request, records = world.nodes, world.request, world.records
+    if length(nodes[0]) < length(nodes[1]):
+        nodes = (nodes[1], nodes[0])
+        request = request and request._replace(node=1 - request.node)
     numbers = {-1: -1}
-    pages = [page for tier in (*world.nodes, world.shelf) for page in tier if page is not None]
-    for page in pages:
-        numbers.setdefault(page.birth, len(numbers))
+    for tier in (*nodes, world.shelf):
+        for page in tier:
+            if page is not None:
+                numbers.setdefault(page.birth, len(numbers))
     gone = len(numbers)  # a birth that no page has any more: all that matters is that it is none of these
+    is_last = len(records) == bounds.records
 
     def line_anew(rests_on: Line) -> Line:
         """One that has a birth of these no more, or that no page can have, is as good as any other such."""
-        named = tuple(numbers.get(birth, gone) for birth in rests_on)
+        named = tuple([numbers.get(birth, gone) for birth in rests_on])
         return (gone,) * len(named) if gone in named else named
 
-    def anew(page: Page | None) -> Page | None:
-        if page is None:
-            return None
-        return replace(page, birth=numbers[page.birth], rests_on=line_anew(page.rests_on))
+    def truth_anew(truth: Truth) -> Truth:
+        return frozenset([one for one in truth if one[0] in records[one[1] :]]) if is_last else truth
 
-    request = world.request
+    def anew(page: Page | None) -> Page | None:
+        return page and Page(
+            page.producer if page.stamp < bounds.records else PRODUCERS[0], page.stamp, numbers[page.birth],
+            line_anew(page.rests_on), truth_anew(page.truth), page.is_lineage_known,
+        )  # fmt: skip
+
     if request is not None:
-        request = replace(request, rests_on=line_anew(request.rests_on))
-    first, second = (tuple(map(anew, tier)) for tier in world.nodes)
-    shelf = tuple(map(anew, world.shelf))
-    return replace(world, nodes=(first, second), shelf=shelf, request=request, births=gone)
+        producer = request.producer if request.stamp < bounds.records else PRODUCERS[0]
+        request = request._replace(
+            producer=producer, rests_on=line_anew(request.rests_on), truth=truth_anew(request.truth)
+        )
+    first, second, shelf = (tuple(map(anew, tier)) for tier in (*nodes, world.shelf))
+    return World((first, second), shelf, records, request, gone, world.requests)
 
 
 def explore(rules: Rules, bounds: Bounds) -> tuple[int, bool]:
@@ -263,7 +278,7 @@ def explore(rules: Rules, bounds: Bounds) -> tuple[int, bool]:
     while waiting:
         world = waiting.popleft()
         for raw in steps(world, rules, bounds):
-            following = named_anew(raw)
+            following = like_it(raw, bounds)
             if following in seen:
                 continue
             if is_broken(following):
@@ -271,6 +286,14 @@ def explore(rules: Rules, bounds: Bounds) -> tuple[int, bool]:
             seen.add(following)
             waiting.append(following)
     return len(seen), False
+
+
+@pytest.fixture(autouse=True)
+def _no_collections() -> Iterator[None]:
+    """None of the many worlds lies in a cycle; to look for such takes longer than all else."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest_asyncio
 from invalidation.log import LogUnavailableError, RenewalStatus
 from invalidation.records import LogEntry
 from invalidation.redis.log import RedisLog
-from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
+from invalidation.redis.script import script_keys
 from kv_types.events import WeightsAnnounced
 from kv_types.ids import NamespaceId
 from kv_types.selectors import EVERYTHING, Selector
 from tests.conformance.invalidation_log import InvalidationLogConformance
 from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, Restore
-from tests.support.logs import CLOCK, Follower, Logs, append, entry, within
+from tests.support.logs import CLOCK, Follower, Logs, append, append_unknown, entry, within
 from tests.support.redis_cluster import RedisCluster, redis_cluster, slot_of
 from tests.support.redis_guard import Certificates, Guard
 
@@ -61,12 +61,7 @@ class TestRedisLogOnACluster(InvalidationLogConformance):
         log = logs.open(cluster.urls, fleet=FLEET, limits=SMALL_LIMITS)
 
         async def append_raw(payload: bytes) -> None:
-            """As a later version might: a tombstone of what this one does not understand."""
-            what = [os.urandom(16), payload, b"T", b"-", b"\xff\x00\x00"]
-            arguments = script_arguments(
-                "append", *what, incarnation=os.urandom(16), replicas=0, limits=SMALL_LIMITS
-            )
-            server.client.eval(script_text(), len(KEY_NAMES), *script_keys(FLEET), *arguments)
+            append_unknown(server, payload, fleet=FLEET, limits=SMALL_LIMITS)
 
         async def lose() -> None:
             cluster.flush()

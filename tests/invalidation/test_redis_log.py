@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pytest_asyncio
 from invalidation.log import InvalidationLog, LogUnavailableError, RenewalStatus
 from invalidation.records import NO_DIGEST, LogEntry
 from invalidation.redis.requests import append_arguments
-from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
+from invalidation.redis.script import script_keys
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import WeightsAnnounced
 from kv_types.ids import NamespaceId, PageKey
@@ -21,7 +20,7 @@ from kv_types.limits import LOG_REVISION_MAX, MEMBER_NOTE_BYTES_MAX, NAMESPACE_B
 from kv_types.selectors import EVERYTHING, Selector
 from tests.conformance.invalidation_log import InvalidationLogConformance
 from tests.conformance.log_harness import SMALL_LIMITS, LogHarness, Restore
-from tests.support.logs import CLOCK, Follower, Logs, append, entry, within
+from tests.support.logs import CLOCK, Follower, Logs, append, append_unknown, entry, within
 from tests.support.redis_servers import RedisServer
 
 FLEET = "conformance"
@@ -35,12 +34,7 @@ class TestRedisLog(InvalidationLogConformance):
         log = logs.open(server, fleet=FLEET, limits=SMALL_LIMITS)
 
         async def append_raw(payload: bytes) -> None:
-            """As a later version might: a tombstone of what this one does not understand."""
-            what = [os.urandom(16), payload, b"T", b"-", b"\xff\x00\x00"]
-            arguments = script_arguments(
-                "append", *what, incarnation=os.urandom(16), replicas=0, limits=SMALL_LIMITS
-            )
-            server.client.eval(script_text(), len(KEY_NAMES), *script_keys(FLEET), *arguments)
+            append_unknown(server, payload, fleet=FLEET, limits=SMALL_LIMITS)
 
         async def lose() -> None:
             server.client.flushall()

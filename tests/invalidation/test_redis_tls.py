@@ -11,38 +11,30 @@ import pytest_asyncio
 
 from invalidation.log import LogUnavailableError
 from tests.support.logs import Logs, within
+from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers
-from tests.support.tls_servers import Certificate, make_certificate, start_tls_server
 
 TO_TLS, TO_PLAIN = "its URL begins with rediss://", "its URL begins with redis://"
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+def over_tls(servers: RedisServers, tmp_path_factory: pytest.TempPathFactory) -> RedisServer:
+    return servers.start(guard=Guard(certificates=Certificates.make(tmp_path_factory.mktemp("tls"))))
 
 
-@pytest.fixture(scope="module")
-def over_tls(servers: RedisServers, certificate: Certificate) -> tuple[RedisServer, str]:
-    """A server and its host and port for TLS."""
-    server, port = start_tls_server(servers, certificate)
-    return server, f"localhost:{port}"
-
-
-async def failure(logs: Logs, url: str) -> str:
+async def failure(logs: Logs, url: str, *, seconds: float = 10.0) -> str:
     with pytest.raises(LogUnavailableError) as caught:
-        await logs.open(url).check(deadline_ns=within(1.0))
+        await logs.open(url).check(deadline_ns=within(seconds))
     return str(caught.value)
 
 
 @pytest.mark.asyncio
 async def test_tls_works_with_the_certificate_and_says_what_is_wrong_without(
-    logs: Logs, over_tls: tuple[RedisServer, str], certificate: Certificate
+    logs: Logs, over_tls: RedisServer
 ) -> None:
-    _, where = over_tls
-    facts = await logs.open(f"rediss://{where}?ssl_ca_certs={certificate.path}").check(deadline_ns=within())
+    facts = await logs.open(over_tls.tcp_url).check(deadline_ns=within())
     assert facts.errors == ()
-    said = await failure(logs, f"rediss://{where}")
+    said = await failure(logs, f"rediss://localhost:{over_tls.port}")
     assert "certificate" in said
     assert TO_PLAIN not in said
 
@@ -50,16 +42,16 @@ async def test_tls_works_with_the_certificate_and_says_what_is_wrong_without(
 @pytest.mark.asyncio
 @pytest.mark.parametrize("account", ["", ":secret@"])
 async def test_a_server_that_speaks_tls_alone_is_told(
-    logs: Logs, over_tls: tuple[RedisServer, str], account: str
+    logs: Logs, over_tls: RedisServer, account: str
 ) -> None:
-    said = await failure(logs, f"redis://{account}{over_tls[1]}")
+    said = await failure(logs, f"redis://{account}localhost:{over_tls.port}")
     assert TO_TLS in said
     assert "secret" not in said
 
 
 @pytest.mark.asyncio
 async def test_a_server_that_speaks_no_tls_is_told(logs: Logs, shared_redis: RedisServer) -> None:
-    said = await failure(logs, shared_redis.tcp_url.replace("redis://", "rediss://"))
+    said = await failure(logs, shared_redis.tcp_url.replace("redis://", "rediss://"), seconds=1.0)
     assert said.startswith("timeout")
     assert TO_PLAIN in said
 
@@ -68,7 +60,7 @@ async def test_a_server_that_speaks_no_tls_is_told(logs: Logs, shared_redis: Red
 async def test_who_does_not_answer_at_all_hints_at_nothing(logs: Logs, servers: RedisServers) -> None:
     server = servers.start()
     server.freeze()
-    said = await failure(logs, server.tcp_url)
+    said = await failure(logs, server.tcp_url, seconds=1.0)
     assert said.startswith("timeout")
     assert "its URL" not in said
     server.thaw()

@@ -30,7 +30,6 @@ from kv_types.record import (
     RecordFlag,
     RecordHeader,
     header_size,
-    new_birth,
     split_record,
 )
 
@@ -87,12 +86,6 @@ def test_the_first_page_of_a_chain_has_no_parent() -> None:
     assert RecordHeader.decode(root.encode()).page.parent is None
     with pytest.raises(InvalidArgumentError, match="zeros"):
         header(parent=PageKey(bytes(32)))
-
-
-def test_a_birth_is_random_and_none_of_the_numbers_with_a_meaning() -> None:
-    drawn = iter([bytes(8), b"\xff" * 8, b"\x07" + bytes(7)])
-    assert new_birth(lambda size: next(drawn)) == 7
-    assert len({new_birth() for _ in range(100)}) == 100
 
 
 def test_a_checksum_put_in_later_with_the_crc_makes_the_same_header() -> None:

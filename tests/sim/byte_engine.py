@@ -21,7 +21,6 @@ from tests.sim.page_sockets import PageSocket, commands_of
 from tests.support.lua_redis import ErrorReply
 
 DONE, ABSENT, LATE, LOST, REFUSED, MALFORMED, TOO_LARGE, CANCELLED = range(8)
-_ASKING = (b"ASKING",)
 _NOTICES_NS = 1 * MS
 """How long the thread takes, at most, to see that a time has come."""
 

@@ -14,7 +14,7 @@ from tests.sim.truth import BrokenPromiseError
 
 if TYPE_CHECKING:
     from tests.sim.sidecar import Life
-    from tests.sim.world import TrackedArena, World
+    from tests.sim.world import World
 
 TURNS = 12
 """Turns of an event loop in which an answer that is due is given: the thread's, the store's, the planner's, the waiter's."""
@@ -88,9 +88,8 @@ class LoadTruth:
                         check,
                         f"was told of {loaded.pages} pages; number {index} was never there",
                     )
-                if index >= loaded.from_l3 and not self._came(
-                    arena, key, check.begun_ns, index == loaded.from_l3
-                ):
+                # Those after the first may have been put meanwhile, on top of it.
+                if index == loaded.from_l3 and arena.loaded_ns.get(key, -1) < check.begun_ns:
                     self._broken(
                         "BrokeLoad", check, f"was told that page {index} came from L3, which nobody loaded"
                     )
@@ -98,13 +97,6 @@ class LoadTruth:
             self._broken(
                 "BrokeLoad", check, f"was told of unequal rows of a group: {[one.pages for one in told]}"
             )
-
-    @staticmethod
-    def _came(arena: TrackedArena, key: bytes, since_ns: int, is_first: bool) -> bool:
-        """The first one was loaded meanwhile; those after it may have been put meanwhile, on top of it."""
-        if is_first:
-            return arena.loaded_ns.get(key, -1) >= since_ns
-        return True
 
     def _broken(self, name: str, check: LoadCheck, what: str) -> None:
         raise BrokenPromiseError(name, f"a load of {check.life.sidecar.node} {what}")

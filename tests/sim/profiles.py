@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.sim.clockwork import MS, S
 from tests.sim.plan import PATHS, Fault, Plan, Wish
@@ -310,13 +310,7 @@ def _page_servers(plan: Plan, draw: random.Random) -> None:
         "page_evict", "page_damage", "page_reserve", "page_full", "page_flush", "page_stop_server", "page_reset",
         "page_partition", "page_partition_replies", "page_slow", "page_slow", "kill_worker", "crash",
     )  # fmt: skip
-    plan.faults = [
-        Fault(
-            int(draw.uniform(0.15, 0.9) * plan.duration_ns), draw.choice(kinds), draw.randint(20, 900) * MS,
-            draw.random(), draw.random(),
-        )
-        for _ in range(draw.randint(2, 6))
-    ]  # fmt: skip
+    _scatter(plan, draw, kinds, count=draw.randint(2, 6), within=(0.15, 0.9), length_ms=(20, 900))
     _spread(plan, draw, draw.randint(1, 4))
 
 
@@ -329,13 +323,7 @@ def _page_failovers(plan: Plan, draw: random.Random) -> None:
         "page_promote_zombie", "page_promote", "page_fail_back", "page_old_dump", "page_restart", "page_lag",
         "page_cut_replication",
     )  # fmt: skip
-    plan.faults = [
-        Fault(
-            int(draw.uniform(0.2, 0.8) * plan.duration_ns), draw.choice(kinds), draw.randint(50, 1200) * MS,
-            draw.random(), draw.random(),
-        )
-        for _ in range(draw.randint(1, 3))
-    ]  # fmt: skip
+    _scatter(plan, draw, kinds, count=draw.randint(1, 3), within=(0.2, 0.8), length_ms=(50, 1200))
     _spread(plan, draw, draw.randint(2, 6))
 
 
@@ -347,6 +335,19 @@ def _share(plan: Plan, draw: random.Random) -> None:
     plan.is_settled, plan.engines, plan.switches_weights = True, 0, False
     plan.think_ns, plan.pass_ns = (5 * MS, 60 * MS), draw.choice(((1 * MS, 20 * MS), (5 * MS, 150 * MS)))
     plan.connections, plan.window = draw.choice((1, 2)), draw.choice((1, 2, 4))
+
+
+def _scatter(
+    plan: Plan, draw: random.Random, kinds: Sequence[str], *, count: int, within: tuple[float, float], length_ms: tuple[int, int]
+) -> None:  # fmt: skip
+    """So many faults, any time within this part of the run."""
+    plan.faults = [
+        Fault(
+            int(draw.uniform(*within) * plan.duration_ns), draw.choice(kinds), draw.randint(*length_ms) * MS,
+            draw.random(), draw.random(),
+        )
+        for _ in range(count)
+    ]  # fmt: skip
 
 
 def _spread(plan: Plan, draw: random.Random, count: int) -> None:

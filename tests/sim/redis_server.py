@@ -450,10 +450,8 @@ class RedisServer:
 
 @functools.lru_cache(64)
 def _info(sections: tuple[bytes, ...], run_id: str, replication_id: str, role: str, replicas: int) -> bytes:
-    wanted = {section.lower() for section in sections} or {
-        b"server",
-        b"replication",
-    }  # and b"memory", which is told apart
+    everything = {b"server", b"replication"}  # and b"memory", which is told apart
+    wanted = {section.lower() for section in sections} or everything
     lines = []
     if b"server" in wanted:
         lines += ["# Server", f"redis_version:{VERSION}", f"run_id:{run_id}"]

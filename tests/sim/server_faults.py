@@ -252,9 +252,8 @@ class ServerFaults:
             self._undoing.later(fault, partial(network.slow, *names, least_ns=MS // 10, spread_ns=MS))
 
     def cut_replication(self, fault: Fault) -> None:
-        network, primary = self._world.network, self.primary()
+        primary = self.primary()
         for replica in self._replicas():
             self._undoing.cut(fault, primary.node.name, replica.node.name)
             if fault.size < 0.5:
                 self._undoing.cut(fault, replica.node.name, primary.node.name)
-        assert network

@@ -13,15 +13,15 @@ from invalidation.local_log import LocalLog
 from kv_types.clock import BoottimeClock
 from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace
-from kv_types.outcomes import Hit, PutOutcome
-from kv_types.record import PageDescription, new_birth
+from kv_types.outcomes import STORED, Hit, PutOutcome
+from kv_types.record import PageDescription
 from sidecar.l3.loader import Loader
 from sidecar.l3.loads import LoadRow, RowLoaded
 from sidecar.l3.plan import Bounds
 from sidecar.l3.store_queue import StoreQueue
 from sidecar.l3.write_behind import WriteBehind, WriteTerms
 from tests.support.manual_time import ManualTime
-from tests.support.memory_records import MemoryRecords, MemoryShelf
+from tests.support.memory_records import MemoryRecords, MemoryShelf, other_birth
 from tests.support.pages import chain, namespace_of, packed, page_of
 from tests.support.stores import add, make_store
 
@@ -108,10 +108,11 @@ class Node:
                 **{
                     "namespace": self.record.id, "key": key, "parent": keys[index - 1] if index else None,
                     "stamp": stamp or self.store.stamp(), "payload_bytes": self.record.page_bytes,
-                    "birth": new_birth(), **changes,
+                    "birth": other_birth(), **changes,
                 }
             )  # fmt: skip
-            assert self.records._write(page, memoryview(page_of(key, self.record.page_bytes)), ttl_s=100)
+            outcome = self.records.write(page, memoryview(page_of(key, self.record.page_bytes)), ttl_s=100)
+            assert outcome == STORED
 
     def name(self, key: PageKey) -> RecordName:
         return RecordName(self.record.id, key)

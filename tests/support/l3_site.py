@@ -11,12 +11,13 @@ from cache_l3.record_store import RecordName
 from kv_types.clock import BoottimeClock
 from kv_types.ids import KEY_BYTES, PageKey
 from kv_types.namespace import Namespace
-from kv_types.record import PageDescription, new_birth
+from kv_types.outcomes import STORED
+from kv_types.record import PageDescription
 from sidecar.l3.loader import Loader
 from tests.support.attach_site import AttachSite
 from tests.support.followed_store import FollowedStore
 from tests.support.l3_node import SMALL
-from tests.support.memory_records import Held, MemoryRecords, MemoryShelf, Verb
+from tests.support.memory_records import Held, MemoryRecords, MemoryShelf, Verb, other_birth
 
 _TTL_S = 600
 
@@ -52,9 +53,12 @@ class L3Site(AttachSite):
             for index in range(start, len(names)):
                 fields: dict[str, Any] = {
                     "namespace": space.id, "key": names[index], "parent": names[index - 1] if index else None,
-                    "stamp": store.stamp(), "payload_bytes": len(pages[index]), "birth": new_birth(), **changes,
+                    "stamp": store.stamp(), "payload_bytes": len(pages[index]), "birth": other_birth(), **changes,
                 }  # fmt: skip
-                self.records._write(PageDescription(**fields), memoryview(pages[index]), ttl_s=_TTL_S)
+                outcome = self.records.write(
+                    PageDescription(**fields), memoryview(pages[index]), ttl_s=_TTL_S
+                )
+                assert outcome == STORED
 
         self.call(put)
 

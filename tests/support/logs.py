@@ -20,6 +20,7 @@ from invalidation.log import (
 )
 from invalidation.records import NO_DIGEST, LogEntry
 from invalidation.redis.log import RedisLog, RedisLogSettings
+from invalidation.redis.script import KEY_NAMES, script_arguments, script_keys, script_text
 from kv_types.clock import BoottimeClock
 from kv_types.events import Selected
 from kv_types.ids import LogIncarnation, Stamp
@@ -34,6 +35,13 @@ _Answer = TypeVar("_Answer")
 def within(seconds: float = 5.0) -> int:
     """A deadline."""
     return CLOCK.now_ns() + int(seconds * 1e9)
+
+
+def append_unknown(server: RedisServer, payload: bytes, *, fleet: str, limits: LogLimits) -> None:
+    """Append as a later version might: a tombstone of what this one does not understand."""
+    what = [os.urandom(16), payload, b"T", b"-", b"\xff\x00\x00"]
+    arguments = script_arguments("append", *what, incarnation=os.urandom(16), replicas=0, limits=limits)
+    server.client.eval(script_text(), len(KEY_NAMES), *script_keys(fleet), *arguments)
 
 
 class Logs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,11 @@ _Result = TypeVar("_Result")
 class _Record:
     data: bytes
     expires_ns: int
+
+
+def other_birth() -> int:
+    """Of a page that was computed elsewhere."""
+    return random.getrandbits(63) + 1
 
 
 class MemoryShelf:
@@ -147,6 +153,18 @@ class MemoryRecords:
     def resume(self) -> None:
         self._down = False
 
+    def write(self, page: PageDescription, payload: memoryview, *, ttl_s: int) -> PutOutcome:
+        """Put a record on the shelf at once, as another node may have done."""
+        header = RecordHeader(
+            page=page, stored_bytes=len(payload), checksum_kind=ChecksumKind.XXH3_64,
+            checksum=xxhash.xxh3_64_intdigest(payload),
+        )  # fmt: skip
+        if header.record_bytes > RECORD_BYTES_MAX:
+            return Refused(RefuseReason.TOO_LARGE)
+        name = RecordName(page.namespace, page.key)
+        is_in = self.shelf.set(name, header.encode() + bytes(payload), ttl_s=ttl_s)
+        return STORED if is_in else Refused(RefuseReason.FULL)
+
     @property
     def in_flight(self) -> int:
         """Loads and stores under way."""
@@ -209,7 +227,7 @@ class MemoryRecords:
 
         async def run() -> PutOutcome:
             trouble = await self._refusal(deadline_ns)
-            return Refused(trouble) if trouble else self._write(page, payload, ttl_s=ttl_s)
+            return Refused(trouble) if trouble else self.write(page, payload, ttl_s=ttl_s)
 
         def tell(outcome: PutOutcome) -> None:
             self._tally.stored(outcome, stored_bytes=page.payload_bytes)
@@ -325,17 +343,6 @@ class MemoryRecords:
         self.shelf.remove(name)
         self._tally.count("corrupt")
         return MissReason.CORRUPT
-
-    def _write(self, page: PageDescription, payload: memoryview, *, ttl_s: int) -> PutOutcome:
-        header = RecordHeader(
-            page=page, stored_bytes=len(payload), checksum_kind=ChecksumKind.XXH3_64,
-            checksum=xxhash.xxh3_64_intdigest(payload),
-        )  # fmt: skip
-        if header.record_bytes > RECORD_BYTES_MAX:
-            return Refused(RefuseReason.TOO_LARGE)
-        name = RecordName(page.namespace, page.key)
-        is_in = self.shelf.set(name, header.encode() + bytes(payload), ttl_s=ttl_s)
-        return STORED if is_in else Refused(RefuseReason.FULL)
 
 
 def _checked(data: bytes, name: RecordName) -> tuple[RecordHeader, memoryview]:

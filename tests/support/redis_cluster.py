@@ -215,10 +215,6 @@ class RedisCluster:
         for node in self.running:
             node.config(**settings)
 
-    def info(self, section: str) -> list[dict[str, Any]]:
-        """INFO of every primary."""
-        return [dict(node.info(section)) for node in self.primaries]
-
     def all_keys(self, pattern: str = "*") -> list[bytes]:
         """Keys of every primary, sorted."""
         return sorted(

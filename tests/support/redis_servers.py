@@ -127,14 +127,20 @@ class RedisServer:
         self._spawn()
 
     def wait_up(self) -> Self:
-        """Wait until it answers and has loaded its dump; where its port was taken meanwhile, it takes another one."""
+        """Wait until it answers and has loaded its dump; where its port was taken meanwhile, it takes another one.
+
+        The test is skipped where it is to speak TLS and was built without.
+        """
         for _ in range(_STARTS):
             with contextlib.suppress(_PortTakenError):
                 wait_until(self._has_come_up, what=f"a redis-server in {self.directory} to answer")
                 return self
             self.port = self.free_port()
             self._spawn()
-        raise AssertionError(f"no port in {_STARTS} attempts: {self.log_path.read_text()[-2000:]}")
+        said = self.log_path.read_text()[-2000:]
+        if self.guard.certificates is not None and "tls" in said.lower():
+            pytest.skip(f"{self.binary} was built without TLS")
+        raise AssertionError(f"no port in {_STARTS} attempts: {said}")
 
     def free_port(self) -> int:
         """A port that it may take."""
@@ -250,11 +256,6 @@ class RedisServer:
             yield
         finally:
             self.config(maxmemory=str(before["maxmemory"]), maxmemory_policy=str(before["maxmemory-policy"]))
-
-    def script_usec(self) -> tuple[int, int]:
-        """How often EVALSHA was called and how many µs it took in all."""
-        told = self.info("commandstats").get("cmdstat_evalsha", {"calls": 0, "usec": 0})
-        return told["calls"], told["usec"]
 
 
 class _PortTakenError(Exception):
