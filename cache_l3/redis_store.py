@@ -272,7 +272,7 @@ class RedisRecordStore:
             )
         except TroubleError as error:
             return self._missed(name, error.trouble)
-        if not isinstance(got, Got):
+        if not isinstance(got, Got) or not got.header:  # no bytes at all are none in `probe` as well
             return MissReason.ABSENT
         try:
             header = check_arrival(got, name, page_bytes=place.nbytes)
