@@ -320,7 +320,7 @@ class MemoryRecords:
 
     def _header(self, name: RecordName) -> RecordHeader | MissReason:
         data = self.shelf.get(name)
-        if data is None:
+        if not data:
             return MissReason.ABSENT
         try:
             return _checked(data, name)[0]
@@ -329,7 +329,7 @@ class MemoryRecords:
 
     def _read(self, name: RecordName, place: memoryview) -> LoadedRecord | MissReason:
         data = self.shelf.get(name)
-        if data is None:
+        if not data:
             return MissReason.ABSENT
         try:
             header, payload = _checked(data, name)
