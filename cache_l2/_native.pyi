@@ -267,9 +267,12 @@ class Reader:
         """Say that what the slot stands for works on `view` now: at or below the present view, applied before. Never goes
         back. Slot -1 is ignored; raises ValueError for a slot that no request holds and a view that is not published."""
     def end_request(self, slot: int) -> None: ...
-    def match(self, keys: Buffer, *, start: int = 0) -> tuple[int, int]:
-        """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted."""
-    def lease(self, counter: int, keys: Buffer, *, start: int = 0, may_load: bool = False) -> Lease:
+    def match(self, keys: Buffer, *, namespace: int, start: int = 0) -> tuple[int, int]:
+        """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted. `namespace`, here and
+        below, is the sidecar's number of it: pages of another one are absent, whatever their keys."""
+    def lease(
+        self, counter: int, keys: Buffer, *, namespace: int, start: int = 0, may_load: bool = False
+    ) -> Lease:
         """Find and pin. Counts a look-up: requested = all keys, L1 = start (they were served before), L2, miss(reason).
 
         `may_load`: what ends short by ABSENT is begun but not counted yet. Exactly one `complete…` must follow; should
@@ -279,7 +282,14 @@ class Reader:
         """Pin the one page that is this instance, for as long as the lease is kept, and count nothing; None: it is gone, or
         as much is leased as may be. Asks neither freshness nor expiry."""
     def complete_lease(
-        self, counter: int, keys: Buffer, *, start: int = 0, l3_from: int | None = None, reason: int = 0
+        self,
+        counter: int,
+        keys: Buffer,
+        *,
+        namespace: int,
+        start: int = 0,
+        l3_from: int | None = None,
+        reason: int = 0,
     ) -> Lease:
         """Look up again what was begun with `may_load`, and count it: pages found from keys[l3_from] on are L3's, those
         before L2's; None: none is. What is still absent is missed for `reason`, unless that is 0. Raises ValueError when
@@ -303,6 +313,7 @@ class Reader:
         keys: Buffer,
         destinations: Sequence[Memory] | Memory,
         *,
+        namespace: int,
         page_bytes: int,
         start: int = 0,
         lease_ns: int = 5_000_000_000,
@@ -322,6 +333,7 @@ class Reader:
         keys: Buffer,
         destinations: Sequence[Memory] | Memory,
         *,
+        namespace: int,
         page_bytes: int,
         start: int = 0,
         lease_ns: int = 5_000_000_000,

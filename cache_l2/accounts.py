@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from cache_l2.namespaces import NamespaceRecord
-from kv_types.errors import LimitExceededError
+from kv_types.errors import LimitExceededError, OverloadedError
 from kv_types.ids import NamespaceId
 from kv_types.limits import CLIENT_COUNT_MAX, COUNT_SUM_MAX, NAMESPACES_PER_CLIENT_MAX
 from kv_types.outcomes import MissReason
@@ -78,7 +78,8 @@ class Accounts:
         """Return the counter of a namespace in a row, the same one each time.
 
         `recycle` takes the counter of the namespace not used for longest once all are taken; only the owner of the
-        row may ask for it, since it must not hold on to a counter. Raises LimitExceededError.
+        row may ask for it, since it must not hold on to a counter. Raises LimitExceededError, OverloadedError where each
+        counter is of look-ups that are under way.
         """
         bound = self._bound[row]
         counter = bound.get(record.id)
@@ -143,6 +144,9 @@ class Accounts:
                     del bound[namespace]
                     self._release(namespace)
                     return counter
+            raise OverloadedError(
+                f"look-ups of {len(bound)} namespaces are under way, which is all at a time; try again"
+            )
         raise LimitExceededError(
             f"one client counts {self._counters_per_row} namespaces at most: use one client a model, or forget namespaces"
         )

@@ -339,8 +339,8 @@ class ArenaStore(PageIntake):
 
     def look_up(self, namespace: NamespaceId, keys: Keys) -> LookUpOutcome:
         """Answer how many pages of the chain could be served now; counts nothing, pins nothing."""
-        self._namespaces.of_id(namespace)
-        return look_up_outcome(*self._reader.match(pack_keys(keys)))
+        record = self._namespaces.of_id(namespace)
+        return look_up_outcome(*self._reader.match(pack_keys(keys), namespace=record.number))
 
     def get(
         self, namespace: NamespaceId, keys: Sequence[PageKey], destinations: Sequence[memoryview]
@@ -350,7 +350,7 @@ class ArenaStore(PageIntake):
         packed = pack_keys(keys)
         check_buffers(destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True)
         pages, reason, _ = self._reader.get(
-            self.own_counter(record), packed, destinations, page_bytes=record.page_bytes,
+            self.own_counter(record), packed, destinations, namespace=record.number, page_bytes=record.page_bytes,
             lease_ns=int(COPY_LEASE_S_DEFAULT * _SECOND_NS),
         )  # fmt: skip
         return look_up_outcome(pages, reason)
@@ -358,13 +358,13 @@ class ArenaStore(PageIntake):
     def lease(self, namespace: NamespaceId, keys: Keys, *, start: int = 0) -> Lease:
         """Pin the longest servable prefix of keys[start:]; the caller releases it. Counted as a look-up.
 
-        Raises UnknownNamespaceError, LimitExceededError, InvalidArgumentError.
+        Raises UnknownNamespaceError, LimitExceededError, InvalidArgumentError, OverloadedError.
         """
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
         if not 0 <= start <= len(packed) // KEY_BYTES:
             raise InvalidArgumentError(f"start is {start}; the chain has {len(packed) // KEY_BYTES} pages")
-        return self._reader.lease(self.own_counter(record), packed, start=start)
+        return self._reader.lease(self.own_counter(record), packed, namespace=record.number, start=start)
 
     def put(
         self,
@@ -384,7 +384,10 @@ class ArenaStore(PageIntake):
         return put_pages(self, record, packed, sources, start=start, stamp=stamp)
 
     def own_counter(self, record: NamespaceRecord) -> int:
-        """Counter of the sidecar's own row for a namespace, taken from another one where none is left."""
+        """Counter of the sidecar's own row for a namespace, taken from another one where none is left.
+
+        Raises OverloadedError when look-ups of all others are under way.
+        """
         return self._accounts.bind(self._own_row, record, recycle=True)
 
     # --- figures ---

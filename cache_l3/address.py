@@ -5,10 +5,11 @@ One server, several that stand for each other, or servers of a Cluster: `redis+c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis import connection as threaded
 from redis.asyncio.connection import (
@@ -34,7 +35,7 @@ _THREADED: Mapping[str, Callable[..., threaded.AbstractConnection]] = {
 }
 _CLUSTER = "+cluster"
 PORT_DEFAULT = 6379
-_OPTIONS = frozenset({"db", "username", "password", "path", "host", "port"})
+_OPTIONS = frozenset({"db", "username", "password"})
 _TLS_OPTIONS = frozenset(
     {
         "ssl_ca_certs",
@@ -47,6 +48,8 @@ _TLS_OPTIONS = frozenset(
         "ssl_password",
     }
 )
+_HALF_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+_DATABASE = re.compile("0|[1-9][0-9]{0,8}")
 _UNREADABLE = (
     "a server's URL can't be read; it is redis://[user:password@]host[:port][/db], the same with rediss://, unix://path, or "
     "redis+cluster://[user:password@]host[:port] and rediss+cluster:// for a Cluster; "
@@ -82,10 +85,8 @@ class RedisAddress:
 
     def at(self, host: str, port: int) -> RedisAddress:
         """Another server of the same kind and credentials."""
-        options = {name: value for name, value in self.options.items() if name not in ("host", "port")}
-        return replace(
-            self, label=f"{self.scheme}://{host}:{port}", options=options | {"host": host, "port": port}
-        )
+        place = {"host": host, "port": port}
+        return replace(self, label=f"{self.scheme}://{host}:{port}", options={**self.options, **place})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +113,45 @@ def parse_servers(urls: str) -> RedisServers:
         return RedisServers(parse_addresses(urls), is_cluster=False)
     last, mark, options = parts[-1].partition("?")
     if mark and "://" not in last:  # they stand behind the last server, and are meant for all
-        parts[0], parts[-1] = f"{parts[0]}?{options}", last
+        joint = "&" if "?" in parts[0] else "?"
+        parts[0], parts[-1] = f"{parts[0]}{joint}{options}", last
     first = parse_address(_without_cluster(parts[0]))
     if first.scheme == "unix":
         raise ConfigError("servers of a Cluster are reached over TCP; name one by redis+cluster://")
-    if first.options.get("db"):
-        raise ConfigError(f"a Cluster has no databases; {first.label} names one")
+    _check_of_cluster(first, first)
     rest = (_of_cluster(part, first) for part in _checked_count(parts)[1:])
     return RedisServers((first, *rest), is_cluster=True)
 
 
 def _of_cluster(part: str, first: RedisAddress) -> RedisAddress:
     if "://" in part:
-        return parse_address(_without_cluster(part))
+        return _check_of_cluster(parse_address(_without_cluster(part)), first)
     if "@" in part:
         raise ConfigError("a Cluster's user and password stand in its first URL, for all its servers")
-    named = parse_address(f"{first.scheme}://{part}").options
-    return first.at(named["host"], named.get("port", PORT_DEFAULT))
+    named = parse_address(f"{first.scheme}://{part}")
+    if _terms_of(named):
+        raise ConfigError(
+            f"options of a Cluster stand behind its first or its last server; {named.label} is neither"
+        )
+    return _check_of_cluster(replace(named, options={**_terms_of(first), **named.options}), first)
+
+
+def _check_of_cluster(named: RedisAddress, first: RedisAddress) -> RedisAddress:
+    if named.options.get("db"):
+        raise ConfigError(
+            f"a Cluster has no database but 0; {named.label} names database {named.options['db']}"
+        )
+    if (named.scheme, _terms_of(named)) != (first.scheme, _terms_of(first)):
+        raise ConfigError(
+            f"servers of a Cluster have TLS, user, password and options in common; those of {named.label} are not those "
+            f"of {first.label}"
+        )
+    return named
+
+
+def _terms_of(address: RedisAddress) -> dict[str, Any]:
+    """How it is spoken to, wherever it is."""
+    return {name: value for name, value in address.options.items() if name not in ("host", "port", "db")}
 
 
 def _without_cluster(url: str) -> str:
@@ -169,16 +192,53 @@ def parse_address(url: str) -> RedisAddress:
         if split.scheme == "unix"
         else f"{split.scheme}://{split.hostname}:{port or PORT_DEFAULT}"
     )
-    allowed = _OPTIONS | (_TLS_OPTIONS if split.scheme == "rediss" else frozenset())
-    unknown = sorted(options.keys() - allowed)
-    if unknown:
-        raise ConfigError(f"{label} has options that are not known: {', '.join(unknown)}")
+    if "#" in url:
+        raise ConfigError(f"{label} has a fragment, which means nothing; a # in a name is written %23")
     if split.scheme == "unix" and not split.path:
         raise ConfigError("a URL with unix:// needs the path of a socket, as in unix:///run/redis.sock")
     if split.scheme != "unix" and not split.hostname:
         raise ConfigError(f"a URL with {split.scheme}:// needs a host, as in {split.scheme}://redis:6379")
-    if split.scheme != "unix" and split.path not in ("", "/") and "db" not in options:
-        raise ConfigError(
-            f"{label} has the path {split.path!r}; the path of such a URL is a database's number"
-        )
+    if port == 0:
+        raise ConfigError(f"{split.scheme}://{split.hostname} has the port 0; ports are 1 to 65535")
+    _check_escapes(split, label)
+    _check_options(split, label)
     return RedisAddress(label, split.scheme, options)
+
+
+def _check_escapes(split: SplitResult, label: str) -> None:
+    parts = {
+        "user": split.username, "password": split.password, "host": split.hostname, "path": split.path,
+        "options": split.query,
+    }  # fmt: skip
+    for part, text in parts.items():
+        try:
+            unquote(text or "", errors="strict")
+            is_whole = _HALF_ESCAPE.search(text or "") is None
+        except UnicodeDecodeError:
+            is_whole = False
+        if not is_whole:
+            raise ConfigError(
+                f"{label} has a percent sign in its {part} that begins no escape of UTF-8; % itself is written %25"
+            )
+
+
+def _check_options(split: SplitResult, label: str) -> None:
+    given = parse_qsl(split.query, keep_blank_values=True)
+    unknown = sorted({name for name, _ in given} - _options_of(split.scheme))
+    if unknown:
+        raise ConfigError(f"{label} has options that are not known: {', '.join(unknown)}")
+    if split.scheme != "unix" and split.path not in ("", "/"):
+        given.append(("db", split.path[1:]))
+    given += [("username", name) for name in [split.username] if name]
+    given += [("password", word) for word in [split.password] if word]
+    seen: set[str] = set()
+    for name, value in given:
+        if name == "db" and _DATABASE.fullmatch(value) is None:
+            raise ConfigError(f"{label} has the database {value!r}; a database is a number, 0 or more")
+        if name in seen or not value:
+            raise ConfigError(f"{label} has {'no value' if not value else 'two values'} for {name}")
+        seen.add(name)
+
+
+def _options_of(scheme: str) -> frozenset[str]:
+    return _OPTIONS | (_TLS_OPTIONS if scheme == "rediss" else frozenset())

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
-from cache_l3.blocking_replies import ReplyStream, skip_asking
+from cache_l3.blocking_replies import ReplyStream, raise_refusal, skip_asking
 from cache_l3.data_path import Lost, Malformed, ServerRefused, TransferError
 
 
@@ -64,6 +64,7 @@ class BlockingConnection(threading.Thread):
         self._stream = ReplyStream(connection)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._job: Job | None = None
+        self._is_sending = False
         self.bytes_out = 0
 
     @property
@@ -114,6 +115,7 @@ class BlockingConnection(threading.Thread):
             outcome = self._exchange(job)
         except ServerRefused as refused:
             outcome = refused
+            why = str(refused) if self._is_sending or refused.error.hangs_up else ""
         except TransferError as error:
             why, outcome = str(error), error
         except Exception as error:  # noqa: BLE001 - whatever it is, the job has to end, and nobody else could end it
@@ -127,16 +129,25 @@ class BlockingConnection(threading.Thread):
         return why
 
     def _exchange(self, job: Job) -> object:
-        for part in job.parts():
-            job.was_sent = True
-            self._socket.sendall(part)
-            self.bytes_out += memoryview(part).nbytes
+        self._is_sending = True
+        try:
+            self._send(job)
+        except OSError:  # it takes no more; what it said before it hung up may tell why
+            raise_refusal(self._stream.line())
+            raise
+        self._is_sending = False
         if job.asking:
             skip_asking(self._stream)
         outcome = job.read(self._stream)
         if self._stream.waiting:
             raise Malformed("the server said more than it was asked", was_sent=True)
         return outcome
+
+    def _send(self, job: Job) -> None:
+        for part in job.parts():
+            job.was_sent = True
+            self._socket.sendall(part)
+            self.bytes_out += memoryview(part).nbytes
 
     def _look_at_idle_socket(self) -> str:
         """Something came unasked: the end, mostly; over TLS it may be a record that is for TLS alone."""

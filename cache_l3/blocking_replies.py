@@ -108,7 +108,7 @@ def skip_asking(stream: ReplyStream) -> None:
 def read_record(stream: ReplyStream, place: memoryview, shape: HeaderShape) -> Got | Absent:
     """The reply to a GET of a record. Raises ServerRefused besides."""
     line = stream.line()
-    _raise_refusal(line)
+    raise_refusal(line)
     left = _number(line[1:]) if line[:1] == b"$" else None
     if left is None or left < -1:
         raise Malformed(f"no reply of this command: {line[:64]!r}", was_sent=True)
@@ -141,7 +141,7 @@ def _read_payload(stream: ReplyStream, header: bytes, stored_bytes: int, place: 
 def read_stored(stream: ReplyStream) -> None:
     """The reply to a SET. Raises ServerRefused besides."""
     line = stream.line()
-    _raise_refusal(line)
+    raise_refusal(line)
     if line != b"+OK":
         raise Malformed(f"no reply of this command: {line[:64]!r}", was_sent=True)
 
@@ -168,7 +168,8 @@ def read_reply(stream: ReplyStream) -> Reply:
     return text
 
 
-def _raise_refusal(line: bytes) -> None:
+def raise_refusal(line: bytes) -> None:
+    """Raise ServerRefused for a line that is an error."""
     if line[:1] == b"-":
         raise ServerRefused(_text(line[1:]))
 

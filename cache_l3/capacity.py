@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kv_types.limits import L3_RESERVE_BYTES_MIN, L3_RESERVE_FRACTION
+from kv_types.limits import L3_CAPACITY_KNOWN_S, L3_RESERVE_BYTES_MIN, L3_RESERVE_FRACTION
 
+_KNOWN_NS = int(L3_CAPACITY_KNOWN_S * 1e9)
 _KEY_BYTES = 384
 """Key, time to live and entries of the tables, about."""
 
@@ -37,32 +38,36 @@ class MemoryPicture:
 
 
 class Capacity:
-    """What is known of one server's memory. `holds_log`: the fleet's log lies there too. `reserve`: the part left free."""
+    """What is known of one server's room, by times that it is told. `holds_log`: the fleet's log lies there too.
+
+    Whatever it said or refused counts for L3_CAPACITY_KNOWN_S, then it is asked, or tried, anew. `reserve`: the part left free.
+    """
 
     def __init__(self, *, holds_log: bool, reserve: float = L3_RESERVE_FRACTION) -> None:
         self._holds_log = holds_log
         self._reserve = reserve
         self._picture: MemoryPicture | None = None
+        self._known_until_ns = 0
         self._written_bytes = 0
-        self._was_refused = False
+        self._full_until_ns = 0
+        self._refused_bytes = 0
+        self._too_large_until_ns = 0
         self._is_denied = False
 
-    @property
-    def picture(self) -> MemoryPicture | None:
-        """What it said last."""
-        return self._picture
-
-    @property
-    def room(self) -> Room:
+    def room(self, now_ns: int) -> Room:
         """Whether a page may be written now."""
-        if self._was_refused:
+        if now_ns < self._full_until_ns:
             return Room.FULL
-        if self._picture is None:
+        if self._picture is None or now_ns >= self._known_until_ns:
             return Room.REFUSED if self._is_denied else Room.UNKNOWN
         limit = self.limit_bytes
         if limit is not None and self._picture.used_bytes + self._written_bytes >= limit:
             return Room.FULL
         return Room.REFUSED if self._is_denied else Room.YES
+
+    def is_too_large(self, record_bytes: int, *, now_ns: int) -> bool:
+        """Whether it has just refused a record for its size that was not larger than this one."""
+        return now_ns < self._too_large_until_ns and record_bytes >= self._refused_bytes
 
     @property
     def limit_bytes(self) -> int | None:
@@ -72,19 +77,25 @@ class Capacity:
             return None
         return picture.bytes_max - reserve_bytes(picture.bytes_max, self._reserve)
 
-    def told(self, picture: MemoryPicture | None) -> None:
+    def told(self, picture: MemoryPicture | None, *, now_ns: int) -> None:
         """It has been asked again; None: it does not say."""
         self._picture = picture
+        self._known_until_ns = now_ns + _KNOWN_NS
         self._written_bytes = 0
-        self._was_refused = False
+        self._full_until_ns = 0
 
     def wrote(self, record_bytes: int) -> None:
         """A record is on its way there."""
         self._written_bytes += allocated_bytes(record_bytes)
 
-    def refused(self) -> None:
-        """It has no room; the next answer to the question decides anew."""
-        self._was_refused = True
+    def refused_room(self, *, now_ns: int) -> None:
+        """It has refused a page for want of room; its next answer decides anew."""
+        self._full_until_ns = now_ns + _KNOWN_NS
+
+    def refused_size(self, record_bytes: int, *, now_ns: int) -> None:
+        """It has refused a record for its size, at the price of a connection."""
+        self._refused_bytes = record_bytes
+        self._too_large_until_ns = now_ns + _KNOWN_NS
 
     def denied(self) -> None:
         """It answered a page by an error that says nothing of room; holds until it takes one."""

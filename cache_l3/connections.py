@@ -27,6 +27,8 @@ REMEDIES = {
     "disk": "look at its disk: it refuses writes until it can save again",
     "clients": "let it take more clients: CONFIG SET maxclients",
     "moved": "if it is part of a Cluster, its URL begins with redis+cluster://",
+    "readonly": "it is a replica: name its primary, in its place or beside it",
+    "size": "raise its proto-max-bulk-len above the size of a page, or use smaller pages",
 }
 
 

@@ -80,6 +80,11 @@ class ServerError:
         """Its first word: MOVED, ASK, OOM, LOADING, NOPERM, ERR …."""
         return self.text.split(" ", 1)[0]
 
+    @property
+    def hangs_up(self) -> bool:
+        """Whether the server closes the connection after it, because it can't tell where the next command begins."""
+        return self.text.startswith("ERR Protocol error")
+
 
 Reply: TypeAlias = bytes | int | ServerError | None
 """A bulk or simple string, an integer, an error, nil."""
@@ -108,7 +113,10 @@ class Lost(TransferError):
 
 
 class ServerRefused(TransferError):
-    """The server answered with an error (its text, without the minus). The connection lives on."""
+    """The server answered with an error (its text, without the minus). The connection lives on.
+
+    But not where the server hangs up: after an error of the protocol, or one that came before the request was wholly sent.
+    """
 
     code = "server_refused"
 

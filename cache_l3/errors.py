@@ -42,6 +42,7 @@ _BY_WORDS = (
     ("no permissions", "denied"),
     ("can't run this command", "denied"),
     ("unknown command", "version"),
+    ("invalid bulk length", "size"),
     ("script", "script"),
 )
 _BY_TYPE: tuple[tuple[type[Exception], str], ...] = (

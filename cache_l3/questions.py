@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from cache_l3.data_path import Cancelled, DataPath, Late, Overloaded, Reply, ServerError, TransferError
+from cache_l3.data_path import DataPath, Late, Overloaded, Reply, ServerError, TransferError
 from cache_l3.router import Aim, Router, Trouble, TroubleError
 from kv_types.clock import Clock
 from kv_types.errors import ClosedError
@@ -89,10 +89,7 @@ class Questions:
             return Trouble.LATE
         except Overloaded:
             return Trouble.OVERLOADED
-        except Cancelled:  # the shard is down, or leaves
-            return None
-        except TransferError as error:
-            shard.note(f"{shard.address.label}: {error}")
+        except TransferError:  # its connection is lost, or the shard is down: they say why
             return None
         shard.answered()
         return replies

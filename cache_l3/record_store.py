@@ -41,7 +41,7 @@ class ServerPicture:
 
     server: str
     breaker: str
-    """closed, open, half_open."""
+    """closed, open, half_open; open too for a replica, which is asked nothing."""
     connections: int
     last_error: str
     """The newest trouble, in a line; empty while there was none."""

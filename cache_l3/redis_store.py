@@ -46,6 +46,7 @@ _MISSES = {
     Trouble.LATE: MissReason.DEADLINE,
     Trouble.UNAVAILABLE: MissReason.L3_UNAVAILABLE,
     Trouble.FULL: MissReason.L3_UNAVAILABLE,
+    Trouble.TOO_LARGE: MissReason.L3_UNAVAILABLE,
     Trouble.OVERLOADED: MissReason.OVERLOADED,
     Trouble.FOREIGN: MissReason.CORRUPT,
     Trouble.CLOSED: MissReason.CLOSED,
@@ -54,6 +55,7 @@ _REFUSALS = {
     Trouble.LATE: RefuseReason.DEADLINE,
     Trouble.UNAVAILABLE: RefuseReason.UNREACHABLE,
     Trouble.FULL: RefuseReason.FULL,
+    Trouble.TOO_LARGE: RefuseReason.TOO_LARGE,
     Trouble.OVERLOADED: RefuseReason.OVERLOADED,
     Trouble.FOREIGN: RefuseReason.UNREACHABLE,
     Trouble.CLOSED: RefuseReason.CLOSED,
@@ -270,7 +272,7 @@ class RedisRecordStore:
             )
         except TroubleError as error:
             return self._missed(name, error.trouble)
-        if not isinstance(got, Got):
+        if not isinstance(got, Got) or not got.header:  # no bytes at all are none in `probe` as well
             return MissReason.ABSENT
         try:
             header = check_arrival(got, name, page_bytes=place.nbytes)

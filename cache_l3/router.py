@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from redis.exceptions import ResponseError
+
 from cache_l3.address import RedisAddress, RedisServers
-from cache_l3.capacity import Room
+from cache_l3.capacity import Capacity, Room
 from cache_l3.connections import Connector
 from cache_l3.data_path import (
     Cancelled,
@@ -21,6 +23,7 @@ from cache_l3.data_path import (
     TooLarge,
     TransferError,
 )
+from cache_l3.errors import reason_of
 from cache_l3.record_store import ServerPicture
 from cache_l3.shard import Shard, ShardTerms
 from cache_l3.topology import open_topology, redirect_target
@@ -43,6 +46,8 @@ class Trouble(Enum):
     LATE = "late"
     UNAVAILABLE = "unavailable"
     FULL = "full"
+    TOO_LARGE = "too_large"
+    """The server takes no value of that size."""
     OVERLOADED = "overloaded"
     FOREIGN = "foreign"
     """What lies under the key is none of our records."""
@@ -128,8 +133,9 @@ class Router:
             await asyncio.sleep(0)
 
     def describe(self) -> tuple[ServerPicture, ...]:
-        """Shards as people see them."""
-        return tuple(shard.describe() for shard in self._shards.values())
+        """Shards as people see them; replicas only where there is nothing else."""
+        shards = [shard for shard in self._shards.values() if not shard.is_replica] or self._shards.values()
+        return tuple(shard.describe() for shard in shards)
 
     def opened(self) -> int:
         """How often breakers have opened."""
@@ -154,14 +160,14 @@ class Router:
         for attempt in range(L3_ATTEMPTS_MAX):
             began_ns = self._clock.now_ns()
             if writes_bytes:
-                _make_sure_of_room(aim.shard, writes_bytes)
+                _make_sure_of_room(aim.shard, writes_bytes, now_ns=began_ns)
             try:
                 answer = await send(aim.shard.number, aim.asking)
             except ClosedError:
                 raise TroubleError(Trouble.CLOSED) from None
             except TransferError as error:
-                if writes_bytes and isinstance(error, ServerRefused) and error.error.code not in _ELSEWHERE:
-                    aim.shard.capacity.denied()
+                if writes_bytes and isinstance(error, ServerRefused):
+                    self._heed_refusal(aim.shard.capacity, error.error, writes_bytes)
                 aim = await self._after(aim, key, error, began_ns, attempt, deadline_ns)
             else:
                 aim.shard.answered()
@@ -204,8 +210,6 @@ class Router:
                 raise TroubleError(Trouble.CLOSED)
         elif attempt + 1 == L3_ATTEMPTS_MAX:
             shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
-        else:
-            shard.note(f"{shard.address.label}: {error}")
         if not self.may_retry(shard):
             raise TroubleError(Trouble.UNAVAILABLE)
         await self.pause(attempt, deadline_ns=deadline_ns)
@@ -218,20 +222,30 @@ class Router:
             self.redirected += 1
             return self._redirected(aim, error)
         if error.code == "OOM":
-            shard.capacity.refused()
             raise TroubleError(Trouble.FULL)
         if error.code == "WRONGTYPE":
             raise TroubleError(Trouble.FOREIGN)
         shard.note_reply(error.text)
+        if _is_of_size(error):
+            raise TroubleError(Trouble.TOO_LARGE)
         if error.code in _DOWN:
             shard.is_down(error.text)
         if error.code == "READONLY":
-            self._is_replica(shard)
+            self._find_primary(shard)
         if error.code == "CLUSTERDOWN":
             self._topology.suspect(shard.address)
         if error.code in _LATER:
             return None
         raise TroubleError(Trouble.UNAVAILABLE)
+
+    def _heed_refusal(self, capacity: Capacity, error: ServerError, record_bytes: int) -> None:
+        """What the answer to a page says of further ones."""
+        if error.code == "OOM":
+            capacity.refused_room(now_ns=self._clock.now_ns())
+        if _is_of_size(error):
+            capacity.refused_size(record_bytes, now_ns=self._clock.now_ns())
+        if error.code not in _ELSEWHERE:
+            capacity.denied()
 
     async def pause(self, attempt: int, *, deadline_ns: int) -> None:
         """Wait a little longer after each attempt, up to the deadline. Raises TroubleError when that has come."""
@@ -249,11 +263,19 @@ class Router:
 
     # --- shards ---
 
-    def _is_replica(self, shard: Shard) -> None:
-        """Somebody else is the primary: another candidate, or another server under the same name."""
+    def _find_primary(self, replica: Shard) -> None:
+        """One that was taken for it is a replica: another candidate has become it, or another server under the same name."""
+        self._topology.suspect(replica.address)
+        for shard in self._shards.values():
+            if shard is not replica:
+                shard.may_be_primary()
+        if self._topology.servers() == [replica.address]:
+            replica.renew()
+
+    def _said_replica(self, shard: Shard) -> None:
         self._topology.suspect(shard.address)
-        if self._topology.servers() == [shard.address]:
-            shard.renew()
+        if self.kind != "cluster":  # whose servers say themselves whom to ask instead
+            shard.set_aside()
 
     def _redirected(self, aim: Aim, error: ServerError) -> Aim:
         source = aim.shard.address
@@ -268,7 +290,7 @@ class Router:
         return Aim(self._checked(shard).shard, asking=error.code == "ASK")
 
     def _checked(self, shard: Shard | None) -> Aim:
-        if shard is None or not shard.breaker.lets_through:
+        if shard is None or not shard.is_asked:
             raise TroubleError(Trouble.UNAVAILABLE)
         return Aim(shard)
 
@@ -280,7 +302,7 @@ class Router:
                 return None
             shard = Shard(
                 address, path=self._path, connector=self._connector, clock=self._clock, terms=self._terms,
-                on_suspect=lambda suspect: self._topology.suspect(suspect.address), on_replica=self._is_replica,
+                on_suspect=lambda suspect: self._topology.suspect(suspect.address), on_replica=self._said_replica,
             )  # fmt: skip
             self._shards[address.label] = shard
             shard.start()
@@ -313,7 +335,13 @@ class Router:
             raise TroubleError(Trouble.UNAVAILABLE) from None
 
 
-def _make_sure_of_room(shard: Shard, record_bytes: int) -> None:
-    if shard.capacity.room is Room.FULL:
+def _make_sure_of_room(shard: Shard, record_bytes: int, *, now_ns: int) -> None:
+    if shard.capacity.is_too_large(record_bytes, now_ns=now_ns):
+        raise TroubleError(Trouble.TOO_LARGE)
+    if shard.capacity.room(now_ns) is Room.FULL:
         raise TroubleError(Trouble.FULL)
     shard.capacity.wrote(record_bytes)
+
+
+def _is_of_size(error: ServerError) -> bool:
+    return reason_of(ResponseError(error.text)) == "size"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from cache_l3.address import RedisAddress
-from cache_l3.breaker import Breaker, BreakerTerms
-from cache_l3.capacity import Capacity, read_memory
+from cache_l3.breaker import Breaker, BreakerState, BreakerTerms
+from cache_l3.capacity import Capacity, Room, read_memory
 from cache_l3.connections import REMEDIES, ConnectError, Connector, Control
 from cache_l3.data_path import DataPath
 from cache_l3.errors import explain
@@ -28,6 +28,7 @@ from kv_types.limits import (
     L3_LOOK_S,
     L3_OPENINGS_BURST_MAX,
     L3_OPENINGS_PER_S_MAX,
+    L3_RENEW_S,
     L3_REOPEN_S,
     L3_RESERVE_FRACTION,
     L3_RETRIES_BURST_MAX,
@@ -51,7 +52,7 @@ class ShardTerms:
 class Shard:
     """One primary. A task of its own keeps its connections open, looks after its memory, and probes it while it is down.
 
-    `on_suspect(shard)` is called when it went down, `on_replica(shard)` when it says that it is one.
+    `on_suspect(shard)` is called when it went down, `on_replica(shard)` each time that it says that it is one.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Shard:
         self.capacity = Capacity(holds_log=terms.holds_log, reserve=terms.reserve)
         self.used_ns = clock.now_ns()
         """When somebody asked it for something last."""
+        self.is_replica = False
+        """It is set aside: it is only looked at, until it says that it is a primary."""
         self._path = path
         self._connector = connector
         self._clock = clock
@@ -82,7 +85,7 @@ class Shard:
         self._control = Control(address)
         self._connections = 0
         self._openings = RetryBudget(burst=L3_OPENINGS_BURST_MAX, per_s=L3_OPENINGS_PER_S_MAX)
-        self._renewals = RetryBudget(burst=1, per_s=1 / L3_LOOK_S)
+        self._renewals = RetryBudget(burst=1, per_s=1 / L3_RENEW_S)
         self._reopen_s = L3_REOPEN_S
         self._look_due_ns = clock.now_ns()
         self._last_error = ""
@@ -102,6 +105,11 @@ class Shard:
         with contextlib.suppress(ClosedError):
             self._path.close_shard(self.number)
         await self._control.close()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request may be sent to it."""
+        return self.breaker.lets_through and not self.is_replica
 
     # --- what requests tell ---
 
@@ -133,6 +141,19 @@ class Shard:
         if self.breaker.lets_through and self._renewals.take(self._clock.now_ns()):
             self._drop_connections()
 
+    def set_aside(self) -> None:
+        """It is a replica: what waits for it ends now, and nothing is asked of it."""
+        self.is_replica = True
+        if self._connections:
+            self._drop_connections()
+
+    def may_be_primary(self) -> None:
+        """Another one is a primary no more, so that this one may be it by now, whatever it said before."""
+        if self.is_replica:
+            self.is_replica = False
+            self._look_due_ns = self._clock.now_ns()
+            self._changed.set()
+
     def note(self, why: str) -> None:
         """Remember the newest trouble, for people."""
         self._last_error = why
@@ -145,10 +166,10 @@ class Shard:
         """As people see it."""
         return ServerPicture(
             server=self.address.label,
-            breaker=self.breaker.state.value,
+            breaker=(BreakerState.OPEN if self.is_replica else self.breaker.state).value,
             connections=self._connections,
             last_error=self._last_error,
-            writes=self.capacity.room.value,
+            writes=(Room.REFUSED if self.is_replica else self.capacity.room(self._clock.now_ns())).value,
         )
 
     # --- the keeper ---
@@ -165,7 +186,7 @@ class Shard:
         self._changed.clear()
         if not self.breaker.lets_through:
             await self._probe()
-        elif self._connections < self._terms.connections:
+        elif self._connections < self._terms.connections and not self.is_replica:
             await self._open()
         else:
             await self._rest()
@@ -243,10 +264,14 @@ class Shard:
             self.unanswered(str(error), began_ns=began_ns)
             return
         self.answered()
-        self.capacity.told(read_memory(_read(memory)))
+        self.capacity.told(read_memory(_read(memory)), now_ns=began_ns)
         if _read(replication).get("role") == "slave":
-            self.note(f"{self.address.label} is a replica; name its primary too")
+            self.note(f"{self.address.label} is a replica: name its primary, in its place or beside it")
+            await self._control.close()  # the next look is to find whatever its name stands for by then
             self._on_replica(self)
+        elif self.is_replica:
+            self.is_replica = False
+            self._drop_connections()
 
     def _shut(self) -> None:
         """It went down: whatever waits for it ends now, not at its deadline."""

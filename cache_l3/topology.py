@@ -1,6 +1,6 @@
 """Which server has a key: one of several that stand for each other, or the primary of the key's slot in a Cluster.
 
-Replicas are never asked for pages: what they lack is not lacking, and what they have may be gone.
+Replicas are not asked for pages: what they lack is not lacking, and what they have may be gone.
 """
 
 from __future__ import annotations

@@ -188,12 +188,14 @@ class Link:
         arena, pages = self.arena, len(packed) // KEY_BYTES
         if arena is None:
             return self.remote.prefetch(namespace, packed, deadline_s) if self._remote_serves else None
-        resident, loader = arena.resident(packed), arena.loader
-        if loader is None or resident == pages:
+        loader, number = arena.loader, arena.number_of(namespace)
+        if loader is None:
             return None
-        number = arena.number_of(namespace)
         if number is None:  # to register it would take an answer
             return self.remote.prefetch(namespace, packed, deadline_s)
+        resident = arena.resident(number, packed)
+        if resident == pages:
+            return None
         return self.remote.prefetches.ask(
             lambda: loader.begin(number, packed, resident, deadline_s=deadline_s)
         )

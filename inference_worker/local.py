@@ -121,10 +121,10 @@ class LocalArena(Home):
         with contextlib.suppress(ClosedError, ProtocolError):  # gone meanwhile, and the row with it
             self._attached.unregister(registration, deadline_s=deadline.remaining_s())
 
-    def resident(self, packed: bytes) -> int:
+    def resident(self, namespace_number: int, packed: bytes) -> int:
         """Pages of a chain that could be served now; 0 when the mapping was closed meanwhile."""
         try:
-            return self.reader.match(packed)[0]
+            return self.reader.match(packed, namespace=namespace_number)[0]
         except ValueError:
             return 0
 

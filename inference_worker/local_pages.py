@@ -68,7 +68,7 @@ class LocalPages:
     """Pages of one namespace in one life. See namespaces.Pages."""
 
     __slots__ = (
-        "_arena", "_counter", "_deadline_s", "_lease_ns", "_loader", "_namespace", "_puts", "_reader", "_take",
+        "_arena", "_counter", "_deadline_s", "_lease_ns", "_loader", "_namespace", "_number", "_puts", "_reader", "_take",
         "registration",
     )  # fmt: skip
 
@@ -89,6 +89,7 @@ class LocalPages:
             arena.connection(), arena.reader, registration, life=arena.life, page_bytes=namespace.page_bytes
         )
         self._counter = registration.counter
+        self._number = registration.number
         self._deadline_s = settings.deadline_s
         self._lease_ns = int(settings.copy_lease_s * 1e9)
         self.registration = registration
@@ -99,9 +100,15 @@ class LocalPages:
         """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys that are all there."""
         try:
             if self._loader is None or (deadline is not None and not deadline.may_wait):
-                held = self._take(self._counter, keys, start=start)  # type: ignore[arg-type]
+                held = self._take(self._counter, keys, namespace=self._number, start=start)  # type: ignore[arg-type]
             else:
-                held = self._take(self._counter, keys, start=start, may_load=True)  # type: ignore[arg-type]
+                held = self._take(
+                    self._counter,
+                    keys,  # type: ignore[arg-type]
+                    namespace=self._number,
+                    start=start,
+                    may_load=True,
+                )
                 if held.reason == MissReason.ABSENT:
                     deadline = Deadline(self._deadline_s) if deadline is None else deadline
                     return self._load_and_lease(keys, start, held, deadline, reused)
@@ -117,7 +124,7 @@ class LocalPages:
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served."""
         try:
-            return outcome_of(self._reader.match(keys, start=start))  # type: ignore[arg-type]
+            return outcome_of(self._reader.match(keys, namespace=self._number, start=start))  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             packed, _ = packed_chain(keys, start)
             if packed is not keys:
@@ -150,7 +157,7 @@ class LocalPages:
         packed, offered = packed_chain(keys, terms.start)
         views = self._views(sources, offered, writable=False)
         try:
-            known = max(0, self._reader.match(packed)[0] - terms.start)
+            known = max(0, self._reader.match(packed, namespace=self._number)[0] - terms.start)
             stored = self._puts.store(packed, views[known:], terms.start + known, terms)
             return [KNOWN] * known + stored
         except ValueError as error:
@@ -202,6 +209,7 @@ class LocalPages:
             self._counter,
             keys,  # type: ignore[arg-type]
             destinations,  # type: ignore[arg-type]
+            namespace=self._number,
             page_bytes=self._namespace.page_bytes,
             start=start,
             lease_ns=self._lease_ns,
@@ -228,7 +236,12 @@ class LocalPages:
         try:
             staged = self._stage(packed, start, held.pages, deadline, reused)
             done = self._reader.complete_lease(
-                self._counter, packed, start=start, l3_from=staged.l3_from, reason=staged.reason
+                self._counter,
+                packed,
+                namespace=self._number,
+                start=start,
+                l3_from=staged.l3_from,
+                reason=staged.reason,
             )
         finally:
             held.release()
@@ -259,6 +272,7 @@ class LocalPages:
                 self._counter,
                 packed,
                 self._views(destinations, wanted, writable=True)[got.pages :],
+                namespace=self._number,
                 page_bytes=self._namespace.page_bytes,
                 start=start + got.pages,
                 lease_ns=self._lease_ns,
@@ -286,8 +300,8 @@ class LocalPages:
             first = start + found
             if start and not found:
                 # what the caller's L1 has may be gone here, and a page can stand on its parent only
-                first = self._reader.match(packed[: start * KEY_BYTES])[0]
-            return self._loader.stage(self.registration.number, packed, first, deadline)
+                first = self._reader.match(packed[: start * KEY_BYTES], namespace=self._number)[0]
+            return self._loader.stage(self._number, packed, first, deadline)
         except BaseException:
             with contextlib.suppress(ValueError):
                 self._reader.complete(

@@ -226,9 +226,13 @@ L3_OPENINGS_PER_S_MAX = 50
 """Connections to one server that are opened anew, because late requests ended them: so many at once, then at this rate."""
 L3_REOPEN_S = 0.05
 """Pause after a connection that could not be opened while others are there; twice as long each time."""
+L3_RENEW_S = 30.0
+"""How often all connections to a server are opened anew because it refuses writes: its name may stand for another by now."""
 L3_LOOK_S = 1.0
 L3_LOOK_ANSWER_S = 1.0
 """How often a server is asked for its memory and role, and how long it may take to answer."""
+L3_CAPACITY_KNOWN_S = 5.0
+"""How long it counts what a server said of its memory, or that it refused a page for want of room or for its size."""
 L3_TABLE_S = 1.0
 """How long one server may take to tell a Cluster's slot table before another is asked."""
 L3_REFRESH_S_MIN = 0.25

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from collections import Counter
+from typing import Any, Literal
 
 import structlog
+
+from kv_types.clock import Clock
+from kv_types.limits import LOG_REPORT_S_MIN
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
@@ -38,6 +42,38 @@ def logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """Return the logger of one component; it takes up the configuration when it is first used."""
     lazy: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
     return lazy
+
+
+class SeldomLogger:
+    """Logs what somebody else may cause at any pace: the same event at once, then no oftener than every LOG_REPORT_S_MIN.
+
+    `same_before` tells how many were kept back in between. Events are literals, so that there are few.
+    """
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._due_ns: dict[str, int] = {}
+        self._kept_back: Counter[str] = Counter()
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Log a warning, or keep it back."""
+        if self._is_due(event):
+            self._log.warning(event, **fields, same_before=self._kept_back.pop(event, 0))
+
+    def error(self, event: str, *, exc_info: BaseException | Literal[True], **fields: Any) -> None:
+        """Log an error with its traceback, or keep it back. `exc_info` True: the one that is being handled."""
+        if self._is_due(event):
+            self._log.error(event, exc_info=exc_info, **fields, same_before=self._kept_back.pop(event, 0))
+
+    def _is_due(self, event: str) -> bool:
+        now_ns = self._clock.now_ns()
+        is_due = now_ns >= self._due_ns.get(event, 0)
+        if is_due:
+            self._due_ns[event] = now_ns + int(LOG_REPORT_S_MIN * 1e9)
+        else:
+            self._kept_back[event] += 1
+        return is_due
 
 
 class _ToStructlog(logging.Handler):

@@ -101,39 +101,38 @@ class PyReader {
     if (slot >= 0) reader->end_request(checked_slot(slot));
   }
 
-  std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::int64_t start) const {
+  std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::uint64_t namespace_slot, std::int64_t start) const {
     const std::shared_ptr<Reader> reader = core();
-    const BorrowedKeys chain(keys);
-    const std::size_t first = chain.start(start);
-    const LookUpResult result = unlocked_if(chain.count() - first > kKeysUnderGil, [&] {
-      return reader->match(chain.data(), first, chain.count());
-    });
+    const BorrowedKeys packed(keys);
+    const Chain chain = chain_of(packed, namespace_slot, start);
+    const LookUpResult result = unlocked_if(chain.wanted() > kKeysUnderGil, [&] { return reader->match(chain); });
     return {result.pages, result.reason};
   }
 
-  PyLease lease(std::uint32_t counter, nb::handle keys, std::int64_t start, bool may_load) const {
+  PyLease lease(std::uint32_t counter, nb::handle keys, std::uint64_t namespace_slot, std::int64_t start,
+                bool may_load) const {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
-    const BorrowedKeys chain(keys);
-    const std::size_t first = chain.start(start);
-    const Room room(chain.count() - first);
-    reader->begin_counting(counter, chain.count());
-    const LookUpResult result = pin(*reader, chain, first, room.pages);
-    settle(*reader, counter, counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages)), may_load);
+    const BorrowedKeys packed(keys);
+    const Chain chain = chain_of(packed, namespace_slot, start);
+    const Room room(chain.wanted());
+    reader->begin_counting(counter, chain.count);
+    const LookUpResult result = pin(*reader, chain, room.pages);
+    settle(*reader, counter, counts_of(result, chain, bytes_of(room.pages, result.pages)), may_load);
     return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
   }
 
-  PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::int64_t start, std::optional<std::uint64_t> l3_from,
-                         std::uint32_t reason) const {
+  PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::uint64_t namespace_slot, std::int64_t start,
+                         std::optional<std::uint64_t> l3_from, std::uint32_t reason) const {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     check_reason(reason);
-    const BorrowedKeys chain(keys);
-    const std::size_t first = chain.start(start);
-    const Room room(chain.count() - first);
-    LookUpResult result = pin(*reader, chain, first, room.pages);
-    CountsDelta delta = counts_of(result, first, chain.count(), bytes_of(room.pages, result.pages));
-    tell_loaded(result, delta, first, l3_from, reason);
+    const BorrowedKeys packed(keys);
+    const Chain chain = chain_of(packed, namespace_slot, start);
+    const Room room(chain.wanted());
+    LookUpResult result = pin(*reader, chain, room.pages);
+    CountsDelta delta = counts_of(result, chain, bytes_of(room.pages, result.pages));
+    tell_loaded(result, delta, chain.start, l3_from, reason);
     if (!reader->complete(counter, delta)) {
       reader->unpin(room.pages, result.pages);
       throw nb::value_error(kNotBegun);
@@ -153,29 +152,31 @@ class PyReader {
 
   using Got = std::tuple<std::size_t, std::uint32_t, std::uint64_t>;
 
-  Got get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t page_bytes, std::int64_t start,
-          std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances, bool may_load) const {
+  Got get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t namespace_slot,
+          std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
+          bool may_load) const {
     const std::shared_ptr<Reader> reader = core();
-    const CopyOut copy(*reader, counter, keys, destinations, page_bytes, start, lease_ns, kernel, instances);
-    reader->begin_counting(counter, copy.chain.count());
+    const CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    reader->begin_counting(counter, copy.chain.count);
     const LookUpResult result = copy.run();
-    settle(*reader, counter, counts_of(result, copy.first, copy.chain.count(), result.pages * page_bytes), may_load);
+    settle(*reader, counter, counts_of(result, copy.chain, result.pages * page_bytes), may_load);
     return {result.pages, result.reason, result.instance};
   }
 
-  Got complete_get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t page_bytes,
-                   std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
+  Got complete_get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t namespace_slot,
+                   std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
                    std::optional<std::uint64_t> l1, std::optional<std::uint64_t> l3_from, std::uint32_t reason) const {
     const std::shared_ptr<Reader> reader = core();
     check_reason(reason);
-    const CopyOut copy(*reader, counter, keys, destinations, page_bytes, start, lease_ns, kernel, instances);
-    const std::size_t served = l1.value_or(copy.first);  // before the first call, which copied up to `start`
-    if (served > copy.first) throw nb::value_error("l1 can't be above start");
+    const CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    const std::size_t first = copy.chain.start;
+    const std::size_t served = l1.value_or(first);  // before the first call, which copied up to `start`
+    if (served > first) throw nb::value_error("l1 can't be above start");
     LookUpResult result = copy.run();
-    CountsDelta delta = counts_of(result, copy.first, copy.chain.count(), (copy.first - served + result.pages) * page_bytes);
-    tell_loaded(result, delta, copy.first, l3_from, reason);
+    CountsDelta delta = counts_of(result, copy.chain, (first - served + result.pages) * page_bytes);
+    tell_loaded(result, delta, first, l3_from, reason);
     delta.l1 = served;
-    delta.l2 += copy.first - served;
+    delta.l2 += first - served;
     if (!reader->complete(counter, delta)) throw nb::value_error(kNotBegun);
     return {result.pages, result.reason, result.instance};
   }
@@ -252,28 +253,28 @@ class PyReader {
 
   // A get's arguments, checked and borrowed.
   struct CopyOut {
-    CopyOut(Reader& from, std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t bytes,
-            std::int64_t start, std::uint64_t ns, std::int64_t kernel, nb::handle instances)
+    CopyOut(Reader& from, std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t namespace_slot,
+            std::uint64_t bytes, std::int64_t start, std::uint64_t ns, std::int64_t kernel, nb::handle instances)
         : reader(from),
-          chain((check_counter(counter), check_page_bytes(bytes), keys)),
-          first(chain.start(start)),
-          places(destinations, chain.count() - first, bytes, true, "destinations"),
+          packed((check_counter(counter), check_page_bytes(bytes), keys)),
+          chain(chain_of(packed, namespace_slot, start)),
+          places(destinations, chain.wanted(), bytes, true, "destinations"),
           copier(checked_choice(from, kernel)),
-          told(borrowed_words(instances, chain.count(), "instances")),
+          told(borrowed_words(instances, chain.count, "instances")),
           page_bytes(bytes),
           lease_ns(ns) {
       if (ns == 0 || ns > kLeaseNsMax) throw nb::value_error("lease_ns must be positive");
     }
     LookUpResult run() const {
       auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
-      const std::size_t wanted = chain.count() - first;
+      const std::size_t wanted = chain.wanted();
       return unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
-        return reader.copy_out(chain.data(), first, chain.count(), places.places(), page_bytes, lease_ns, copier, words);
+        return reader.copy_out(chain, places.places(), page_bytes, lease_ns, copier, words);
       });
     }
     Reader& reader;
-    BorrowedKeys chain;
-    std::size_t first;
+    BorrowedKeys packed;
+    Chain chain;
     BorrowedPages places;
     CopyChoice copier;
     std::optional<Borrowed> told;
@@ -281,10 +282,12 @@ class PyReader {
     std::uint64_t lease_ns;
   };
 
-  static LookUpResult pin(Reader& reader, const BorrowedKeys& chain, std::size_t first, FoundPage* pages) {
-    return unlocked_if(chain.count() - first > kKeysUnderGil, [&] {
-      return reader.pin(chain.data(), first, chain.count(), kLeaseView, 0, pages);
-    });
+  static Chain chain_of(const BorrowedKeys& packed, std::uint64_t namespace_slot, std::int64_t start) {
+    return {namespace_slot, packed.data(), packed.start(start), packed.count()};
+  }
+
+  static LookUpResult pin(Reader& reader, const Chain& chain, FoundPage* pages) {
+    return unlocked_if(chain.wanted() > kKeysUnderGil, [&] { return reader.pin(chain, kLeaseView, 0, pages); });
   }
 
   static std::uint64_t bytes_of(const FoundPage* pages, std::size_t count) {
@@ -389,20 +392,20 @@ void bind_reader(nb::module_& m) {
       .def("begin_request", &PyReader::begin_request)
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
-      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0)
-      .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("start") = 0,
-           nb::arg("may_load") = false)
+      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), nb::arg("start") = 0)
+      .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("namespace"),
+           nb::arg("start") = 0, nb::arg("may_load") = false)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("start") = 0, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+           nb::arg("namespace"), nb::arg("start") = 0, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("pin", &PyReader::pin_instance, nb::arg("instance"))
       .def("complete", &PyReader::complete, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("l2") = 0, nb::arg("l3") = 0, nb::arg("reason") = 0, nb::arg("bytes_read") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
-           nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
+           nb::arg("namespace"), nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
            nb::arg("instances") = nb::none(), nb::arg("may_load") = false)
       .def("complete_get", &PyReader::complete_get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"),
-           nb::kw_only(), nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL,
-           nb::arg("kernel") = -1, nb::arg("instances") = nb::none(), nb::arg("l1") = nb::none(),
+           nb::kw_only(), nb::arg("namespace"), nb::arg("page_bytes"), nb::arg("start") = 0,
+           nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1, nb::arg("instances") = nb::none(), nb::arg("l1") = nb::none(),
            nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),

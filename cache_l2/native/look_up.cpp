@@ -89,17 +89,24 @@ bool parent_stands(Tables t, const std::uint8_t* key, const PageFields& child, F
   return true;
 }
 
+// Asked of the first page that is found: a page and its parent are of one namespace, so that it tells of all behind it.
+bool is_of_namespace(const Entry& entry, std::uint64_t generation, std::uint64_t namespace_slot) {
+  const bool equal = entry.namespace_slot.load(std::memory_order_relaxed) == namespace_slot;
+  fence_acquire();
+  return equal && entry.generation.load(std::memory_order_relaxed) == generation;
+}
+
 inline std::uint32_t earlier(std::uint32_t least, std::uint32_t expiry_s) {
   return std::min(least, expiry_s == 0 ? kNever : expiry_s);
 }
 
 }  // namespace
 
-Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t start, std::size_t count, FoundPage* found) {
+Walk walk_chain(const ArenaView& arena, const Chain& chain, FoundPage* found) {
   const Geometry g = arena.geometry;
   const Tables t{arena.buckets, arena.entries, g.data_bytes, g.entries};
-  const std::uint8_t* const chain = keys + start * kKeyBytes;
-  const std::size_t left = count - start;
+  const std::uint8_t* const keys = chain.keys + chain.start * kKeyBytes;
+  const std::size_t left = chain.wanted();
   Probe probes[kProbes];
   std::uint32_t expiry_s_min = kNever;
   std::uint64_t collisions = 0;
@@ -112,7 +119,7 @@ Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t st
 
   for (bool whole = true; whole && pages < left;) {
     for (const std::size_t end = std::min(left, pages + 3 * kGroup); hashed < end; ++hashed) {
-      const KeyHash hash = hash_key(PageKey::load(chain + hashed * kKeyBytes), g);
+      const KeyHash hash = hash_key(PageKey::load(keys + hashed * kKeyBytes), g);
       probes[hashed % kProbes].hash = hash;
       __builtin_prefetch(&t.buckets[hash.first]);
       __builtin_prefetch(&t.buckets[hash.second]);
@@ -124,7 +131,7 @@ Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t st
     }
     for (const std::size_t end = std::min(left, pages + kGroup); pages < end; ++pages) {
       const Probe& probe = probes[pages % kProbes];
-      const std::uint8_t* const key = chain + pages * kKeyBytes;
+      const std::uint8_t* const key = keys + pages * kKeyBytes;
       std::uint32_t entry = probe.candidate;
       PageFields fields{};
       if (entry != kNoEntry && read_entry(t.entries[entry], key, fields) != Match::kYes) {
@@ -133,8 +140,9 @@ Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t st
       const std::uint64_t offset = (fields.place >> 32) * kSlotAlign;
       const auto payload_bytes = static_cast<std::uint32_t>(fields.place);
       whole = entry != kNoEntry && offset + payload_bytes <= t.data_bytes;
-      if (whole && pages == 0 && start != 0) {
-        whole = parent_stands(t, chain - kKeyBytes, fields, parent);
+      if (whole && pages == 0) whole = is_of_namespace(t.entries[entry], fields.generation, chain.namespace_slot);
+      if (whole && pages == 0 && chain.start != 0) {
+        whole = parent_stands(t, keys - kKeyBytes, fields, parent);
         expiry_s_min = earlier(expiry_s_min, parent.expiry_s);
       } else if (whole) {
         whole = fields.parent_and_expiry >> 32 == parent_plus_one && fields.parent_generation == parent_generation;

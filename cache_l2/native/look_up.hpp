@@ -31,9 +31,19 @@ struct Walk {
   FoundPage parent{};             // of keys[start] when start > 0
 };
 
-// Walks keys[start … count) (each 32 bytes) and writes what it finds to `found`. Numbers out of shared memory are
-// bounded before use.
-Walk walk_chain(const ArenaView& arena, const std::uint8_t* keys, std::size_t start, std::size_t count, FoundPage* found);
+// A chain of packed keys (32 bytes each), of which [start … count) are looked up, under the sidecar's number of a namespace.
+struct Chain {
+  std::uint64_t namespace_slot;
+  const std::uint8_t* keys;
+  std::size_t start;
+  std::size_t count;
+
+  std::size_t wanted() const { return count - start; }
+};
+
+// Walks a chain and writes what it finds to `found`; pages of another namespace are none. Numbers out of shared memory
+// are bounded before use.
+Walk walk_chain(const ArenaView& arena, const Chain& chain, FoundPage* found);
 
 // True while the page is the one that the walk saw.
 inline bool still_there(const ArenaView& arena, const FoundPage& page) {

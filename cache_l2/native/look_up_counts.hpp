@@ -11,13 +11,13 @@
 
 namespace stratakv {
 
-// What a look-up of keys[start … count) adds to the accounts, all that it found being L2's.
-inline CountsDelta counts_of(const LookUpResult& result, std::size_t start, std::size_t count, std::uint64_t bytes_read) {
+// What a look-up of a chain adds to the accounts, all that it found being L2's.
+inline CountsDelta counts_of(const LookUpResult& result, const Chain& chain, std::uint64_t bytes_read) {
   CountsDelta delta;
-  delta.requested = count;
-  delta.l1 = start;
+  delta.requested = chain.count;
+  delta.l1 = chain.start;
   delta.l2 = result.pages;
-  delta.missed = count - start - result.pages;
+  delta.missed = chain.wanted() - result.pages;
   delta.reason = result.reason;
   delta.bytes_read = bytes_read;
   delta.collisions = result.collisions;

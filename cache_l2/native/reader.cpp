@@ -111,8 +111,8 @@ void Reader::end_request(std::uint32_t slot) {
   if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release_in(slot / 64, 1ULL << (slot % 64));
 }
 
-LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::size_t count) {
-  FoundPage* found = scratch<FoundPage>(count - start);
+LookUpResult Reader::match(const Chain& chain) {
+  FoundPage* found = scratch<FoundPage>(chain.wanted());
   LookUpResult result;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     result = LookUpResult{};
@@ -122,10 +122,10 @@ LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::siz
     }
     const std::uint64_t freshness = freshness_ns();  // F first, then the view (rule R16)
     result.view = view_number();
-    const Walk walk = walk_chain(view_, keys, start, count, found);
+    const Walk walk = walk_chain(view_, chain, found);
     result.pages = walk.pages;
     result.collisions = walk.collisions;
-    result.reason = walk.pages == count - start ? kMissNone : kMissAbsent;
+    result.reason = walk.pages == chain.wanted() ? kMissNone : kMissAbsent;
     result.now_ns = boottime_ns();
     fence_acquire();
     if (result.now_ns >= freshness) {
@@ -142,8 +142,7 @@ LookUpResult Reader::match(const std::uint8_t* keys, std::size_t start, std::siz
   return result;
 }
 
-LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind,
-                         std::uint64_t lease_ns, FoundPage* out) {
+LookUpResult Reader::pin(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out) {
   LookUpResult result;
   std::uint64_t collisions = 0;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -154,9 +153,9 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
     }
     const std::uint64_t freshness = freshness_ns();  // F first, then the view (rule R16)
     result.view = view_number();
-    const Walk walk = walk_chain(view_, keys, start, count, out);
+    const Walk walk = walk_chain(view_, chain, out);
     collisions += walk.collisions;
-    result.reason = walk.pages == count - start ? kMissNone : kMissAbsent;
+    result.reason = walk.pages == chain.wanted() ? kMissNone : kMissAbsent;
     const std::uint32_t pinned = publish_hazards(walk, kind, out, result);
     result.now_ns = boottime_ns();
     fence_acquire();
@@ -170,7 +169,7 @@ LookUpResult Reader::pin(const std::uint8_t* keys, std::size_t start, std::size_
     }
     cut_expired(out, walk, result);
     unpin(out + result.pages, pinned - result.pages);
-    if (result.pages != 0 && start != 0) result.stands_on = instance_of(walk.parent);
+    if (result.pages != 0 && chain.start != 0) result.stands_on = instance_of(walk.parent);
     if (kind == kLeaseCopy) {
       Lease* leases = view_.leases(row_);
       for (std::size_t i = 0; i < result.pages; ++i) {
@@ -269,10 +268,10 @@ bool Reader::pin_instance(std::uint64_t instance, FoundPage* out) {
   return false;
 }
 
-LookUpResult Reader::copy_out(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                              std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint64_t* instances) {
-  FoundPage* pages = scratch<FoundPage>(count - start);
-  LookUpResult result = pin(keys, start, count, kLeaseCopy, lease_ns, pages);
+LookUpResult Reader::copy_out(const Chain& chain, std::byte* const* destinations, std::size_t page_bytes,
+                              std::uint64_t lease_ns, CopyChoice copier, std::uint64_t* instances) {
+  FoundPage* pages = scratch<FoundPage>(chain.wanted());
+  LookUpResult result = pin(chain, kLeaseCopy, lease_ns, pages);
   const std::size_t pinned = result.pages;
   pause_here();  // pinned, not copied
   std::size_t copied = 0;
@@ -295,8 +294,8 @@ LookUpResult Reader::copy_out(const std::uint8_t* keys, std::size_t start, std::
   }
   if (copied != 0) result.instance = instance_of(pages[copied - 1]);
   if (instances != nullptr && copied != 0) {
-    if (start != 0) instances[start - 1] = result.stands_on;
-    for (std::size_t i = 0; i < copied; ++i) instances[start + i] = instance_of(pages[i]);
+    if (chain.start != 0) instances[chain.start - 1] = result.stands_on;
+    for (std::size_t i = 0; i < copied; ++i) instances[chain.start + i] = instance_of(pages[i]);
   }
   unpin(pages, pinned);
   result.pages = copied;

@@ -58,17 +58,16 @@ class Reader {
   void advance_request(std::uint32_t slot, std::uint64_t view);
   void end_request(std::uint32_t slot);
 
-  LookUpResult match(const std::uint8_t* keys, std::size_t start, std::size_t count);
-  // Pins what it finds; `out` has room for count − start pages. Not counted: the caller calls `account`.
-  LookUpResult pin(const std::uint8_t* keys, std::size_t start, std::size_t count, LeaseKind kind, std::uint64_t lease_ns,
-                   FoundPage* out);
+  LookUpResult match(const Chain& chain);
+  // Pins what it finds; `out` has room for all pages that are wanted. Not counted: the caller calls `account`.
+  LookUpResult pin(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out);
   // Pins the one page that is this instance, whatever its freshness or expiry; false when it is gone or no lease is left.
   bool pin_instance(std::uint64_t instance, FoundPage* out);
   void unpin(const FoundPage* pages, std::size_t count) noexcept;
   // Look up under copy leases, copy, check generations and deadline again. `instances`, one a key where it is given, is
   // told those of the pages served and of the one that they stand on. Not counted.
-  LookUpResult copy_out(const std::uint8_t* keys, std::size_t start, std::size_t count, std::byte* const* destinations,
-                        std::size_t page_bytes, std::uint64_t lease_ns, CopyChoice copier, std::uint64_t* instances = nullptr);
+  LookUpResult copy_out(const Chain& chain, std::byte* const* destinations, std::size_t page_bytes, std::uint64_t lease_ns,
+                        CopyChoice copier, std::uint64_t* instances = nullptr);
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 

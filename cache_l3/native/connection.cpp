@@ -122,7 +122,11 @@ Turn Connection::send(std::uint64_t& bytes_out) {
     writable_ = false;
     return Turn::Rest;
   }
-  return errno == EINTR ? Turn::Again : fail(Status::Lost, error_text(errno));
+  if (errno == EINTR) return Turn::Again;
+  // It takes no more; what it said before it hung up may tell why.
+  writable_ = false;
+  hung_up_ = readable_ = true;
+  return Turn::Again;
 }
 
 // What can be sent in one call.
@@ -183,14 +187,23 @@ Turn Connection::receive(std::uint64_t& bytes_in) {
 }
 
 Turn Connection::read() {
-  Request* const oldest = window_.empty() || sending_ == window_.begin() ? nullptr : window_.front();
+  Request* const oldest = window_.empty() || !window_.front()->was_sent ? nullptr : window_.front();
   unread_ = false;
   switch (receiver_.read(oldest)) {
     case Reading::More: set_low_water(); return Turn::Rest;
-    case Reading::Answered: unread_ = true; return Turn::Answered;
+    case Reading::Answered:
+      if (sending_ == window_.begin()) return fail_early();
+      unread_ = true;
+      return Turn::Answered;
     case Reading::Broken: return fail(receiver_.status(), std::move(receiver_.text()));
   }
   return Turn::Rest;
+}
+
+// A reply that is whole before its request was: a server may refuse what it has not read, and it alone knows what it reads next.
+Turn Connection::fail_early() {
+  if (receiver_.status() == Status::Refused) return fail(Status::Refused, std::move(receiver_.text()));
+  return fail(Status::Malformed, "a reply came before its request was sent");
 }
 
 // What is due of a record goes to its place in few large pieces: to be woken for each segment of it costs more than the rest.

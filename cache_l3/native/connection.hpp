@@ -60,6 +60,7 @@ class Connection {
   Turn send(std::uint64_t& bytes_out);
   Turn receive(std::uint64_t& bytes_in);
   Turn read();
+  Turn fail_early();
   std::size_t gather(iovec* out, std::size_t parts_max);
   void sent(std::size_t bytes);
   bool seal_ahead();

@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kFirstReadBytes = 4096;     // of a record: its length, its header, and little of its payload
 constexpr std::size_t kDirectReadBytes = 256 * 1024;  // received at once, so that it is hashed while it is in a near cache
 constexpr std::size_t kQuotedBytes = 64;
+constexpr std::string_view kHangsUp = "-ERR Protocol error";  // a server that says so closes the connection
 
 // At most this much of what a peer said, with nothing in it that a terminal or a log would obey.
 std::string quoted(std::string_view bytes) {
@@ -118,8 +119,10 @@ Receiver::Step Receiver::read_line(Request& request) {
 }
 
 Receiver::Step Receiver::read_error(Request& request, std::string_view line) {
-  if (request.verb != Verb::Ask) return end(Status::Refused, std::string(line.substr(1)));
-  return answer(request, {Answer::Kind::Error, std::string(line.substr(1)), 0});
+  std::string text(line.substr(1));
+  if (request.verb == Verb::Ask) return answer(request, {Answer::Kind::Error, std::move(text), 0});
+  const bool hangs_up = line.substr(0, kHangsUp.size()) == kHangsUp;
+  return hangs_up ? broken(Status::Refused, std::move(text)) : end(Status::Refused, std::move(text));
 }
 
 Receiver::Step Receiver::read_simple(Request& request, std::string_view line) {

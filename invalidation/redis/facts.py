@@ -77,8 +77,10 @@ def read_facts(
     if isinstance(read, Exception) and reason_of(read) == "moved":
         raise unavailable(read, server=server)
     errors = [error for judge in _ERRORS if (error := judge(info, told))]
-    if promised == 0 and _number(info, "connected_slaves"):
-        errors.append(_fails_over(_number(info, "connected_slaves")))
+    connected = _number(info, "connected_slaves")
+    fails_over = promised == 0 and connected > 0
+    if fails_over:
+        errors.append(_fails_over(connected))
     for what, reply in (("WAIT", waited), ("XREAD", read)):
         if isinstance(reply, Exception):
             errors.append(f"it refuses {what} ({reply}); {RIGHTS}")
@@ -89,7 +91,7 @@ def read_facts(
         policy=_policy(info, told),
         memory_bytes_max=_number(info, "maxmemory"),
         memory_bytes=_number(info, "used_memory"),
-        connected_replicas=_number(info, "connected_slaves"),
+        connected_replicas=connected,
         synced_replicas=sum(
             1
             for name, state in info.items()
@@ -100,7 +102,8 @@ def read_facts(
         errors=tuple(errors),
         warnings=(
             *([_LONE_NODE] if promised is None and info.get("cluster_enabled") == "1" else ()),
-            *_warnings(info, told, replicas, candidates),
+            *(() if fails_over else _warnings_of_replicas(connected, replicas, candidates)),
+            *_warnings(info, told, has_replicas=bool(connected or replicas)),
         ),
     )
 
@@ -171,17 +174,8 @@ _ERRORS: tuple[Callable[[Mapping[str, str], Mapping[str, str]], str | None], ...
 )
 
 
-def _warnings(info: Mapping[str, str], told: Mapping[str, str], replicas: int, candidates: int) -> list[str]:
+def _warnings_of_replicas(connected: int, replicas: int, candidates: int) -> list[str]:
     found = []
-    policy, most = _policy(info, told), _number(info, "maxmemory")
-    if policy == "noeviction" and most:
-        found.append(
-            f"with the policy noeviction and {most} bytes at most, pages that fill it stay: the log goes on, "
-            "but new pages are refused. Set maxmemory-policy volatile-lru"
-        )
-    if policy == "unknown":
-        found.append("it does not tell its eviction policy; make sure that it is none of allkeys-*")
-    connected = _number(info, "connected_slaves")
     if connected < replicas:
         found.append(
             f"{replicas} replicas are configured and {connected} connected: until they are, nothing is fresh and no fence "
@@ -200,8 +194,21 @@ def _warnings(info: Mapping[str, str], told: Mapping[str, str], replicas: int, c
             f"{connected} replicas are connected and {replicas} configured: a failover may forget what nobody confirmed, "
             "which costs a purge. Say so: stratakv replicas set K"
         )
+    return found
+
+
+def _warnings(info: Mapping[str, str], told: Mapping[str, str], *, has_replicas: bool) -> list[str]:
+    found = []
+    policy, most = _policy(info, told), _number(info, "maxmemory")
+    if policy == "noeviction" and most:
+        found.append(
+            f"with the policy noeviction and {most} bytes at most, pages that fill it stay: the log goes on, "
+            "but new pages are refused. Set maxmemory-policy volatile-lru"
+        )
+    if policy == "unknown":
+        found.append("it does not tell its eviction policy; make sure that it is none of allkeys-*")
     backlog_s = told.get("repl-backlog-ttl", "0")
-    if (connected or replicas) and backlog_s != "0":
+    if has_replicas and backlog_s != "0":
         found.append(
             f"{backlog_s} s after its last replica left, it takes a new replication id, which purges the fleet's pages. "
             "CONFIG SET repl-backlog-ttl 0"

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
-
 from cache_l2.attach_messages import (
     CancelLoad,
     Detach,
@@ -50,6 +48,7 @@ from sidecar.attach.requests import Request, carry_out
 from sidecar.attach.welcome import Refusing, judge_hello, welcome
 from sidecar.l3.loads import Loads
 from sidecar.log.directory import ListsNamespaces
+from sidecar.logs import SeldomLogger, logger
 
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16
@@ -58,7 +57,7 @@ _ACCEPT_PAUSE_S = 0.2
 
 Observer: TypeAlias = Callable[[str, float], None]
 
-_log = structlog.get_logger("stratakv.attach")
+_log = logger("attach")
 
 
 class AttachServer:
@@ -90,6 +89,7 @@ class AttachServer:
         self._engine_came = engine_came
         self._path = path
         self._clock = clock
+        self._seldom = SeldomLogger(_log, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         self._inode = 0
@@ -169,7 +169,7 @@ class AttachServer:
                 return
             except OSError as error:
                 # out of descriptors, most likely: a level-triggered loop would spin on the waiting connection
-                _log.warning("accepting failed", error=str(error))
+                self._seldom.warning("accepting failed", error=str(error))
                 loop.remove_reader(self._listener)
                 loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
                 return
@@ -209,7 +209,7 @@ class AttachServer:
     def _drop_unhandled(self, connection: Connection, error: BaseException | None = None) -> None:
         """`error`: None is the one that is being handled."""
         self._counts["handler_errors"] += 1
-        _log.error(
+        self._seldom.error(
             "a client's message could not be handled; it is dropped",
             pid=connection.pid,
             exc_info=error or True,
@@ -218,7 +218,7 @@ class AttachServer:
 
     def _drop_slow(self, connection: Connection) -> None:
         self._counts["dropped_slow"] += 1
-        _log.warning("a client does not read its replies; it is dropped", pid=connection.pid)
+        self._seldom.warning("a client does not read its replies; it is dropped", pid=connection.pid)
         self._close(connection)
 
     def _take_message(self, connection: Connection) -> bool:
@@ -245,7 +245,7 @@ class AttachServer:
             self._handle(connection, datagram, descriptors)
         except ProtocolError as error:
             self._counts["garbage"] += 1
-            _log.warning(
+            self._seldom.warning(
                 "garbage on the attach socket", pid=connection.pid, uid=connection.peer.uid, error=str(error)
             )
             self._close(connection)
@@ -430,7 +430,7 @@ class AttachServer:
 
     def _refuse(self, connection: Connection, request: int, refusal: Refusing) -> None:
         self._counts["refused"] += 1
-        _log.warning(
+        self._seldom.warning(
             "handshake refused",
             pid=connection.pid,
             uid=connection.peer.uid,

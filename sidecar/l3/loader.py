@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from cache_l2.intake import PageRow
 from cache_l2.store import ArenaStore, NamespaceRecord
 from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
 from kv_types.clock import Clock
@@ -23,10 +24,13 @@ from sidecar.l3.plan import Action, Bounds, Event
 from sidecar.l3.planner import Planner
 from sidecar.l3.reasons import miss_of
 from sidecar.l3.residency import answers, asked_row, check_rows
-from sidecar.logs import logger
+from sidecar.logs import SeldomLogger, logger
 
 _SECOND_NS = 1_000_000_000
 _LOAD_NS_MAX = int(L3_LOAD_S_MAX * _SECOND_NS)
+
+_FAILED = MissReason.L3_UNAVAILABLE
+"""What a load ends with that failed here, whatever L3 would have said."""
 
 _log = logger("l3")
 
@@ -50,7 +54,6 @@ class _Flight:
     """A place of the arena, and the record that is on its way into it."""
 
     reservation: int
-    key: PageKey
     future: asyncio.Future[LoadedRecord | MissReason]
     page: PageDescription | None = None
 
@@ -117,6 +120,7 @@ class Loader:
         self._clock = clock
         self._later: Later = later or self.loop.call_later
         self._observe = observe
+        self._failures = SeldomLogger(_log, clock)
         self._planner = Planner(bounds)
         self._events: deque[Event] = deque()
         self._is_feeding = False
@@ -164,8 +168,8 @@ class Loader:
         """Answer it with what there is; nobody wants more."""
         so_far = self.told_so_far(load)
         del self._loads[load.number]
-        self._feed(plan.GivenUp(load.number))
         load.tell([RowLoaded(one.pages, one.from_l3, _ended(one)) for one in so_far])
+        self._feed(plan.GivenUp(load.number))
 
     # --- what happens around it ---
 
@@ -218,7 +222,7 @@ class Loader:
                     self._carry_out(action)
         finally:
             self._is_feeding = False
-        self._set_timer()
+            self._set_timer()
 
     def _set_timer(self) -> None:
         due_ns = self._planner.due_ns
@@ -243,6 +247,16 @@ class Loader:
         self._feed(plan.TimeCame(now_ns))
 
     def _carry_out(self, action: Action) -> None:
+        """Never raises: what follows is of other loads. The planner is told of whatever waits for an event."""
+        try:
+            self._try_to(action)
+        except Exception:  # noqa: BLE001  (whatever it is, it is no reason to keep anybody waiting)
+            self._failed(type(action).__name__)
+
+    def _failed(self, what: str) -> None:
+        self._failures.error("a load failed in a way that it must not", exc_info=True, at=what.lower())
+
+    def _try_to(self, action: Action) -> None:
         match action:
             case plan.Probe():
                 task = self.loop.create_task(self._ask(action), name="l3 probe")
@@ -251,7 +265,7 @@ class Loader:
             case plan.Fetch():
                 self._fetch(action)
             case plan.Publish(flight):
-                self._events.append(self._publish(flight))
+                self._publish(flight)
             case plan.GiveBack(flight):
                 landed = self._take(flight)
                 self._store.abort(self._store.own_row, [landed.reservation])
@@ -260,17 +274,27 @@ class Loader:
 
     def _answer(self, number: int, rows: Sequence[RowLoaded]) -> None:
         load = self._loads.pop(number)
-        told = answers(self._store, load.rows, rows, is_group=load.is_group)
-        self._observe(load.tell(told), told)
+        told = [RowLoaded(0, 0, _FAILED)] * len(load.rows)
+        try:
+            told = answers(self._store, load.rows, rows, is_group=load.is_group)
+        finally:
+            seconds = load.tell(told)
+        self._observe(seconds, told)
 
     # --- asking ---
 
     async def _ask(self, probe: plan.Probe) -> None:
-        results = [MissReason.L3_UNAVAILABLE] * len(probe.pages)
+        results = [_FAILED] * len(probe.pages)
+        # One server that hangs holds up the whole answer: what the others said of the pages before it is of use only
+        # while there is time to fetch them.
+        now_ns = self._clock.now_ns()
+        until_ns = now_ns + (probe.deadline_ns - now_ns) // 2
         try:
             names = [RecordName(page.namespace, page.key) for page in probe.pages]
-            found = await self._records.probe(names, deadline_ns=probe.deadline_ns)
+            found = await self._records.probe(names, deadline_ns=until_ns)
             await self._judge(probe.pages, found, results)
+        except Exception:  # noqa: BLE001  (as in _carry_out)
+            self._failed("probe")
         finally:  # whatever became of it: the planner is to know
             self._feed(plan.Probed(probe.probe, tuple(results), self._clock.now_ns()))
 
@@ -312,54 +336,71 @@ class Loader:
         if record is None:
             self._refuse(fetch.flights, plan.NoPlace(fetch.flights[0], MissReason.UNKNOWN_NAMESPACE))
             return
-        places = self._store.reserve_for_load(
-            record, fetch.parent, b"".join(fetch.keys), until_ns=fetch.deadline_ns
-        )
-        for at, (status, reason, reservation, offset) in enumerate(places):
-            flight = fetch.flights[at]
-            if status == PutStatus.STORED:
-                self._begin_flight(flight, record, fetch.keys[at], reservation, offset, fetch.deadline_ns)
-            elif status == PutStatus.KNOWN:
-                self._events.append(plan.AlreadyThere(flight))
-            else:
-                refused = RefuseReason(reason)
-                is_put = refused is RefuseReason.BUSY
-                self._refuse(
-                    fetch.flights[at:], plan.BeingPut(flight) if is_put else plan.NoPlace(flight, miss_of(refused))
-                )  # fmt: skip
-                return
+        places: list[PageRow] = []
+        begun = 0
+        try:
+            places = self._store.reserve_for_load(
+                record, fetch.parent, b"".join(fetch.keys), until_ns=fetch.deadline_ns
+            )
+            for flight, key, place in zip(fetch.flights, fetch.keys, places, strict=True):
+                refused = self._begin_flight(flight, record, key, place, fetch.deadline_ns)
+                if refused is not None:
+                    self._refuse(fetch.flights[begun:], refused)
+                    return
+                begun += 1
+        except Exception:
+            self._refuse(fetch.flights[begun:], plan.NoPlace(fetch.flights[begun], _FAILED))
+            left = [reservation for status, _, reservation, _ in places[begun:] if status == PutStatus.STORED]
+            self._store.abort(self._store.own_row, left)
+            raise
 
     def _refuse(self, flights: Sequence[int], first: Event) -> None:
         self._events.append(first)
         self._events.extend(plan.NotTried(flight) for flight in flights[1:])
 
     def _begin_flight(
-        self,
-        flight: int,
-        record: NamespaceRecord,
-        key: PageKey,
-        reservation: int,
-        offset: int,
-        deadline_ns: int,
-    ) -> None:
-        place = memoryview(self._store.reader.slot(offset, record.page_bytes)).cast("B")
-        future = self._records.load(RecordName(record.id, key), place, deadline_ns=deadline_ns)
-        self._flights[flight] = _Flight(reservation, key, future)
-        future.add_done_callback(partial(self._land, flight))
+        self, flight: int, record: NamespaceRecord, key: PageKey, place: PageRow, deadline_ns: int
+    ) -> plan.BeingPut | plan.NoPlace | None:
+        """Get a page on its way, unless it is there already; returns why there is no place for it."""
+        status, reason, reservation, offset = place
+        if status == PutStatus.STORED:
+            memory = memoryview(self._store.reader.slot(offset, record.page_bytes)).cast("B")
+            future = self._records.load(RecordName(record.id, key), memory, deadline_ns=deadline_ns)
+            self._flights[flight] = _Flight(reservation, future)
+            future.add_done_callback(partial(self._land, flight))
+        elif status == PutStatus.KNOWN:
+            self._events.append(plan.AlreadyThere(flight))
+        elif reason == RefuseReason.BUSY:
+            return plan.BeingPut(flight)
+        else:
+            return plan.NoPlace(flight, miss_of(RefuseReason(reason)))
+        return None
 
     def _land(self, flight: int, future: asyncio.Future[LoadedRecord | MissReason]) -> None:
-        reason = MissReason.L3_UNAVAILABLE
+        reason = _FAILED
         try:
             result = future.result()
             if isinstance(result, LoadedRecord):
                 self._flights[flight].page, reason = result.header.page, MissReason.NONE
             else:
                 reason = result
+        except Exception:  # noqa: BLE001  (as in _carry_out)
+            self._failed("load")
         finally:
             self._feed(plan.Arrived(flight, reason, self._clock.now_ns()))
 
-    def _publish(self, flight: int) -> Event:
+    def _publish(self, flight: int) -> None:
         landed = self._take(flight)
+        told: Event = plan.NotPublished(flight, _FAILED)
+        try:
+            told = self._told_at_publish(flight, landed)
+        except Exception:
+            self._store.abort(self._store.own_row, [landed.reservation])
+            raise
+        finally:
+            self._events.append(told)
+
+    def _told_at_publish(self, flight: int, landed: _Flight) -> Event:
         assert landed.page is not None, "it has arrived"
         status, reason = self._store.publish_loaded(landed.reservation, landed.page)
         if status == PutStatus.STORED:

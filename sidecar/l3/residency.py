@@ -34,10 +34,14 @@ def check_rows(rows: Sequence[LoadRow]) -> None:
 
 def resident(store: ArenaStore, row: LoadRow) -> tuple[int, MissReason]:
     """Pages of a row that a look-up would find now, and why it would end there."""
+    try:
+        number = store.namespace(row.namespace).number
+    except UnknownNamespaceError:
+        return 0, MissReason.UNKNOWN_NAMESPACE
     if row.parent is None:
-        pages, reason = store.reader.match(row.keys)
+        pages, reason = store.reader.match(row.keys, namespace=number)
     else:
-        pages, reason = store.reader.match(row.parent + row.keys, start=1)
+        pages, reason = store.reader.match(row.parent + row.keys, namespace=number, start=1)
     return pages, MissReason(reason)
 
 
@@ -47,12 +51,12 @@ def asked_row(store: ArenaStore, row: LoadRow) -> AskedRow | MissReason:
     if reason in _NOTHING_HITS:
         return reason
     ended_by, page_bytes = MissReason.NONE, 1
-    try:
+    if reason is MissReason.UNKNOWN_NAMESPACE:
+        ended_by = reason
+    else:
         page_bytes = store.namespace(row.namespace).page_bytes
-    except UnknownNamespaceError:
-        pages, ended_by = 0, MissReason.UNKNOWN_NAMESPACE
-    if not pages and row.parent is not None and store.chain(row.parent, pages_max=1) == []:
-        ended_by = ended_by or MissReason.ABSENT  # nothing could be published on it
+        if not pages and row.parent is not None and store.chain(row.parent, pages_max=1) == []:
+            ended_by = MissReason.ABSENT  # nothing could be published on it
     return AskedRow(
         namespace=row.namespace, parent=row.parent, keys=row.keys, page_bytes=page_bytes, resident=pages,
         ended_by=ended_by,

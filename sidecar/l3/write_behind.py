@@ -257,12 +257,14 @@ class WriteBehind:
         self._queue.put_back(out_of_reach)
         self._in_batch -= len(out_of_reach)
         if out_of_reach:
-            self._back_off()
+            self._back_off(self._backoff_s)
         else:
             self._backoff_s = 0.0
 
-    def _back_off(self) -> None:
-        self._backoff_s = min(max(L3_STORE_BACKOFF_S_MIN, 2 * self._backoff_s), L3_STORE_BACKOFF_S_MAX)
+    def _back_off(self, before_s: float) -> None:
+        """Wait twice as long as before what failed now: many that fail together are one failure."""
+        wanted_s = min(max(L3_STORE_BACKOFF_S_MIN, 2 * before_s), L3_STORE_BACKOFF_S_MAX)
+        self._backoff_s = max(self._backoff_s, wanted_s)
 
     async def _is_known(self, page: PageDescription, there: PageDescription) -> bool:
         """Whether what L3 has is this page and surely valid, for everybody: a doubt is a reason to overwrite it (rule R4)."""
@@ -297,7 +299,7 @@ class WriteBehind:
         future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
         self._sending[future] = queued
         self._bytes_sending += queued.size
-        future.add_done_callback(partial(self._sent, lease, page.key))
+        future.add_done_callback(partial(self._sent, lease, page.key, self._backoff_s))
 
     def _has_room(self, size: int) -> bool:
         if not self._sending:
@@ -305,7 +307,7 @@ class WriteBehind:
         pages = L3_STORES_IN_FLIGHT_WHILE_LOADING if self._is_loading() else L3_STORES_IN_FLIGHT_MAX
         return len(self._sending) < pages and self._bytes_sending + size <= L3_STORE_BYTES_IN_FLIGHT_MAX
 
-    def _sent(self, lease: Lease, key: PageKey, future: asyncio.Future[PutOutcome]) -> None:
+    def _sent(self, lease: Lease, key: PageKey, backoff_s: float, future: asyncio.Future[PutOutcome]) -> None:
         queued = self._sending.pop(future)
         self._bytes_sending -= queued.size
         lease.release()
@@ -317,7 +319,7 @@ class WriteBehind:
             self._stored_there((key,))
         elif self._may_try_again(queued, outcome.reason):
             self._queue.put_back([queued._replace(attempts=queued.attempts + 1)])
-            self._back_off()
+            self._back_off(backoff_s)
             self._work.set()
         else:
             self._counts[f"refused_{outcome.reason.name.lower()}"] += 1

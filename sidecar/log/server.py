@@ -55,10 +55,15 @@ class LogServer:
             "the invalidation log's server", server=facts.server, software=facts.software, version=facts.version,
             eviction=facts.policy, persistence=facts.persistence, replicas=facts.connected_replicas,
         )  # fmt: skip
+        told = () if before is None or before.server != facts.server else (*before.errors, *before.warnings)
         for error in facts.errors:
-            _log.error("the invalidation log's server must not be joined", server=facts.server, error=error)
+            if error not in told:
+                _log.error(
+                    "the invalidation log's server must not be joined", server=facts.server, error=error
+                )
         for warning in facts.warnings:
-            _log.warning("the invalidation log's server", server=facts.server, warning=warning)
+            if warning not in told:
+                _log.warning("the invalidation log's server", server=facts.server, warning=warning)
 
     async def admit_replicas(self, replicas: int) -> None:
         """Raise InvalidArgumentError, with the remedy, unless so many replicas could answer now."""

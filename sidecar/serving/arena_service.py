@@ -104,21 +104,23 @@ class ArenaService:
             return self._leased(self._store.lease(namespace, keys, start=start))
         record = self._store.namespace(namespace)
         counter, reader = self._store.own_counter(record), self._store.reader
-        here = reader.lease(counter, keys, start=start, may_load=True)
+        here = reader.lease(counter, keys, namespace=record.number, start=start, may_load=True)
         if here.reason != MissReason.ABSENT:
             return self._leased(here)
         begin = start + here.pages
         try:  # it is begun, and is counted once it is over; until then what is here stays
             if start and not here.pages:
                 # what the caller has may be gone here, and a page can stand on its parent only
-                begin, _ = reader.match(keys[: start * KEY_BYTES])
+                begin, _ = reader.match(keys[: start * KEY_BYTES], namespace=record.number)
             loaded = await self._load(namespace, keys, begin, wait_s)
         except BaseException:
             reader.complete(counter, requested=len(keys) // KEY_BYTES, l1=start, reason=MissReason.ABORTED)
             raise
         else:
             from_l3 = None if loaded.from_l3 == loaded.pages else begin + loaded.from_l3
-            lease = reader.complete_lease(counter, keys, start=start, l3_from=from_l3, reason=loaded.reason)
+            lease = reader.complete_lease(
+                counter, keys, namespace=record.number, start=start, l3_from=from_l3, reason=loaded.reason
+            )
         finally:
             here.release()
         pages_l3 = 0 if from_l3 is None else max(0, start + lease.pages - max(start, from_l3))

@@ -62,7 +62,7 @@ def get(
     told = array("Q", [7] * len(keys))
     pages, _, last = arena.reader.get(
         registration.counter, packed(keys), buffers(len(keys) - start, SIZE), page_bytes=SIZE, start=start,
-        instances=told,
+        instances=told, namespace=registration.number,
     )  # fmt: skip
     return pages, last, list(told)
 
@@ -77,7 +77,7 @@ def test_writers_and_readers_call_a_page_the_same(arena: AttachedArena, registra
     keys = chain(5)
     stored = put(arena, registration, keys[:4])
     assert get(arena, registration, keys) == (4, stored[-1], [*stored, 7])
-    with arena.reader.lease(registration.counter, packed(keys)) as lease:
+    with arena.reader.lease(registration.counter, packed(keys), namespace=registration.number) as lease:
         assert (lease.instances(), lease.instance, lease.stands_on) == (stored, stored[-1], NO_INSTANCE)
     assert lease.instance == stored[-1]
 
@@ -88,12 +88,16 @@ def test_a_look_up_behind_others_tells_what_it_stands_on(
     keys = chain(4)
     stored = put(arena, registration, keys)
     assert get(arena, registration, keys, 2) == (2, stored[3], [7, *stored[1:]])
-    with arena.reader.lease(registration.counter, packed(keys), start=3) as lease:
+    with arena.reader.lease(
+        registration.counter, packed(keys), start=3, namespace=registration.number
+    ) as lease:
         assert (lease.stands_on, lease.instances()) == (stored[2], [stored[3]])
     for start in (4, 0):
         missing = chain(1) + keys[1:] if start == 0 else [*keys, *chain(1)]
         assert get(arena, registration, missing, start) == (0, NO_INSTANCE, [7] * len(missing))
-        with arena.reader.lease(registration.counter, packed(missing), start=start) as lease:
+        with arena.reader.lease(
+            registration.counter, packed(missing), start=start, namespace=registration.number
+        ) as lease:
             assert (lease.stands_on, lease.instances(), lease.instance) == (NO_INSTANCE, [], NO_INSTANCE)
 
 
@@ -114,7 +118,8 @@ def test_room_that_can_hold_no_instances_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="instances"):
         arena.reader.get(
-            registration.counter, packed(chain(2)), buffers(2, SIZE), page_bytes=SIZE, instances=room,  # type: ignore[arg-type]
+            registration.counter, packed(chain(2)), buffers(2, SIZE), namespace=registration.number,
+            page_bytes=SIZE, instances=room,  # type: ignore[arg-type]
         )  # fmt: skip
 
 

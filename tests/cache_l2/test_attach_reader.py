@@ -114,7 +114,7 @@ def test_a_row_with_leases_is_not_given_back_when_its_attachment_closes(site: At
     registration = register(arena, namespace_of())
     keys = chain(2)
     put(arena, registration, keys)
-    lease = arena.reader.lease(registration.counter, packed(keys))
+    lease = arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
     view = lease[0]
     arena.close()
     wait_until(lambda: site.statistic("clients_orphaned") == 1, what="the row to be orphaned")
@@ -134,7 +134,10 @@ def test_a_released_lease_that_is_kept_around_does_not_keep_the_row(site: Attach
     registration = register(arena, namespace_of())
     keys = chain(2)
     put(arena, registration, keys)
-    leases = [arena.reader.lease(registration.counter, packed(keys)) for _ in range(2)]
+    leases = [
+        arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
+        for _ in range(2)
+    ]
     looked_at = bytes(leases[1][0])
     for lease in leases:
         lease.release()
@@ -152,7 +155,7 @@ def test_a_row_is_not_given_back_while_another_thread_is_inside_a_call(site: Att
     for _ in range(10):
         arena = site.attach()
         registration = register(arena, namespace_of(units=16))
-        if arena.reader.match(packed(keys))[0] == 0:
+        if arena.reader.match(packed(keys), namespace=registration.number)[0] == 0:
             put(arena, registration, keys)
         with ThreadPoolExecutor(1) as pool:
             copying = pool.submit(_copy_until_closed, arena, registration, packed(keys))
@@ -169,7 +172,13 @@ def _copy_until_closed(arena: AttachedArena, registration: Registration, keys: b
     destinations = buffers(len(keys) // 32, registration.page_bytes)
     try:
         while True:
-            arena.reader.get(registration.counter, keys, destinations, page_bytes=registration.page_bytes)
+            arena.reader.get(
+                registration.counter,
+                keys,
+                destinations,
+                page_bytes=registration.page_bytes,
+                namespace=registration.number,
+            )
     except (ClosedError, ValueError):
         return
 

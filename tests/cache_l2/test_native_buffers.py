@@ -36,12 +36,18 @@ def test_destinations_of_many_kinds(world: NativeArena) -> None:
         array.array("d", bytes(PAGE)),
     ]
     for destination in (one, rows, several, tuple(several)):
-        assert world.reader.get(0, KEYS, destination, page_bytes=PAGE)[:2] == (4, MissReason.NONE)
+        assert world.reader.get(0, KEYS, destination, page_bytes=PAGE, namespace=1)[:2] == (
+            4,
+            MissReason.NONE,
+        )
     assert bytes(one) == EXPECTED
     assert rows.tobytes() == EXPECTED
     assert b"".join(bytes(memoryview(part).cast("B")) for part in several) == EXPECTED
     larger = bytearray(5 * PAGE)
-    assert world.reader.get(0, KEYS, larger, page_bytes=PAGE, start=1)[:2] == (3, MissReason.NONE)
+    assert world.reader.get(0, KEYS, larger, page_bytes=PAGE, start=1, namespace=1)[:2] == (
+        3,
+        MissReason.NONE,
+    )
     assert bytes(larger[: 3 * PAGE]) == EXPECTED[PAGE:]
 
 
@@ -49,22 +55,22 @@ def test_destinations_of_many_kinds(world: NativeArena) -> None:
 def test_tensors_of_every_kind_of_kv(world: NativeArena, name: str) -> None:
     dtype = getattr(torch, name)
     whole = torch.zeros(4, PAGE // dtype.itemsize, dtype=dtype)
-    assert world.reader.get(0, KEYS, whole, page_bytes=PAGE)[:2] == (4, MissReason.NONE)
+    assert world.reader.get(0, KEYS, whole, page_bytes=PAGE, namespace=1)[:2] == (4, MissReason.NONE)
     assert whole.view(torch.uint8).numpy().tobytes() == EXPECTED
     parts = [torch.zeros(PAGE // dtype.itemsize, dtype=dtype) for _ in range(4)]
-    assert world.reader.get(0, KEYS, parts, page_bytes=PAGE)[:2] == (4, MissReason.NONE)
+    assert world.reader.get(0, KEYS, parts, page_bytes=PAGE, namespace=1)[:2] == (4, MissReason.NONE)
     assert b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts) == EXPECTED
     other = chain("b", 4)
     answers = world.reserve(other)
     world.reader.fill([answer.offset for answer in answers], whole, page_bytes=PAGE)
     world.commit([answer.reservation for answer in answers])
-    with world.reader.lease(0, b"".join(other)) as lease:
+    with world.reader.lease(0, b"".join(other), namespace=1) as lease:
         assert b"".join(bytes(view) for view in lease) == EXPECTED
 
 
 def test_bad_destinations_are_named(world: NativeArena) -> None:
     def get(destinations: object) -> None:
-        world.reader.get(0, KEYS, destinations, page_bytes=PAGE)  # type: ignore[arg-type]
+        world.reader.get(0, KEYS, destinations, page_bytes=PAGE, namespace=1)  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match="16384 bytes are needed, the buffer has 16383"):
         get(bytearray(4 * PAGE - 1))
@@ -94,21 +100,24 @@ def test_bad_destinations_are_named(world: NativeArena) -> None:
 
 def test_bad_keys_are_named(world: NativeArena) -> None:
     with pytest.raises(ValueError, match="n × 32 bytes; got 31 bytes"):
-        world.reader.match(bytes(31))
+        world.reader.match(bytes(31), namespace=1)
     with pytest.raises(ValueError, match="got str"):
-        world.reader.match("x" * 32)  # type: ignore[arg-type]
+        world.reader.match("x" * 32, namespace=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="start must be 0 to the number of keys"):
-        world.reader.match(KEYS, start=5)
+        world.reader.match(KEYS, start=5, namespace=1)
     with pytest.raises(ValueError, match="start"):
-        world.reader.lease(0, KEYS, start=-1)
+        world.reader.lease(0, KEYS, start=-1, namespace=1)
     with pytest.raises(ValueError, match="at most 65536 keys"):
-        world.reader.match(bytes(32 * 65_537))
-    assert world.reader.match(bytearray(KEYS)) == (4, MissReason.NONE)
-    assert world.reader.match(memoryview(KEYS).cast("Q")) == (4, MissReason.NONE)
+        world.reader.match(bytes(32 * 65_537), namespace=1)
+    assert world.reader.match(bytearray(KEYS), namespace=1) == (4, MissReason.NONE)
+    assert world.reader.match(memoryview(KEYS).cast("Q"), namespace=1) == (4, MissReason.NONE)
 
 
 def test_a_page_of_another_size_is_a_miss(world: NativeArena) -> None:
-    assert world.reader.get(0, KEYS, bytearray(8 * PAGE), page_bytes=2 * PAGE)[:2] == (0, MissReason.ABSENT)
+    assert world.reader.get(0, KEYS, bytearray(8 * PAGE), page_bytes=2 * PAGE, namespace=1)[:2] == (
+        0,
+        MissReason.ABSENT,
+    )
 
 
 def test_bad_places_are_named(world: NativeArena) -> None:
@@ -125,7 +134,7 @@ def test_bad_places_are_named(world: NativeArena) -> None:
         read_only.fill([0], bytes(PAGE), page_bytes=PAGE)
     with pytest.raises(ValueError, match="writable=True"):
         read_only.slot(0, PAGE)
-    assert read_only.match(KEYS) == (4, MissReason.NONE)
+    assert read_only.match(KEYS, namespace=1) == (4, MissReason.NONE)
 
 
 def test_writers_may_fill_in_place(world: NativeArena) -> None:
@@ -135,7 +144,7 @@ def test_writers_may_fill_in_place(world: NativeArena) -> None:
     assert not view.readonly
     view[:] = payload(key)
     world.commit([answer.reservation])
-    with world.reader.lease(0, key) as lease:
+    with world.reader.lease(0, key, namespace=1) as lease:
         assert bytes(lease[0]) == payload(key)
 
 

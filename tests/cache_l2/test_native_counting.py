@@ -23,7 +23,7 @@ def told(world: NativeArena) -> dict[str, int]:
 
 
 def instances(world: NativeArena, keys: list[bytes]) -> list[int]:
-    with world.reader.lease(1, joined(keys)) as lease:
+    with world.reader.lease(1, joined(keys), namespace=1) as lease:
         return lease.instances()
 
 
@@ -31,11 +31,11 @@ def test_a_look_up_that_ends_short_is_counted_when_it_is_completed() -> None:
     world = NativeArena()
     keys = chain("a", 10)
     world.put(keys[:3])
-    with world.reader.lease(0, joined(keys), may_load=True) as first:
+    with world.reader.lease(0, joined(keys), may_load=True, namespace=1) as first:
         assert (first.pages, first.reason) == (3, ABSENT)
         assert told(world) == {"begun": 10}
     world.load(keys[3:7], range(1, 5), parent=keys[2])
-    with world.reader.complete_lease(0, joined(keys), l3_from=3, reason=NO_ROOM) as lease:
+    with world.reader.complete_lease(0, joined(keys), l3_from=3, reason=NO_ROOM, namespace=1) as lease:
         assert (lease.pages, lease.reason) == (7, NO_ROOM)
         assert [bytes(page) for page in lease] == [payload(key) for key in keys[:7]]
     assert told(world) == {
@@ -49,8 +49,8 @@ def test_a_full_hit_is_counted_at_once(may_load: bool) -> None:
     world = NativeArena()
     keys = chain("a", 3)
     world.put(keys)
-    world.reader.lease(0, joined(keys), may_load=may_load).release()
-    world.reader.get(0, joined(keys), bytearray(3 * PAGE), page_bytes=PAGE, may_load=may_load)
+    world.reader.lease(0, joined(keys), may_load=may_load, namespace=1).release()
+    world.reader.get(0, joined(keys), bytearray(3 * PAGE), page_bytes=PAGE, may_load=may_load, namespace=1)
     assert told(world) == {"begun": 6, "requested": 6, "l2": 6, "bytes_read": 6 * PAGE, "look_ups": 2}
 
 
@@ -59,14 +59,17 @@ def test_only_what_a_load_could_help_waits_for_one() -> None:
     world = NativeArena(leases_per_row=2)
     keys = chain("a", 4)
     world.put(keys)
-    assert world.reader.lease(0, joined(keys), may_load=True).reason == MissReason.LEASE_LIMIT
+    assert world.reader.lease(0, joined(keys), may_load=True, namespace=1).reason == MissReason.LEASE_LIMIT
     world.arena.publish_freshness(1)
-    assert world.reader.lease(0, joined(keys), may_load=True).reason == MissReason.STALE
+    assert world.reader.lease(0, joined(keys), may_load=True, namespace=1).reason == MissReason.STALE
     into = bytearray(4 * PAGE)
-    assert world.reader.get(0, joined(keys), into, page_bytes=PAGE, may_load=True)[1] == MissReason.STALE
+    assert (
+        world.reader.get(0, joined(keys), into, page_bytes=PAGE, may_load=True, namespace=1)[1]
+        == MissReason.STALE
+    )
     world.arena.publish_freshness(FAR_NS)
     world.arena.close_header()
-    assert world.reader.lease(0, joined(keys), may_load=True).reason == MissReason.CLOSED
+    assert world.reader.lease(0, joined(keys), may_load=True, namespace=1).reason == MissReason.CLOSED
     counts = world.counts()
     assert (counts["begun"], counts["requested"]) == (16, 16)
 
@@ -85,13 +88,14 @@ def test_a_get_is_completed_from_where_it_ended() -> None:
         start=1,
         may_load=True,
         instances=words,
+        namespace=1,
     )
     assert first == (3, ABSENT, known[3])
     assert told(world) == {"begun": 8}
     world.load(keys[4:6], [1, 2], parent=keys[3])
     second = world.reader.complete_get(
         0, joined(keys), memoryview(into)[3 * PAGE : 7 * PAGE], page_bytes=PAGE, start=4, l1=1, l3_from=4,
-        reason=NO_ROOM, instances=words,
+        reason=NO_ROOM, instances=words, namespace=1,
     )  # fmt: skip
     assert second[:2] == (2, NO_ROOM)
     assert bytes(into[: 5 * PAGE]) == b"".join(payload(key) for key in keys[1:6])
@@ -109,11 +113,14 @@ def test_what_counts_as_loaded(l3_from: int | None, l2: int, l3: int) -> None:
     world = NativeArena()
     keys = chain("a", 6)
     for _ in range(2):
-        world.reader.lease(0, joined(keys), may_load=True).release()
+        world.reader.lease(0, joined(keys), may_load=True, namespace=1).release()
     world.put(keys)
-    world.reader.complete_lease(0, joined(keys), l3_from=l3_from).release()
+    world.reader.complete_lease(0, joined(keys), l3_from=l3_from, namespace=1).release()
     into = bytearray(6 * PAGE)
-    assert world.reader.complete_get(0, joined(keys), into, page_bytes=PAGE, l3_from=l3_from)[0] == 6
+    assert (
+        world.reader.complete_get(0, joined(keys), into, page_bytes=PAGE, l3_from=l3_from, namespace=1)[0]
+        == 6
+    )
     counts = world.counts()
     assert (counts["l2"], counts["l3"]) == (2 * l2, 2 * l3)
 
@@ -122,16 +129,18 @@ def test_the_reason_of_a_load_stands_for_what_is_still_absent_and_for_nothing_el
     world = NativeArena()
     keys = chain("a", 4)
     for _ in range(4):
-        world.reader.lease(0, joined(keys), may_load=True).release()
-    assert world.reader.complete_lease(0, joined(keys), reason=NO_ROOM).reason == NO_ROOM
-    assert world.reader.complete_lease(0, joined(keys)).reason == ABSENT, (
+        world.reader.lease(0, joined(keys), may_load=True, namespace=1).release()
+    assert world.reader.complete_lease(0, joined(keys), reason=NO_ROOM, namespace=1).reason == NO_ROOM
+    assert world.reader.complete_lease(0, joined(keys), namespace=1).reason == ABSENT, (
         "the load found no reason: it is gone again"
     )
     world.arena.publish_freshness(1)
-    assert world.reader.complete_lease(0, joined(keys), reason=NO_ROOM).reason == MissReason.STALE
+    assert (
+        world.reader.complete_lease(0, joined(keys), reason=NO_ROOM, namespace=1).reason == MissReason.STALE
+    )
     world.arena.publish_freshness(FAR_NS)
     world.put(keys)
-    assert world.reader.complete_lease(0, joined(keys), reason=NO_ROOM).reason == NONE
+    assert world.reader.complete_lease(0, joined(keys), reason=NO_ROOM, namespace=1).reason == NONE
     counts = world.counts()
     assert (counts[f"miss_{NO_ROOM}"], counts[f"miss_{ABSENT}"], counts["miss_2"], counts["l2"]) == (
         4,
@@ -145,7 +154,7 @@ def test_a_look_up_is_completed_with_what_its_first_phase_found() -> None:
     world = NativeArena()
     keys = chain("a", 6)
     world.put(keys[:2])
-    lease = world.reader.lease(0, joined(keys), start=1, may_load=True)
+    lease = world.reader.lease(0, joined(keys), start=1, may_load=True, namespace=1)
     world.reader.complete(
         0, requested=6, l1=1, l2=lease.pages, reason=int(MissReason.L3_UNAVAILABLE), bytes_read=PAGE
     )
@@ -160,14 +169,14 @@ def test_nothing_is_completed_that_was_not_begun() -> None:
     world.put(keys[:2])
     reader = world.reader
     into = bytearray(4 * PAGE)
-    for more in (lambda: reader.complete_lease(0, joined(keys), reason=NO_ROOM),
-                 lambda: reader.complete_get(0, joined(keys), into, page_bytes=PAGE, reason=NO_ROOM),
+    for more in (lambda: reader.complete_lease(0, joined(keys), reason=NO_ROOM, namespace=1),
+                 lambda: reader.complete_get(0, joined(keys), into, page_bytes=PAGE, reason=NO_ROOM, namespace=1),
                  lambda: reader.complete(0, requested=4, l1=0, reason=NO_ROOM)):  # fmt: skip
         with pytest.raises(ValueError, match="under way"):
             more()
         assert reader.held() == 0
     assert told(world) == {}
-    reader.lease(0, joined(keys), may_load=True).release()
+    reader.lease(0, joined(keys), may_load=True, namespace=1).release()
     with pytest.raises(ValueError, match="under way"):
         reader.complete(0, requested=5, l1=0, reason=NO_ROOM)
     reader.complete(0, requested=4, l1=0, reason=NO_ROOM)
@@ -180,7 +189,7 @@ def test_what_can_not_be_counted_is_refused() -> None:
     world = NativeArena()
     keys = joined(chain("a", 4))
     reader = world.reader
-    reader.lease(0, keys, may_load=True)
+    reader.lease(0, keys, may_load=True, namespace=1)
     for wrong in (
         {"l1": 5},
         {"l1": 2, "l2": 3},
@@ -191,9 +200,9 @@ def test_what_can_not_be_counted_is_refused() -> None:
         with pytest.raises(ValueError, match=r"served|reason"):
             reader.complete(0, **({"requested": 4, "l1": 0} | wrong))
     with pytest.raises(ValueError, match="reason"):
-        reader.complete_lease(0, keys, reason=32)
+        reader.complete_lease(0, keys, reason=32, namespace=1)
     with pytest.raises(ValueError, match="l1"):
-        reader.complete_get(0, keys, bytearray(4 * PAGE), page_bytes=PAGE, l1=1)
+        reader.complete_get(0, keys, bytearray(4 * PAGE), page_bytes=PAGE, l1=1, namespace=1)
     with pytest.raises(ValueError, match="counter"):
         reader.complete(32, requested=4, l1=4)
     reader.complete(0, requested=4, l1=4)

@@ -68,7 +68,9 @@ def test_segments_move_to_the_class_that_has_none() -> None:
     small = [chain(f"s{i}", 1) for i in range(256)]
     for one in small:
         world.put(one)
-    world.reader.lease(0, small[0][0]).release()  # the coldest segment is not the first one any more
+    world.reader.lease(
+        0, small[0][0], namespace=1
+    ).release()  # the coldest segment is not the first one any more
     large = chain("large", 3)
     assert world.put(large, page_bytes=12_288) == [STORED] * 3
     statistics = world.arena.statistics()
@@ -83,7 +85,7 @@ def test_a_segment_with_a_leased_page_is_not_taken() -> None:
     small = [chain(f"s{i}", 1) for i in range(256)]
     for one in small:
         world.put(one)
-    leases = [world.reader.lease(0, small[i][0]) for i in range(0, 256, 16)]
+    leases = [world.reader.lease(0, small[i][0], namespace=1) for i in range(0, 256, 16)]
     assert world.put(chain("large", 1), page_bytes=12_288) == [FULL]
     leases[3].release()
     assert world.put(chain("large", 1), page_bytes=12_288) == [STORED]
@@ -123,7 +125,7 @@ def test_a_read_page_outlives_an_older_unread_one() -> None:
     for one in singles:
         world.put(one)
     for one in singles[:255]:
-        world.reader.lease(0, one[0]).release()
+        world.reader.lease(0, one[0], namespace=1).release()
     assert world.put(chain("new", 1)) == [STORED]
     assert [world.resident(one) for one in singles] == [1] * 255 + [0]
     assert world.put(chain("newer", 1)) == [STORED]
@@ -241,7 +243,7 @@ class EvictionMachine(RuleBasedStateMachine):
 
     def look(self, keys: list[bytes]) -> tuple[Lease, list[bytes]]:
         """A lease and the keys it holds, in the arena and in the model's access times."""
-        lease = self.world.reader.lease(0, b"".join(keys))
+        lease = self.world.reader.lease(0, b"".join(keys), namespace=1)
         held = keys[: lease.pages]
         assert held == [key for key in keys if key in self.model.pages]
         self.model.time += 1

@@ -84,9 +84,9 @@ def test_what_is_named_is_hidden_and_nothing_else() -> None:
     assert named(selection(since_revision=7)) == 0
     assert world.count(selection(provenances=[2])) == (3, 3 * PAGE)
     assert sum(world.hiding(selection(provenances=[2]))) == 3
-    assert (world.resident(ours), world.resident(theirs)) == (3, 6)
+    assert (world.resident(ours), world.resident(theirs, namespace=2)) == (3, 6)
     assert sum(world.hiding(selection(until_ms=299))) == 3
-    assert (world.resident(ours), world.resident(theirs)) == (0, 6)
+    assert (world.resident(ours), world.resident(theirs, namespace=2)) == (0, 6)
     world.arena.check_invariants()
 
 
@@ -145,7 +145,10 @@ def test_c36_hidden_at_once_freed_at_the_last_release() -> None:
     world = NativeArena()
     keys = chain("a", 5)
     world.put(keys)
-    first, second = world.reader.lease(0, b"".join(keys)), world.reader.lease(0, b"".join(keys[:3]))
+    first, second = (
+        world.reader.lease(0, b"".join(keys), namespace=1),
+        world.reader.lease(0, b"".join(keys[:3]), namespace=1),
+    )
     answers = world.reserve([*keys, chain("b", 1)[0]])
     assert sum(world.hiding(selection(namespaces=[1]), work_max=2)) == 5
     assert world.resident(keys) == 0
@@ -173,7 +176,10 @@ def test_the_oldest_view_at_which_a_leased_page_was_hidden() -> None:
     a, b = chain("a", 2), chain("b", 2)
     world.put(a)
     world.put(b)
-    of_a, of_b = world.reader.lease(0, b"".join(a)), world.reader.lease(0, b"".join(b))
+    of_a, of_b = (
+        world.reader.lease(0, b"".join(a), namespace=1),
+        world.reader.lease(0, b"".join(b), namespace=1),
+    )
     before = world.arena.view
     world.hide(a[1])
     assert oldest() == before
@@ -185,7 +191,7 @@ def test_the_oldest_view_at_which_a_leased_page_was_hidden() -> None:
     of_b.release()
     assert oldest() == 0
     world.put(a)
-    with world.reader.lease(0, b"".join(a)):
+    with world.reader.lease(0, b"".join(a), namespace=1):
         assert oldest() == 0, "a visible page holds nothing back"
 
 
@@ -277,7 +283,7 @@ def test_a_page_at_which_a_walk_stands_may_go_and_the_walk_goes_on_behind_it(end
     elif end == "hide":
         world.hide(first)
     else:
-        world.reader.lease(0, named).release()
+        world.reader.lease(0, named, namespace=1).release()
         assert world.put(chain("other", slots - 1)) == [STORED] * (slots - 1)
         assert (world.resident([named]), world.resident([first])) == (1, 0)
     assert world.arena.hide_step(**which, cursor=cursor, work_max=10_000) == (-1, 1)

@@ -201,7 +201,7 @@ class HidingMachine(RuleBasedStateMachine):
     @rule(path=PATHS)
     def lease(self, path: tuple[int, ...]) -> None:
         keys = [key_of(one) for one in self.ancestors(path)]
-        lease = self.world.reader.lease(0, b"".join(keys))
+        lease = self.world.reader.lease(0, b"".join(keys), namespace=1)
         whole = [self.here.get(one) for one in self.ancestors(path)]
         assert lease.instances() == whole[: lease.pages]
         assert lease.instance == ([0, *lease.instances()][-1])

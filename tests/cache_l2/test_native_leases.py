@@ -27,7 +27,7 @@ def test_views_show_the_pages_and_end_with_the_lease() -> None:
     world = NativeArena()
     keys = chain("a", 5)
     world.put(keys)
-    with world.reader.lease(0, b"".join(keys)) as lease:
+    with world.reader.lease(0, b"".join(keys), namespace=1) as lease:
         assert (lease.pages, lease.reason, len(lease), lease.view) == (
             5,
             MissReason.NONE,
@@ -54,7 +54,7 @@ def test_a_view_that_is_still_looked_at_keeps_its_page() -> None:
     world = NativeArena()
     keys = chain("a", 3)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     array = np.frombuffer(lease[1], dtype=np.uint8)
     part = lease[2][100:200]
     lease.release()
@@ -78,7 +78,7 @@ def test_a_view_released_by_its_user_is_made_anew() -> None:
     world = NativeArena()
     keys = chain("a", 1)
     world.put(keys)
-    with world.reader.lease(0, keys[0]) as lease:
+    with world.reader.lease(0, keys[0], namespace=1) as lease:
         with lease[0] as view:
             assert bytes(view) == payload(keys[0])
         assert bytes(lease[0]) == payload(keys[0])
@@ -88,7 +88,7 @@ def test_a_dropped_lease_lets_go() -> None:
     world = NativeArena()
     keys = chain("a", 3)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     view = lease[0]
     del lease
     assert world.reader.held() == 1
@@ -102,7 +102,10 @@ def test_c11_nothing_is_freed_early_and_counts_never_go_below_zero() -> None:
     keys = chain("a", 2)
     world.put(keys)
     other = world.attach(world.arena.open_row(2))
-    mine, theirs = world.reader.lease(0, b"".join(keys)), other.lease(0, b"".join(keys))
+    mine, theirs = (
+        world.reader.lease(0, b"".join(keys), namespace=1),
+        other.lease(0, b"".join(keys), namespace=1),
+    )
     mine.release()
     mine.release()
     with mine:
@@ -122,7 +125,7 @@ def test_c11_nothing_is_freed_early_and_counts_never_go_below_zero() -> None:
 
 def test_c32_a_store_full_of_leased_pages_says_full() -> None:
     world, singles = one_slot_short()
-    leases = [world.reader.lease(0, one[0]) for one in singles]
+    leases = [world.reader.lease(0, one[0], namespace=1) for one in singles]
     new = chain("new", 2)
     assert world.put(new) == [FULL, FULL]
     assert world.arena.statistics()["evictions_capacity"] == 0, "hiding leased pages would gain nothing"
@@ -142,10 +145,10 @@ def test_invalidated_and_leased_pages_are_created_anew_at_once() -> None:
     world = NativeArena()
     keys = chain("a", 3)
     world.put(keys)
-    old = world.reader.lease(0, b"".join(keys))
+    old = world.reader.lease(0, b"".join(keys), namespace=1)
     world.hide(keys[0])
     assert world.put(keys) == [STORED] * 3
-    new = world.reader.lease(0, b"".join(keys))
+    new = world.reader.lease(0, b"".join(keys), namespace=1)
     assert new.pages == 3
     assert world.arena.statistics()["entries_hidden_leased"] == 3
     assert [bytes(view) for view in old] == [bytes(view) for view in new]
@@ -160,17 +163,17 @@ def test_a_client_leases_at_most_its_limit() -> None:
     world = NativeArena(leases_per_row=5)
     keys = chain("a", 8)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     assert (lease.pages, lease.reason) == (5, MissReason.LEASE_LIMIT)
-    second = world.reader.lease(0, b"".join(keys))
+    second = world.reader.lease(0, b"".join(keys), namespace=1)
     assert (second.pages, second.reason) == (0, MissReason.LEASE_LIMIT)
     destination = bytearray(8 * PAGE)
-    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE)[:2] == (
+    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE, namespace=1)[:2] == (
         0,
         MissReason.LEASE_LIMIT,
     )
     lease.release()
-    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE)[:2] == (
+    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE, namespace=1)[:2] == (
         5,
         MissReason.LEASE_LIMIT,
     )
@@ -183,7 +186,10 @@ def test_c11_a_release_after_expiry_frees_once_and_only_what_is_its_own() -> Non
     keys, second = chain("a", 2), now_ns() // 10**9 + 1000
     world.put(keys, expiry_s=second)
     other = world.attach(world.arena.open_row(2))
-    mine, theirs = world.reader.lease(0, b"".join(keys)), other.lease(0, b"".join(keys))
+    mine, theirs = (
+        world.reader.lease(0, b"".join(keys), namespace=1),
+        other.lease(0, b"".join(keys), namespace=1),
+    )
     assert world.arena.expire(second * 10**9) == 2
     mine.release()
     mine.release()
@@ -205,11 +211,14 @@ def test_c30_a_copy_that_outlasts_its_lease_serves_nothing() -> None:
     world.put(keys)
     destination = bytearray(200 * PAGE)
     packed = b"".join(keys)
-    assert world.reader.get(0, packed, destination, page_bytes=PAGE, lease_ns=1)[:2] == (
+    assert world.reader.get(0, packed, destination, page_bytes=PAGE, lease_ns=1, namespace=1)[:2] == (
         0,
         MissReason.LEASE_EXPIRED,
     )
-    assert world.reader.get(0, packed, destination, page_bytes=PAGE)[:2] == (200, MissReason.NONE)
+    assert world.reader.get(0, packed, destination, page_bytes=PAGE, namespace=1)[:2] == (
+        200,
+        MissReason.NONE,
+    )
     counts = world.counts()
     assert (counts["l2"], counts["miss_5"], counts["bytes_read"]) == (200, 200, 200 * PAGE)
     assert world.reader.held() == 0
@@ -219,13 +228,13 @@ def test_a_closed_reader_keeps_its_memory_for_living_leases() -> None:
     world = NativeArena()
     keys = chain("a", 2)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     view = lease[0]
     world.reader.close()
     assert bytes(view) == payload(keys[0])
     assert world.arena.row_statistics(world.row)["leases"] == 2
     with pytest.raises(ValueError, match="closed"):
-        world.reader.match(keys[0])
+        world.reader.match(keys[0], namespace=1)
     with pytest.raises(ValueError, match="closed"):
         world.reader.held()
     lease.release()
@@ -237,11 +246,11 @@ def test_an_arena_that_is_gone_leaves_its_readers_their_memory() -> None:
     world = NativeArena()
     keys = chain("a", 2)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     world.arena.close()
     assert bytes(lease[1]) == payload(keys[1])
     assert world.reader.closed
-    assert world.reader.match(b"".join(keys)) == (0, MissReason.CLOSED)
+    assert world.reader.match(b"".join(keys), namespace=1) == (0, MissReason.CLOSED)
     lease.release()
 
 
@@ -249,7 +258,10 @@ def test_row_statistics_count_leases_and_their_bytes() -> None:
     world = NativeArena()
     keys = chain("a", 4)
     world.put(keys)
-    with world.reader.lease(0, b"".join(keys)), world.reader.lease(0, b"".join(keys[:2])):
+    with (
+        world.reader.lease(0, b"".join(keys), namespace=1),
+        world.reader.lease(0, b"".join(keys[:2]), namespace=1),
+    ):
         statistics = world.arena.row_statistics(world.row)
         assert (statistics["leases"], statistics["leased_bytes"]) == (6, 6 * PAGE)
         assert world.arena.statistics()["leased_bytes"] == 4 * PAGE
@@ -269,8 +281,8 @@ def test_a_row_tells_since_when_what_it_leases_is_hidden() -> None:
     def published() -> int:
         return world.arena.publish_event(incarnation=bytes(16), revision=1, kind=1, payload=b"")
 
-    with world.reader.lease(0, other[0]):
-        with world.reader.lease(0, b"".join(keys)):
+    with world.reader.lease(0, other[0], namespace=1):
+        with world.reader.lease(0, b"".join(keys), namespace=1):
             assert told(world.row) == 0
             first = published()
             world.hide(keys[1])

@@ -12,7 +12,7 @@ STORED = (PutStatus.STORED, RefuseReason.NONE)
 
 
 def instances(world: NativeArena, keys: list[bytes]) -> list[int]:
-    with world.reader.lease(0, b"".join(keys)) as lease:
+    with world.reader.lease(0, b"".join(keys), namespace=1) as lease:
         assert lease.pages == len(keys)
         return lease.instances()
 
@@ -29,18 +29,20 @@ def test_every_way_to_a_page_names_its_instance() -> None:
     world.commit([answer.reservation for answer in answers])
     own = [answer.reservation + 2**32 for answer in answers]
     packed = b"".join(keys)
-    lease = world.reader.lease(0, packed)
+    lease = world.reader.lease(0, packed, namespace=1)
     assert (lease.instances(), lease.instance) == (own, own[3])
     lease.release()
     assert (lease.instances(), lease.instance) == (own, own[3]), "of a released lease too"
-    assert world.reader.get(0, packed, bytearray(4 * PAGE), page_bytes=PAGE)[2] == own[3]
-    assert world.reader.get(0, packed, bytearray(2 * PAGE), page_bytes=PAGE, start=2)[2] == own[3]
+    assert world.reader.get(0, packed, bytearray(4 * PAGE), page_bytes=PAGE, namespace=1)[2] == own[3]
+    assert (
+        world.reader.get(0, packed, bytearray(2 * PAGE), page_bytes=PAGE, start=2, namespace=1)[2] == own[3]
+    )
     longer = b"".join(chain("a", 6))
-    with world.reader.lease(0, longer, start=1) as partial:
+    with world.reader.lease(0, longer, start=1, namespace=1) as partial:
         assert (partial.instances(), partial.instance) == (own[1:], own[3])
     absent = b"".join(chain("b", 2))
-    assert world.reader.get(0, absent, bytearray(2 * PAGE), page_bytes=PAGE)[2] == 0
-    with world.reader.lease(0, absent) as nothing:
+    assert world.reader.get(0, absent, bytearray(2 * PAGE), page_bytes=PAGE, namespace=1)[2] == 0
+    with world.reader.lease(0, absent, namespace=1) as nothing:
         assert (nothing.instances(), nothing.instance) == ([], 0)
 
 
@@ -110,7 +112,7 @@ def test_no_call_looks_at_more_ancestors_than_it_may() -> None:
         world.put(deep[begin : begin + 1024], parent=deep[begin - 1] if begin else None)
     reused = {}
     for depth in (0, 7, 8, 9):
-        with world.reader.lease(0, b"".join(deep[: depth + 1])) as lease:
+        with world.reader.lease(0, b"".join(deep[: depth + 1]), namespace=1) as lease:
             reused[depth] = lease.instance
     for depth, known in ((0, False), (7, False), (8, True), (9, True)):
         leaf = chain(f"leaf {depth}", 1)

@@ -42,7 +42,7 @@ def unknown(world: NativeArena, keys: list[bytes]) -> list[bool]:
 
 
 def instances(world: NativeArena, keys: list[bytes]) -> list[int]:
-    with world.reader.lease(0, b"".join(keys)) as lease:
+    with world.reader.lease(0, b"".join(keys), namespace=1) as lease:
         assert lease.pages == len(keys)
         return lease.instances()
 
@@ -207,7 +207,7 @@ def test_a_put_takes_the_key_of_what_is_being_loaded() -> None:
     # The transfer goes on: its bytes arrive in places that nobody else has.
     world.reader.fill([answer.offset for answer in loading], [b"\xff" * PAGE] * 4, page_bytes=PAGE)
     assert world.commit([answer.reservation for answer in answers], row=other) == [STORED] * 4
-    with world.reader.lease(0, b"".join(keys)) as lease:
+    with world.reader.lease(0, b"".join(keys), namespace=1) as lease:
         assert [bytes(page) for page in lease] == [payload(key) for key in keys]
     assert world.publish_loaded(loading[0].reservation, 5) == refused(RefuseReason.EXPIRED)
     assert world.publish_loaded(loading[1].reservation, 6) == refused(RefuseReason.PARENT_ABSENT)
@@ -328,7 +328,7 @@ def test_a_load_makes_no_more_room_than_it_takes_and_none_of_what_it_stands_on()
     rest = [chain(f"rest {number}", 1)[0] for number in range(248)]
     for key in rest:
         world.put([key])
-    leased = world.reader.lease(0, rest[0])
+    leased = world.reader.lease(0, rest[0], namespace=1)
     assert world.load(keys, range(1, 41)) == [KNOWN] * 8 + [STORED] * 32
     assert world.resident(keys) == 40
     assert sum(not world.resident([key]) for key in rest) == 32

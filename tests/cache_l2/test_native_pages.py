@@ -26,13 +26,13 @@ def test_a_page_is_seen_only_after_its_commit() -> None:
     keys = chain("a", 6)
     answers = world.reserve(keys)
     assert [answer.status for answer in answers] == [PutStatus.STORED] * 6
-    assert world.reader.match(b"".join(keys)) == (0, MissReason.ABSENT)
+    assert world.reader.match(b"".join(keys), namespace=1) == (0, MissReason.ABSENT)
     assert world.commit([answer.reservation for answer in answers[:3]]) == [STORED] * 3
-    assert world.reader.match(b"".join(keys)) == (3, MissReason.ABSENT)
+    assert world.reader.match(b"".join(keys), namespace=1) == (3, MissReason.ABSENT)
     assert world.commit([answer.reservation for answer in answers[3:]]) == [STORED] * 3
-    assert world.reader.match(b"".join(keys)) == (6, MissReason.NONE)
-    assert world.reader.match(b"".join(keys), start=4) == (2, MissReason.NONE)
-    assert world.reader.match(b"", start=0) == (0, MissReason.NONE)
+    assert world.reader.match(b"".join(keys), namespace=1) == (6, MissReason.NONE)
+    assert world.reader.match(b"".join(keys), start=4, namespace=1) == (2, MissReason.NONE)
+    assert world.reader.match(b"", start=0, namespace=1) == (0, MissReason.NONE)
     world.arena.check_invariants()
 
 
@@ -60,9 +60,34 @@ def test_a_page_needs_its_parent() -> None:
     assert world.put([stranger[0]]) == [STORED]
     wrong = world.reserve([keys[1]], parent=stranger[0])
     assert tuple(wrong[0][:2]) == refused(RefuseReason.PARENT_ABSENT)
-    assert world.reader.match(keys[1]) == (0, MissReason.ABSENT), "no look-up by a bare key"
-    assert world.reader.match(stranger[0] + keys[1]) == (1, MissReason.ABSENT)
-    assert world.reader.match(stranger[0] + keys[1], start=1) == (0, MissReason.ABSENT)
+    assert world.reader.match(keys[1], namespace=1) == (0, MissReason.ABSENT), "no look-up by a bare key"
+    assert world.reader.match(stranger[0] + keys[1], namespace=1) == (1, MissReason.ABSENT)
+    assert world.reader.match(stranger[0] + keys[1], start=1, namespace=1) == (0, MissReason.ABSENT)
+
+
+def test_a_chain_lies_in_one_namespace_and_is_found_in_no_other() -> None:
+    world = NativeArena()
+    keys = chain("a", 4)
+    packed = b"".join(keys)
+    assert world.put(keys) == [STORED] * 4
+    absent = (0, MissReason.ABSENT)
+    for start in (0, 2):
+        into = bytearray((4 - start) * PAGE)
+        assert world.reader.match(packed, namespace=2, start=start) == absent
+        with world.reader.lease(0, packed, namespace=2, start=start, may_load=True) as first:
+            assert (first.pages, first.reason, first.stands_on) == (*absent, 0)
+        with world.reader.complete_lease(0, packed, namespace=2, start=start) as lease:
+            assert (lease.pages, lease.reason) == absent
+        got = world.reader.get(0, packed, into, namespace=2, page_bytes=PAGE, start=start, may_load=True)
+        assert got == (*absent, 0)
+        done = world.reader.complete_get(0, packed, into, namespace=2, page_bytes=PAGE, start=start)
+        assert done == (*absent, 0)
+        assert not any(into)
+    refused_pages = [refused(RefuseReason.PARENT_ABSENT)] * 2
+    assert world.put(keys[:2], namespace=2) == refused_pages, "its keys are taken, by none of its own pages"
+    assert world.put(chain("b", 2), parent=keys[3], namespace=2) == refused_pages
+    assert world.reader.match(packed, namespace=1) == (4, MissReason.NONE)
+    assert world.reader.held() == 0
 
 
 def test_a_commit_out_of_order_is_refused_with_all_that_stands_on_it() -> None:
@@ -223,12 +248,12 @@ def test_readers_do_not_serve_a_page_past_its_time_even_before_it_is_hidden() ->
     world.put(keys[1:2], parent=keys[0], expiry_s=1)
     world.put(keys[2:], parent=keys[0])
     packed = b"".join(keys[:2])
-    assert world.reader.match(packed) == (1, MissReason.EXPIRED)
-    lease = world.reader.lease(0, packed)
+    assert world.reader.match(packed, namespace=1) == (1, MissReason.EXPIRED)
+    lease = world.reader.lease(0, packed, namespace=1)
     assert (lease.pages, lease.reason) == (1, MissReason.EXPIRED)
     lease.release()
     assert world.put(keys[:2]) == [KNOWN, STORED], "an expired page counts as absent"
-    assert world.reader.match(packed) == (2, MissReason.NONE)
+    assert world.reader.match(packed, namespace=1) == (2, MissReason.NONE)
     assert world.reader.held() == 0
 
 
@@ -241,7 +266,7 @@ def test_what_inspect_shows() -> None:
     assert found["key"] == keys[1]
     assert found["parent"] == keys[0]
     assert (found["payload_bytes"], found["namespace_slot"], found["leases"]) == (PAGE, 1, 0)
-    with world.reader.lease(0, b"".join(keys)):
+    with world.reader.lease(0, b"".join(keys), namespace=1):
         leased = world.arena.find(keys[1])
     assert leased is not None
     assert leased["leases"] == 1
@@ -273,11 +298,11 @@ def test_c04_forced_collisions_are_misses_and_counted() -> None:
     for key in present:
         assert world.put([key]) == [STORED]
     for key in present:
-        with world.reader.lease(0, key) as lease:
+        with world.reader.lease(0, key, namespace=1) as lease:
             assert lease.pages == 1
             assert bytes(lease[0]) == payload(key)
     for key in absent:
-        with world.reader.lease(1, key) as lease:
+        with world.reader.lease(1, key, namespace=1) as lease:
             assert (lease.pages, lease.reason) == (0, MissReason.ABSENT)
     assert world.counts(counter=1)["collisions"] > 100
     assert world.counts(counter=1)["miss_1"] == 300

@@ -107,7 +107,7 @@ def test_c31_a_writer_that_dies_in_the_middle_never_makes_a_hit() -> None:
     answer = world.reserve(keys, row=row)[0]
     child = start(world, row, "torn", [], writable=True, offset=answer.offset)
     line_of(child)
-    assert world.reader.match(keys[0]) == (0, MissReason.ABSENT)
+    assert world.reader.match(keys[0], namespace=1) == (0, MissReason.ABSENT)
     world.arena.orphan_row(row)
     kill(child)
     assert world.put(keys) == [STORED]
@@ -117,7 +117,7 @@ def test_c31_a_writer_that_dies_in_the_middle_never_makes_a_hit() -> None:
         "the dead writer's place is not reused while it may still write"
     )
     world.arena.end_row(row)
-    with world.reader.lease(0, keys[0]) as lease:
+    with world.reader.lease(0, keys[0], namespace=1) as lease:
         assert bytes(lease[0]) == payload(keys[0])
 
 
@@ -169,11 +169,11 @@ def test_a_forked_child_is_told_to_attach_again() -> None:
     world = NativeArena()
     keys = chain("a", 2)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys))
+    lease = world.reader.lease(0, b"".join(keys), namespace=1)
     child = os.fork()
     if child == 0:
         complaints = 0
-        for call in (lambda: world.reader.match(keys[0]), world.arena.statistics):
+        for call in (lambda: world.reader.match(keys[0], namespace=1), world.arena.statistics):
             try:
                 call()
             except ValueError as error:

@@ -23,14 +23,17 @@ def test_a_stale_arena_serves_nothing() -> None:
     world.put(keys)
     packed = b"".join(keys)
     world.arena.publish_freshness(now_ns() - 1)
-    assert world.reader.match(packed) == (0, MissReason.STALE)
-    lease = world.reader.lease(0, packed)
+    assert world.reader.match(packed, namespace=1) == (0, MissReason.STALE)
+    lease = world.reader.lease(0, packed, namespace=1)
     assert (lease.pages, lease.reason, list(lease)) == (0, MissReason.STALE, [])
-    assert world.reader.get(0, packed, bytearray(3 * PAGE), page_bytes=PAGE)[:2] == (0, MissReason.STALE)
+    assert world.reader.get(0, packed, bytearray(3 * PAGE), page_bytes=PAGE, namespace=1)[:2] == (
+        0,
+        MissReason.STALE,
+    )
     assert world.reader.held() == 0
     world.arena.publish_freshness(FAR_NS)
     assert world.reader.freshness_ns() == FAR_NS
-    assert world.reader.match(packed) == (3, MissReason.NONE)
+    assert world.reader.match(packed, namespace=1) == (3, MissReason.NONE)
 
 
 def test_a_closed_arena_serves_nothing() -> None:
@@ -40,8 +43,8 @@ def test_a_closed_arena_serves_nothing() -> None:
     assert world.reader.closed is False
     world.arena.close_header()
     assert bool(world.reader.closed)
-    assert world.reader.match(keys[0]) == (0, MissReason.CLOSED)
-    assert world.reader.lease(0, keys[0]).reason == MissReason.CLOSED
+    assert world.reader.match(keys[0], namespace=1) == (0, MissReason.CLOSED)
+    assert world.reader.lease(0, keys[0], namespace=1).reason == MissReason.CLOSED
     assert world.counts()["miss_3"] == 1
 
 
@@ -173,11 +176,11 @@ def test_every_page_asked_for_is_accounted_for() -> None:
     keys = chain("a", 10)
     world.put(keys[:6])
     packed = b"".join(keys)
-    world.reader.lease(2, packed, start=2).release()
-    world.reader.get(2, packed[: 5 * 32], bytearray(5 * PAGE), page_bytes=PAGE)
+    world.reader.lease(2, packed, start=2, namespace=1).release()
+    world.reader.get(2, packed[: 5 * 32], bytearray(5 * PAGE), page_bytes=PAGE, namespace=1)
     world.reader.count_outcome(2, requested=7, l1=7, reason=MissReason.NONE)
     world.reader.count_outcome(2, requested=4, l1=1, reason=MissReason.UNREACHABLE)
-    world.reader.match(packed)
+    world.reader.match(packed, namespace=1)
     counts = world.counts(counter=2)
     assert counts["begun"] == counts["requested"] == 10 + 5 + 7 + 4
     assert (counts["l1"], counts["l2"], counts["miss_1"], counts["miss_9"]) == (2 + 7 + 1, 4 + 5, 4, 3)
@@ -190,7 +193,7 @@ def test_every_page_asked_for_is_accounted_for() -> None:
     with pytest.raises(ValueError, match="l1"):
         world.reader.count_outcome(0, requested=1, l1=2, reason=MissReason.ABSENT)
     with pytest.raises(ValueError, match="counter"):
-        world.reader.lease(32, packed)
+        world.reader.lease(32, packed, namespace=1)
 
 
 def test_counts_are_consistent_while_threads_count() -> None:
@@ -203,7 +206,7 @@ def test_counts_are_consistent_while_threads_count() -> None:
 
     def work() -> None:
         for number in range(rounds):
-            world.reader.lease(0, packed, start=number % 7).release()
+            world.reader.lease(0, packed, start=number % 7, namespace=1).release()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -237,14 +240,14 @@ def test_look_ups_survive_a_storm_of_events() -> None:
     try:
         wait_until(lambda: published > 1, what="the first event")
         for _ in range(300):
-            pages, reason = world.reader.match(packed)
+            pages, reason = world.reader.match(packed, namespace=1)
             assert (pages, reason) in {(400, MissReason.NONE), (0, MissReason.RACED)}
             view, incarnation, _ = world.reader.stamp()
             assert (view > 1, incarnation) == (True, b"i" * 16)
     finally:
         stop.set()
         thread.join()
-    assert world.reader.match(packed) == (400, MissReason.NONE)
+    assert world.reader.match(packed, namespace=1) == (400, MissReason.NONE)
 
 
 def test_a_header_of_another_life_or_layout_is_refused() -> None:

@@ -166,7 +166,7 @@ class Sharing:
 
     def begin_load(self, at: int, branch: Sequence[int], judged: bool) -> None:
         node, keys = self.nodes[at], self.keys(branch)
-        resident, _ = node.reader.match(packed(keys))
+        resident, _ = node.reader.match(packed(keys), namespace=self.records[at].number)
         parent = keys[resident - 1] if resident else None
         run = []
         for key in keys[resident:]:

@@ -193,7 +193,7 @@ def test_c36_a_put_in_flight_is_refused_when_what_it_is_for_was_hidden(
     assert outcomes[0][1] in (RefuseReason.INVALIDATED, RefuseReason.PARENT_ABSENT)
     assert store.statistics()["entries_reserved"] == 0
     resident = {"page": 2}.get(hide, 0)
-    assert store.reader.match(packed(keys))[0] == resident
+    assert store.reader.match(packed(keys), namespace=record.number)[0] == resident
     assert store.put(record.id, keys, pages_of(keys, record.page_bytes), stamp=store.stamp())[-1] == STORED, (
         "BrokeRecreatable (I9)"
     )

@@ -387,15 +387,22 @@ def test_c29_look_ups_that_wait_for_loads_are_accounted_for_exactly(world: World
     counter = store.bind_namespace(row, world.record)
     reader = map_own(store._arena, row, store.life, prefault=False)
     whole = packed(keys)
-    with reader.lease(counter, whole, start=1, may_load=True) as first:
+    with reader.lease(counter, whole, start=1, may_load=True, namespace=world.record.number) as first:
         assert first.pages == 2
     world.load(world.described(keys[3:6], first=keys[2]))
-    reader.complete_lease(counter, whole, start=1, l3_from=3, reason=int(MissReason.L3_UNAVAILABLE)).release()
+    reader.complete_lease(
+        counter,
+        whole,
+        start=1,
+        l3_from=3,
+        reason=int(MissReason.L3_UNAVAILABLE),
+        namespace=world.record.number,
+    ).release()
     counts = store.namespace_counts()[space]
     assert (counts.requested, counts.l1, counts.l2, counts.l3) == (8, 1, 2, 3)
     assert counts.missed_by_reason() == {MissReason.L3_UNAVAILABLE: 2}
     assert counts.is_balanced
-    reader.lease(counter, whole, may_load=True).release()
+    reader.lease(counter, whole, may_load=True, namespace=world.record.number).release()
     assert store.namespace_counts()[space] == counts, "it is under way"
     _end(store, row, reader)
     ended = store.namespace_counts()[space]

@@ -40,6 +40,7 @@ def test_urls_are_read(url: str, label: str, options: dict[str, object]) -> None
         "redis://h:99999",
         "redis://h/name",
         "redis://h?db=x",
+        "redis://h?db",
         "redis://h?protocol=3",
         "redis://h?decode_responses=True",
         "redis://h?ssl_ca_certs=/ca.pem",
@@ -52,8 +53,65 @@ def test_a_url_that_means_nothing_is_an_error(url: str) -> None:
         parse_address(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("redis://h/-1", "database '-1'"),
+        ("redis://h/1_0", "database '1_0'"),
+        ("redis://h/+1", "database"),
+        ("redis://h/1/2", "database '1/2'"),
+        ("redis://h?db=-1", "database '-1'"),
+        ("unix:///s?db=x1", "can't be read"),
+        ("unix:///s?db=-1", "database '-1'"),
+        ("redis://h/1?db=2", "two values for db"),
+        ("redis://h?db=1&db=1", "two values for db"),
+        ("redis://h?db=", "database ''"),
+        ("rediss://h?ssl_ca_certs=", "no value for ssl_ca_certs"),
+        ("unix://:p@/s?password=q", "two values for password"),
+        ("redis://h#1", "fragment"),
+        ("redis://h/0#", "fragment"),
+        ("unix:///s#1", "fragment"),
+        ("redis://h%zz", "host"),
+        ("redis://u%zz:p@h", "user"),
+        ("redis://u:%zz@h", "password"),
+        ("redis://u:p%@h", "password"),
+        ("redis://u:%ff@h", "password"),
+        ("unix:///s%z", "path"),
+        ("rediss://h?ssl_ca_certs=%2", "options"),
+        ("redis://h:0", "port 0"),
+        ("redis://h?host=k", "not known: host"),
+        ("redis://h?path=/s", "not known: path"),
+        ("redis+cluster://h/1", "names database 1"),
+        ("redis+cluster://h,k/2", "names database 2"),
+        ("redis+cluster://h,redis+cluster://k/3", "names database 3"),
+        ("redis+cluster://h,k?db=4", "names database 4"),
+        ("redis+cluster://h,k?db=5,l", "names database 5"),
+        ("redis+cluster://:p@h,redis+cluster://:hunter2@k", "those of redis://k:6379"),
+        ("redis+cluster://h,rediss+cluster://k", "TLS"),
+        ("rediss+cluster://h,k?ssl_ca_certs=/c,l", "options of a Cluster"),
+    ],
+)
+def test_what_is_odd_in_a_url_is_named(url: str, part: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        parse_servers(url)
+    assert part in str(failed.value)
+
+
+def test_database_0_of_a_cluster_may_be_named() -> None:
+    for urls in (
+        "redis+cluster://h/0,k",
+        "redis+cluster://h,k/0",
+        "redis+cluster://h?db=0,redis+cluster://k",
+    ):
+        assert len(parse_servers(urls).addresses) == 2
+
+
 def test_no_error_shows_a_password() -> None:
-    for url in ("redis://u:hunter2@h?protocol=3", "redis://u:hunter2@h/name", "redis://u:hunter2@h:x"):
+    for url in (
+        "redis://u:hunter2@h?protocol=3", "redis://u:hunter2@h/name", "redis://u:hunter2@h:x", "redis://u:hunter2%@h",
+        "redis://u:hunter2#x@h", "unix://u:hunter2#x@/s", "unix://u:hunter2@/s#1", "redis://h?password=hunter2&db=x1",
+        "redis://h?password=hunter2%zz",
+    ):  # fmt: skip
         with pytest.raises(ConfigError) as failed:
             parse_address(url)
         assert "hunter2" not in str(failed.value)

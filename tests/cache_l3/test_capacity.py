@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 
 from cache_l3.capacity import Capacity, MemoryPicture, Room, allocated_bytes, read_memory, reserve_bytes
 from cache_l3.server_info import parse_info
+from kv_types.limits import L3_CAPACITY_KNOWN_S
 
 MIB = 1024 * 1024
+KNOWN_NS = int(L3_CAPACITY_KNOWN_S * 1e9)
 
 
 def capacity(policy: str, *, used: int, most: int, holds_log: bool = False) -> Capacity:
     made = Capacity(holds_log=holds_log)
-    made.told(MemoryPicture(used, most, policy))
+    made.told(MemoryPicture(used, most, policy), now_ns=0)
     return made
-
-
-def room(made: Capacity) -> str:
-    return made.room.value
 
 
 @pytest.mark.parametrize(
@@ -37,39 +35,57 @@ def room(made: Capacity) -> str:
 def test_only_a_server_that_makes_room_without_harm_is_filled_up(
     policy: str, holds_log: bool, expected: Room
 ) -> None:
-    assert capacity(policy, used=950 * MIB, most=1000 * MIB, holds_log=holds_log).room is expected
-    assert capacity(policy, used=500 * MIB, most=1000 * MIB, holds_log=holds_log).room is Room.YES
-    assert capacity(policy, used=950 * MIB, most=0, holds_log=holds_log).room is Room.YES, "no limit"
+    assert capacity(policy, used=950 * MIB, most=1000 * MIB, holds_log=holds_log).room(1) is expected
+    assert capacity(policy, used=500 * MIB, most=1000 * MIB, holds_log=holds_log).room(1) is Room.YES
+    assert capacity(policy, used=950 * MIB, most=0, holds_log=holds_log).room(1) is Room.YES, "no limit"
 
 
 def test_pages_stop_at_the_reserve_and_go_on_below_it() -> None:
     made = capacity("noeviction", used=899 * MIB, most=1000 * MIB)
     assert made.limit_bytes == 900 * MIB
-    assert room(made) == "yes"
+    assert made.room(1) is Room.YES
     made.wrote(2 * MIB)
-    assert room(made) == "full", "what was written since counts before the server says so"
-    made.told(MemoryPicture(900 * MIB, 1000 * MIB, "noeviction"))
-    assert room(made) == "full"
-    made.told(MemoryPicture(900 * MIB - 1, 1000 * MIB, "noeviction"))
-    assert room(made) == "yes"
+    assert made.room(1) is Room.FULL, "what was written since counts before the server says so"
+    made.told(MemoryPicture(900 * MIB, 1000 * MIB, "noeviction"), now_ns=0)
+    assert made.room(1) is Room.FULL
+    made.told(MemoryPicture(900 * MIB - 1, 1000 * MIB, "noeviction"), now_ns=0)
+    assert made.room(1) is Room.YES
 
 
 def test_a_refusal_counts_until_the_next_answer() -> None:
     made = capacity("volatile-lru", used=1, most=1000 * MIB)
-    made.refused()
-    assert room(made) == "full"
-    made.told(MemoryPicture(1, 1000 * MIB, "volatile-lru"))
-    assert room(made) == "yes"
+    made.refused_room(now_ns=0)
+    assert made.room(1) is Room.FULL
+    made.told(MemoryPicture(1, 1000 * MIB, "volatile-lru"), now_ns=0)
+    assert made.room(1) is Room.YES
 
 
 def test_a_server_that_does_not_say_is_unknown_until_it_refuses() -> None:
     made = Capacity(holds_log=True)
-    assert (made.limit_bytes, made.picture) == (None, None)
-    assert room(made) == "unknown"
-    made.refused()
-    assert room(made) == "full"
-    made.told(None)
-    assert room(made) == "unknown"
+    assert made.limit_bytes is None
+    assert made.room(1) is Room.UNKNOWN
+    made.refused_room(now_ns=0)
+    assert made.room(1) is Room.FULL
+    made.told(None, now_ns=0)
+    assert made.room(1) is Room.UNKNOWN
+
+
+def test_what_a_server_does_not_say_again_is_forgotten() -> None:
+    made = capacity("noeviction", used=999 * MIB, most=1000 * MIB)
+    assert made.room(KNOWN_NS - 1) is Room.FULL
+    assert made.room(KNOWN_NS) is Room.UNKNOWN
+    made.refused_room(now_ns=KNOWN_NS)
+    assert made.room(2 * KNOWN_NS - 1) is Room.FULL
+    assert made.room(2 * KNOWN_NS) is Room.UNKNOWN
+
+
+def test_records_of_a_size_that_was_refused_are_not_tried_again_for_a_while() -> None:
+    made = Capacity(holds_log=False)
+    assert not made.is_too_large(MIB, now_ns=0)
+    made.refused_size(MIB, now_ns=0)
+    assert made.is_too_large(MIB, now_ns=KNOWN_NS - 1)
+    assert not made.is_too_large(MIB - 1, now_ns=0)
+    assert not made.is_too_large(MIB, now_ns=KNOWN_NS), "it may take larger ones by now"
 
 
 @given(st.integers(1, 1 << 50))
@@ -101,5 +117,5 @@ def test_what_was_written_counts_as_the_allocator_counts_it(record_bytes: int, c
 def test_the_reserve_is_what_was_set() -> None:
     for reserve, expected in ((0.05, Room.YES), (0.2, Room.FULL)):
         made = Capacity(holds_log=False, reserve=reserve)
-        made.told(MemoryPicture(used_bytes=900 * MIB, bytes_max=1000 * MIB, policy="noeviction"))
-        assert made.room is expected
+        made.told(MemoryPicture(used_bytes=900 * MIB, bytes_max=1000 * MIB, policy="noeviction"), now_ns=0)
+        assert made.room(1) is expected

@@ -18,6 +18,7 @@ from tests.support.data_paths import SHAPE, Site, header, outcome, payload_of, r
 from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
 
+LIMIT_BYTES = 1 << 20
 SIZES = (1, 240, 4096, 65_537, 1 << 20)
 
 
@@ -328,3 +329,24 @@ async def test_more_requests_than_it_takes_are_refused_at_once(link: Link) -> No
         assert await asyncio.gather(*waiting) == [[b"PONG"]] * L3_REQUESTS_MAX
         assert await at.path.ask(at.shard, [[b"PING"]], deadline_ns=within()) == [b"PONG"]
         assert at.path.statistics()["overloaded"] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_is_larger_than_the_server_takes_is_refused_in_its_words(link: Link) -> None:
+    """It says so after the first bytes, and hangs up."""
+    link.server.config(proto_max_bulk_len=str(LIMIT_BYTES))
+    try:
+        with site(link.kind) as at:
+            for _ in range(10):
+                at.add(link.connect())
+                ended = await outcome(
+                    at.path.set(
+                        at.shard, b"big", header(), bytes(8 * LIMIT_BYTES), ttl_s=5, deadline_ns=within()
+                    )
+                )
+                assert isinstance(ended, ServerRefused), repr(ended)
+                assert "invalid bulk length" in str(ended)
+            await at.until_lost(10)
+            assert at.path.statistics()["refused"] == 10
+    finally:
+        link.server.config(proto_max_bulk_len=str(512 << 20))

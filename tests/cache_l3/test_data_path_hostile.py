@@ -212,6 +212,51 @@ async def test_a_reply_to_what_was_not_wholly_sent_ends_the_connection_and_leave
         payload.extend(b"nobody looks at it any more")
 
 
+@kinds
+@pytest.mark.asyncio
+async def test_a_server_that_refuses_a_record_before_it_has_it_is_understood(kind: str) -> None:
+    """It says so, and hangs up with most of the record unread."""
+    with site(kind) as at:
+        peer = at.peer()
+        future = at.path.set(at.shard, b"k", header(), bytes(8 << 20), ttl_s=5, deadline_ns=within())
+        await peer.hears(1000)
+        peer.says(b"-ERR Protocol error: invalid bulk length\r\n")
+        peer.close()
+        refused = await outcome(future)
+        assert isinstance(refused, ServerRefused), repr(refused)
+        assert str(refused) == "ERR Protocol error: invalid bulk length"
+        await at.until_lost()
+        assert at.lost == [str(refused)]
+
+
+@kinds
+@pytest.mark.asyncio
+async def test_a_server_that_lost_its_thread_is_asked_nothing_more_on_that_connection(kind: str) -> None:
+    with site(kind) as at:
+        peer = at.peer()
+        future = at.path.set(at.shard, b"k", header(), b"x", ttl_s=5, deadline_ns=within())
+        await peer.hears(300)
+        peer.says(b"-ERR Protocol error: too big bulk count string\r\n")
+        assert isinstance(await outcome(future), ServerRefused)
+        await at.until_lost()
+        assert at.path.statistics()["connections"] == 0
+
+
+@pytest.mark.asyncio
+async def test_replies_to_a_question_may_come_while_its_end_is_still_on_its_way() -> None:
+    words = [b"PING", b"x" * 4000]
+    with site("native") as at:
+        peer = at.peer()
+        future = at.path.ask(at.shard, [words] * 100, deadline_ns=within())
+        await peer.hears(5000)
+        peer.says(b"$1\r\na\r\n")
+        await at.until_received(7)
+        rest = 100 * len(b"*2\r\n$4\r\nPING\r\n$4000\r\n" + words[1] + b"\r\n") - 5000
+        await peer.hears(rest)
+        peer.says(b"$1\r\nb\r\n" * 99)
+        assert await outcome(future) == [b"a"] + [b"b"] * 99
+
+
 REPLIES = st.one_of(
     st.just(b"$-1\r\n"),
     st.sampled_from([b"-ERR no\r\n", b"-MOVED 3999 127.0.0.1:6381\r\n", b"-OOM \xff\xfe\r\n"]),

@@ -233,6 +233,8 @@ async def test_c18_a_stopped_primary_costs_its_pages_alone(
     stopped = cluster.primaries[0]
     of_stopped = [number for number in range(PAGES) if cluster.owner(slot(number)) is stopped]
     stopped.freeze()
+    found = await store.probe([name(number) for number in range(PAGES)], deadline_ns=within(0.5))
+    assert [number for number, one in enumerate(found) if not isinstance(one, RecordHeader)] == of_stopped
     for number in of_stopped[:6]:
         assert await load(store, number, seconds=0.2) in (MissReason.DEADLINE, MissReason.L3_UNAVAILABLE)
     for number in range(PAGES):

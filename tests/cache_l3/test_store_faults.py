@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseRea
 from tests.support.fault_relay import TO_CLIENT, TO_SERVER, FaultRelay
 from tests.support.record_stores import KEYS, Around, opened, until
 from tests.support.records import describe, name, payload, place, within
+from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers
 
 pytestmark = pytest.mark.timeout(60)
@@ -278,14 +280,81 @@ async def until_stored(store: RedisRecordStore) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_replica_alone_is_told_with_what_to_do(servers: RedisServers) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+async def test_replicas_without_their_primary_are_told_and_used_once_promoted(
+    servers: RedisServers, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("cache_l3.shard.L3_LOOK_S", 0.02)
     primary = servers.start()
-    replica = servers.start_replica(primary)
-    async with opened(replica.tcp_url) as store:
-        assert await put(store, 0, seconds=0.5) in (
-            Refused(RefuseReason.UNREACHABLE), Refused(RefuseReason.DEADLINE),
-        )  # fmt: skip
-        await until(lambda: "replica" in store.describe().servers[0].last_error, what="the word")
+    replicas = [servers.start_replica(primary) for _ in range(count)]
+    async with opened(",".join(replica.tcp_url for replica in replicas)) as store:
+
+        def all_are_known() -> bool:
+            pictures = store.describe().servers
+            return len(pictures) == count and all(
+                "is a replica: name its primary" in one.last_error for one in pictures
+            )
+
+        for number in range(count):
+            await put(store, number, seconds=0.5)
+        await until(all_are_known, what="the word")
+        assert {(one.breaker, one.writes) for one in store.describe().servers} == {("open", "refused")}
+        end, took = await timed(lambda: load(store, 0))
+        assert (end, took < 0.02) == (MissReason.L3_UNAVAILABLE, True)
+        assert await put(store, 1) == Refused(RefuseReason.UNREACHABLE)
+        await asyncio.to_thread(replicas[-1].promote)
+        await until_stored(store)
+        assert isinstance(await load(store, 0), LoadedRecord)
+        assert [one.writes for one in store.describe().servers] == ["yes"], (
+            "nobody has to know of replicas beside it"
+        )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("tls", [False, True])
+async def test_pages_that_are_larger_than_the_server_takes_are_refused_once_and_harm_nobody(
+    servers: RedisServers, tmp_path: Path, tls: bool
+) -> None:
+    guard = Guard(certificates=Certificates.make(tmp_path)) if tls else None
+    server = servers.start(guard=guard, proto_max_bulk_len=str(1 << 20))
+    async with opened(server.tcp_url) as store:
+        await store_pages(store, range(40))
+        sent_before = store.statistics()["path_sets"]
+        end, took = await timed(lambda: put(store, 100, size=2 << 20))
+        assert end == Refused(RefuseReason.TOO_LARGE)
+        assert took < 2.0, "not at its deadline"
+        assert "proto-max-bulk-len" in store.describe().servers[0].last_error
+        assert "smaller pages" in store.describe().servers[0].last_error
+        assert store.statistics()["path_sets"] == sent_before + 1
+        large = [put(store, 200 + number, size=2 << 20) for number in range(20)]
+        loads = [load(store, number % 40) for number in range(200)]
+        small = [put(store, number) for number in range(40)]
+        assert set(await asyncio.gather(*large)) == {Refused(RefuseReason.TOO_LARGE)}
+        assert all(isinstance(end, LoadedRecord) for end in await asyncio.gather(*loads))
+        assert set(await asyncio.gather(*small)) == {STORED}
+        assert store.statistics()["path_sets"] == sent_before + 1 + 40, "its size is known by now"
+        assert (breaker(store), store.statistics()["breaker_opened"]) == ("closed", 0)
+        assert store.describe().servers[0].writes == "yes", "it takes others"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("tls", [False, True])
+async def test_others_on_the_connection_of_a_page_that_is_too_large_are_served(
+    servers: RedisServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr("cache_l3.capacity._KNOWN_NS", 0)
+    guard = Guard(certificates=Certificates.make(tmp_path)) if tls else None
+    server = servers.start(guard=guard, proto_max_bulk_len=str(1 << 20))
+    async with opened(server.tcp_url, connections_per_shard=2) as store:
+        await store_pages(store, range(40))
+        for turn in range(5):
+            loads = [load(store, number) for number in range(40)]
+            large = [put(store, 200 + number, size=(1 << 20) + 1) for number in range(4)]
+            small = [put(store, number) for number in range(20)]
+            assert set(await asyncio.gather(*large)) == {Refused(RefuseReason.TOO_LARGE)}, turn
+            assert all(isinstance(end, LoadedRecord) for end in await asyncio.gather(*loads))
+            assert set(await asyncio.gather(*small)) == {STORED}
+        assert (breaker(store), store.statistics()["breaker_opened"]) == ("closed", 0)
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,7 @@ from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
 from kv_types.limits import (
     L3_ATTEMPTS_MAX,
+    L3_CONNECTIONS_PER_SHARD_DEFAULT,
     L3_CONNECTIONS_PER_SHARD_MAX,
     L3_RETRIES_BURST_MAX,
     L3_RETRIES_PER_S_MAX,
@@ -27,7 +28,7 @@ from tests.support.record_stores import Around, opened, until
 from tests.support.records import describe, floats, name, payload, place, within
 from tests.support.redis_guard import Guard
 from tests.support.redis_servers import RedisServer, RedisServers
-from tests.support.scripted_redis import ScriptedRedis, only, scripted_redis
+from tests.support.scripted_redis import ScriptedRedis, bulk, only, scripted_redis
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -193,6 +194,58 @@ async def test_one_key_s_trouble_is_not_another_s(server: ScriptedRedis, store: 
     )
     found = await store.probe([name(1), name(2), name(3)], deadline_ns=within(2.0))
     assert found == [MissReason.ABSENT, MissReason.L3_UNAVAILABLE, MissReason.ABSENT]
+
+
+@pytest.mark.asyncio
+async def test_a_replica_alone_is_looked_at_now_and_then_and_not_used(
+    server: ScriptedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cache_l3.shard.L3_LOOK_S", 0.01)
+    server.answer = only("INFO", reply=bulk(b"role:slave\r\n"))
+    async with opened(server.url) as store:
+        await until(lambda: store.describe().servers[0].writes == "refused", what="the word")
+        assert "is a replica: name its primary" in said(store)
+        connected = server.seen["PING"]
+        looked = server.seen["INFO"]
+        while server.seen["INFO"] < looked + 40:
+            assert await load(store) is MissReason.L3_UNAVAILABLE
+            assert await put(store) == UNREACHABLE
+            await until(lambda: store.statistics()["in_flight"] == 0)
+        assert server.seen["PING"] == connected, "no connection for pages is opened"
+        assert store.statistics()["path_connections"] == 0
+        assert (server.seen["GET"], server.seen["SET"]) == (0, 0)
+        assert "is a replica: name its primary" in said(store)
+        server.answer = lambda words: None
+        await until(lambda: store.describe().servers[0].breaker == "closed", what="the promotion")
+        assert await put(store) is STORED
+
+
+@pytest.mark.asyncio
+async def test_a_user_who_may_not_ask_for_the_role_of_a_replica_does_not_connect_anew_for_every_page(
+    server: ScriptedRedis,
+) -> None:
+    replies = {b"INFO": b"-NOPERM no INFO\r\n", b"SET": b"-READONLY You can't write\r\n"}
+    server.answer = lambda words: replies.get(words[0])
+    async with opened(server.url) as store:
+        for _ in range(5):
+            assert await put(store, seconds=0.05) in (UNREACHABLE, Refused(RefuseReason.DEADLINE))
+        assert server.seen["PING"] <= 2 * L3_CONNECTIONS_PER_SHARD_DEFAULT
+
+
+@pytest.mark.asyncio
+async def test_what_was_said_of_memory_is_forgotten_where_nobody_can_ask_any_more(
+    server: ScriptedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cache_l3.shard.L3_LOOK_S", 0.01)
+    monkeypatch.setattr("cache_l3.capacity._KNOWN_NS", 300_000_000)
+    server.answer = only("INFO", reply=bulk(b"role:master\r\nused_memory:99\r\nmaxmemory:100\r\n"))
+    async with opened(server.url) as store:
+        await until(lambda: store.describe().servers[0].writes == "full", what="the word")
+        assert await put(store) == Refused(RefuseReason.FULL)
+        server.answer = only("INFO", reply=b"nonsense\r\n")
+        await until(lambda: store.describe().servers[0].writes == "unknown", what="its end")
+        assert await put(store) is STORED
+        assert store.describe().servers[0].breaker == "closed"
 
 
 @pytest.mark.asyncio

@@ -182,6 +182,16 @@ class RecordStoreConformance:
         assert counted > 60
 
     @pytest.mark.asyncio
+    async def test_a_value_of_no_bytes_is_absent_however_it_is_asked_for_and_is_written_over(
+        self, bed: RecordBed
+    ) -> None:
+        bed.write(name(1), b"")
+        assert await bed.store.probe([name(1)], deadline_ns=bed.within(5.0)) == [MissReason.ABSENT]
+        assert await bed.load(1, place()) is MissReason.ABSENT
+        await bed.put(1)
+        assert isinstance(await bed.load(1, place()), LoadedRecord)
+
+    @pytest.mark.asyncio
     async def test_c27_a_probe_finds_damaged_headers_and_removes_them(self, bed: RecordBed) -> None:
         await bed.put(1)
         record = bed.read(name(1))

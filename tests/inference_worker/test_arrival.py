@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -77,7 +77,9 @@ def test_prefetches_are_bounded_and_end_when_they_are_called_off(looking: Lookin
     keys = [chain(SPACE, 4, seed=seed) for seed in range(9)]
     for one in keys:
         looking.shelve(one)
-    with held(looking):
+    with ExitStack() as all_held:
+        for _ in keys:
+            all_held.enter_context(held(looking))
         prefetches = [client.prefetch(ns, one, deadline_s=60.0) for one in keys]
         assert [one is not None for one in prefetches] == [True] * 8 + [False]
         assert client.statistics()["prefetches_in_flight"] == 8

@@ -67,6 +67,28 @@ def test_a_longer_chain_hits_its_resident_prefix(client: Client, model: str) -> 
         assert bytes(lease[1]) == page_under(keys_of(keys)[2], ns.page_bytes)
 
 
+@pytest.mark.parametrize("layers", [1, 3], ids=["pages of equal size", "larger pages"])
+def test_keys_of_another_namespace_find_nothing(client: Client, model: str, layers: int) -> None:
+    theirs = client.register(namespace(model))
+    keys = chain(theirs.identified, 4)
+    assert all_stored(put_fresh(client, theirs, keys, pages_under(keys, theirs.page_bytes)))
+    ours = client.register(namespace(model + "-other", layers=layers))
+    nothing = Miss(MissReason.ABSENT)
+    for start in (0, 2):
+        assert client.match(ours, keys, start=start) == nothing
+        room = room_for(keys[start * 32 :], ours.page_bytes)
+        assert client.get(ours, keys, room, start=start) == nothing
+        assert not any(any(page) for page in room)
+        with client.lease(ours, keys, start=start) as lease:
+            assert (len(lease), lease.reason) == (0, MissReason.ABSENT)
+    assert client.match_shards([(ours, keys), (theirs, keys)]) == nothing
+    refused = Refused(RefuseReason.PARENT_ABSENT)
+    for start in (0, 2):
+        pages = pages_under(keys[start * 32 :], ours.page_bytes)
+        assert put_fresh(client, ours, keys, pages, start=start) == [refused] * (4 - start)
+    assert client.match(theirs, keys) == Hit(4, Tier.L2)
+
+
 def test_a_put_goes_on_where_another_one_ended(client: Client, model: str) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 6)

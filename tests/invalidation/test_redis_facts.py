@@ -55,8 +55,10 @@ def facts(
 
 def test_a_cluster_that_fails_over_needs_replicas_that_confirm() -> None:
     with_two: dict[str, str | None] = {"connected_slaves": "2", "cluster_enabled": "1"}
-    (error,) = facts(with_two, promised=0).errors
+    refused = facts(with_two, promised=0)
+    (error,) = refused.errors
     assert "log_replicas is 0" in error
+    assert refused.warnings == (), "what it is refused for is not told twice"
     assert "--log-replicas 2" in error
     assert facts(with_two, promised=1, replicas=1).errors == ()
     assert facts({"cluster_enabled": "1"}, promised=0).errors == (), "it has none"

@@ -78,7 +78,7 @@ class ReaderThread {
     const std::size_t start = random_() % 4 == 0 ? random_() % count : 0;
     switch (random_() % 12) {
       case 10: case 11: pin(); break;
-      case 0: reader_->match(prompt.bytes(), start, count); break;
+      case 0: match(prompt.chain(start, count)); break;
       case 1: copy(prompt, start, count, 1); break;  // one nanosecond: always late
       case 2: copy(prompt, start, count, 20'000); break;
       case 3: copy(prompt, start, count, 10 * kNs); break;
@@ -86,6 +86,12 @@ class ReaderThread {
       case 5: case 6: follow(); break;
       default: look(prompt, start, count);
     }
+  }
+
+  void match(Chain chain) {
+    reader_->match(chain);
+    chain.namespace_slot = (chain.namespace_slot + 1) % kGroups;
+    if (reader_->match(chain).pages != 0) fail("match: a page of another namespace");
   }
 
   void request() {
@@ -114,8 +120,8 @@ class ReaderThread {
   void look(const Prompt& prompt, std::size_t start, std::size_t count) {
     FoundPage pages[kDepth];
     reader_->begin_counting(0, count);
-    const LookUpResult result = reader_->pin(prompt.bytes(), start, count, kLeaseView, 0, pages);
-    account(result, start, count);
+    const LookUpResult result = reader_->pin(prompt.chain(start, count), kLeaseView, 0, pages);
+    account(result, prompt.chain(start, count));
     met_ = {&prompt, start, result.pages == 0 ? FoundPage{} : pages[0], 0};
     ChainCheck check(shared_.told, prompt, result.view);
     for (std::size_t i = 0; i < start; ++i) check.skip(i);
@@ -136,8 +142,8 @@ class ReaderThread {
     std::byte* to[kDepth];
     for (std::size_t i = 0; i < kDepth; ++i) to[i] = place.data() + i * prompt.page_bytes();
     reader_->begin_counting(1, count);
-    const LookUpResult result = reader_->copy_out(prompt.bytes(), start, count, to, prompt.page_bytes(), lease_ns, {});
-    reader_->account(1, counts_of(result, start, count, result.pages * prompt.page_bytes()));
+    const LookUpResult result = reader_->copy_out(prompt.chain(start, count), to, prompt.page_bytes(), lease_ns, {});
+    reader_->account(1, counts_of(result, prompt.chain(start, count), result.pages * prompt.page_bytes()));
     ChainCheck check(shared_.told, prompt, result.view);
     for (std::size_t i = 0; i < start; ++i) check.skip(i);
     for (std::size_t i = 0; i < result.pages; ++i) {
@@ -162,10 +168,10 @@ class ReaderThread {
   }
 
   // Counted at once, or begun here and completed by a later look-up as after a load.
-  void account(const LookUpResult& result, std::size_t start, std::size_t count) {
+  void account(const LookUpResult& result, const Chain& chain) {
     const bool may_load = random_() % 4 == 0;
-    settle(*reader_, 0, counts_of(result, start, count, 0), may_load);
-    if (may_load && result.reason == kMissAbsent) begun_ += count;
+    settle(*reader_, 0, counts_of(result, chain, 0), may_load);
+    if (may_load && result.reason == kMissAbsent) begun_ += chain.count;
     if (begun_ == 0 || random_() % 4 != 0) return;
     CountsDelta delta;
     delta.requested = 1 + random_() % begun_;

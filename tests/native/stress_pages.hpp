@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "index.hpp"
+#include "look_up.hpp"
 #include "ring.hpp"
 
 namespace stratakv::stress {
@@ -41,6 +42,7 @@ struct Prompt {
   std::size_t group() const { return number % kGroups; }
   std::size_t page_bytes() const { return kPageBytes[group()]; }
   const std::uint8_t* bytes() const { return reinterpret_cast<const std::uint8_t*>(keys.data()); }
+  Chain chain(std::size_t start, std::size_t count) const { return {group(), bytes(), start, count}; }
   // Number of the key at a depth among all keys there are.
   std::size_t key_name(std::size_t depth) const { return (depth < kShared ? group() : kGroups + number) * kDepth + depth; }
 };

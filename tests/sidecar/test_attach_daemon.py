@@ -65,7 +65,7 @@ def test_c34_a_stopped_daemon_keeps_nobody_waiting_and_its_pages_become_stale(
         timed(call, deadline_s=DEADLINE_S)
     assert not arena.ping(deadline_s=DEADLINE_S)
     wait_until(
-        lambda: arena.reader.match(packed(keys)) == (0, MissReason.STALE),
+        lambda: arena.reader.match(packed(keys), namespace=registration.number) == (0, MissReason.STALE),
         what="pages to become stale",
         timeout_s=5,
     )
@@ -73,7 +73,8 @@ def test_c34_a_stopped_daemon_keeps_nobody_waiting_and_its_pages_become_stale(
     daemon.resume()
     wait_until(lambda: arena.ping(deadline_s=1.0), what="the daemon to answer again")
     wait_until(
-        lambda: arena.reader.match(packed(keys)) == (3, MissReason.NONE), what="pages to be fresh again"
+        lambda: arena.reader.match(packed(keys), namespace=registration.number) == (3, MissReason.NONE),
+        what="pages to be fresh again",
     )
 
 
@@ -114,7 +115,7 @@ def test_c34_a_killed_daemon_is_noticed_and_leased_bytes_stay(
 ) -> None:
     keys = chain(2)
     put(arena, registration, keys)
-    lease = arena.reader.lease(registration.counter, packed(keys))
+    lease = arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
     daemon.kill()
     assert not arena.alive
     gone = [Refused(RefuseReason.UNREACHABLE)]
@@ -126,7 +127,7 @@ def test_c34_a_killed_daemon_is_noticed_and_leased_bytes_stay(
     assert arena.commit([1], stamp=stamp_of(arena), deadline_s=DEADLINE_S) == gone
     assert [bytes(page) for page in lease] == [page_of(key, registration.page_bytes) for key in keys]
     wait_until(
-        lambda: arena.reader.match(packed(keys)) == (0, MissReason.STALE),
+        lambda: arena.reader.match(packed(keys), namespace=registration.number) == (0, MissReason.STALE),
         what="pages to become stale",
         timeout_s=5,
     )

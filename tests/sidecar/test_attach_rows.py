@@ -102,7 +102,7 @@ def test_a_row_is_not_given_back_while_anything_of_it_is_in_use(site: AttachSite
     registration = register(arena, namespace_of())
     keys = chain(2)
     put(arena, registration, keys)
-    lease = arena.reader.lease(registration.counter, packed(keys))
+    lease = arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
     (place,) = arena.reserve(registration, None, packed(chain(1)), deadline_s=5.0)
     assert isinstance(place, Reserved)
     slot = arena.reader.slot(place.offset, 4096)

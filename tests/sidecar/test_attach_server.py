@@ -60,7 +60,7 @@ def test_c31_a_writer_killed_before_commit_publishes_nothing(site: AttachSite, s
         )
         writer.kill()
         wait_until(lambda: site.statistic("reservations") == 0, what="the dead writer's reservations to end")
-        assert arena.reader.match(packed(keys)) == (0, MissReason.ABSENT)
+        assert arena.reader.match(packed(keys), namespace=registration.number) == (0, MissReason.ABSENT)
         put(arena, registration, keys)
         assert check(arena, registration, keys) == 8
 
@@ -132,7 +132,7 @@ def test_a_broken_connection_orphans_a_living_process_and_keeps_its_leases(site:
     registration = register(arena, namespace_of())
     keys = chain(2)
     put(arena, registration, keys)
-    lease = arena.reader.lease(registration.counter, packed(keys))
+    lease = arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
     arena.reserve(registration, None, packed(chain(1)), deadline_s=5.0)
     arena._channel.close()
     wait_until(lambda: site.statistic("clients_orphaned") == 1, what="the row to be orphaned")
@@ -217,7 +217,7 @@ def test_stopping_lets_clients_leave_and_then_closes_those_that_stay(tmp_path: P
         assert not leaver.alive, "a closed header tells clients to leave"
         leaver.close()
         stopping.result(10)
-        assert stayer.reader.match(packed(keys)) == (0, MissReason.CLOSED)
+        assert stayer.reader.match(packed(keys), namespace=registration.number) == (0, MissReason.CLOSED)
         refused = [Refused(RefuseReason.UNREACHABLE)]
         assert stayer.reserve(registration, None, packed(chain(1)), deadline_s=1.0) == refused
         assert not site.path.exists()

@@ -55,7 +55,11 @@ async def test_what_changes_while_it_is_followed_is_told_once(servers: RedisServ
         redis.config(maxmemory_policy="noeviction")
         await server.look()
         assert (len(server.errors), len(server.warnings)) == (0, 1)
-        redis.config(maxmemory_policy="volatile-lru", appendonly="yes")
+        redis.config(appendonly="yes")
+        with structlog.testing.capture_logs() as told:
+            await server.look()
+        assert [line["log_level"] for line in told] == ["info"], "it was warned of before"
+        redis.config(maxmemory_policy="volatile-lru")
         with structlog.testing.capture_logs() as told:
             await server.admit()
         assert "append-only" in told[0]["persistence"]

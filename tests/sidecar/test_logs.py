@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
-from sidecar.logs import configure, logger
+from kv_types.clock import ManualClock
+from kv_types.limits import LOG_REPORT_S_MIN
+from sidecar.logs import SeldomLogger, configure, logger
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,19 @@ def test_warnings_of_libraries_come_as_our_lines(capsys: pytest.CaptureFixture[s
     (line,) = capsys.readouterr().err.splitlines()
     entry = json.loads(line)
     assert (entry["component"], entry["event"], entry["level"]) == ("asyncio", "took 3 s", "warning")
+
+
+def test_what_anybody_may_cause_is_said_now_and_then_with_how_often_it_was_kept_back() -> None:
+    clock = ManualClock()
+    with capture_logs() as lines:
+        seldom = SeldomLogger(logger("x"), clock)
+        for number in range(5):
+            seldom.warning("garbage", number=number)
+        seldom.error("bug", exc_info=ValueError("once"))
+        clock.advance(int(LOG_REPORT_S_MIN * 1e9) - 1)
+        seldom.warning("garbage", number=5)
+        clock.advance(1)
+        seldom.warning("garbage", number=6)
+        seldom.warning("garbage", number=7)
+    told = [(line["log_level"], line["event"], line.get("number"), line["same_before"]) for line in lines]
+    assert told == [("warning", "garbage", 0, 0), ("error", "bug", None, 0), ("warning", "garbage", 6, 5)]

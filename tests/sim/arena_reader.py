@@ -114,7 +114,7 @@ class ModelReader:
 
     # --- look-ups ---
 
-    def match(self, keys: Any, *, start: int = 0) -> tuple[int, int]:
+    def match(self, keys: Any, *, namespace: int, start: int = 0) -> tuple[int, int]:
         chain = self._chain(keys, start)
         for _ in range(ATTEMPTS):
             if self._arena.closed:
@@ -122,7 +122,7 @@ class ModelReader:
             freshness_ns = self._arena.freshness_ns  # F first, then the view (rule R16)
             self._give_way()
             view = self._arena.view
-            found, _ = self._walk(chain, start)
+            found, _ = self._walk(chain, start, namespace)
             self._give_way()
             now_ns = self._arena.now_ns()
             if now_ns >= freshness_ns:
@@ -132,18 +132,27 @@ class ModelReader:
                 return pages, _reason(reason, pages, len(chain) - start)
         return 0, MissReason.RACED
 
-    def lease(self, counter: int, keys: Any, *, start: int = 0, may_load: bool = False) -> ModelLease:
+    def lease(
+        self, counter: int, keys: Any, *, namespace: int, start: int = 0, may_load: bool = False
+    ) -> ModelLease:
         asked = self._begin(counter, keys, start)
-        lease = self._look_up(keys, start, lease_ns=0)
+        lease = self._look_up(keys, start, namespace, lease_ns=0)
         if not (may_load and lease.reason == MissReason.ABSENT):
             self._count(counter, asked, start, lease.pages, lease.reason, 0)
         return lease
 
     def complete_lease(
-        self, counter: int, keys: Any, *, start: int = 0, l3_from: int | None = None, reason: int = 0
+        self,
+        counter: int,
+        keys: Any,
+        *,
+        namespace: int,
+        start: int = 0,
+        l3_from: int | None = None,
+        reason: int = 0,
     ) -> ModelLease:
         asked = len(self._chain(keys, start))
-        lease = self._look_up(keys, start, lease_ns=0)
+        lease = self._look_up(keys, start, namespace, lease_ns=0)
         end = start + lease.pages
         l3 = end - max(start, end if l3_from is None else min(l3_from, end))
         if lease.reason == MissReason.ABSENT and reason:
@@ -179,6 +188,7 @@ class ModelReader:
         keys: Any,
         destinations: Any,
         *,
+        namespace: int,
         page_bytes: int,
         start: int = 0,
         lease_ns: int = 5_000_000_000,
@@ -188,8 +198,9 @@ class ModelReader:
     ) -> tuple[int, int, int]:
         asked = self._begin(counter, keys, start)
         pages, reason, instance = self._copy_out(
-            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
-        )
+            keys, destinations, namespace=namespace, page_bytes=page_bytes, start=start, lease_ns=lease_ns,
+            instances=instances,
+        )  # fmt: skip
         if not (may_load and reason == MissReason.ABSENT):
             self._count(counter, asked, start, pages, reason, page_bytes)
         return pages, reason, instance
@@ -200,6 +211,7 @@ class ModelReader:
         keys: Any,
         destinations: Any,
         *,
+        namespace: int,
         page_bytes: int,
         start: int = 0,
         lease_ns: int = 5_000_000_000,
@@ -211,8 +223,9 @@ class ModelReader:
     ) -> tuple[int, int, int]:
         asked = len(self._chain(keys, start))
         pages, ended, instance = self._copy_out(
-            keys, destinations, page_bytes=page_bytes, start=start, lease_ns=lease_ns, instances=instances
-        )
+            keys, destinations, namespace=namespace, page_bytes=page_bytes, start=start, lease_ns=lease_ns,
+            instances=instances,
+        )  # fmt: skip
         served, end = start if l1 is None else l1, start + pages
         l3 = end - max(start, end if l3_from is None else min(l3_from, end))
         if ended == MissReason.ABSENT and reason:
@@ -222,9 +235,17 @@ class ModelReader:
         return pages, ended, instance
 
     def _copy_out(
-        self, keys: Any, destinations: Any, *, page_bytes: int, start: int, lease_ns: int, instances: Any
+        self,
+        keys: Any,
+        destinations: Any,
+        *,
+        namespace: int,
+        page_bytes: int,
+        start: int,
+        lease_ns: int,
+        instances: Any,
     ) -> tuple[int, int, int]:
-        lease = self._look_up(keys, start, lease_ns=lease_ns)
+        lease = self._look_up(keys, start, namespace, lease_ns=lease_ns)
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -253,7 +274,7 @@ class ModelReader:
         self._give_way()
         return asked
 
-    def _look_up(self, keys: Any, start: int, *, lease_ns: int) -> ModelLease:
+    def _look_up(self, keys: Any, start: int, namespace: int, *, lease_ns: int) -> ModelLease:
         chain = self._chain(keys, start)
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
@@ -263,7 +284,7 @@ class ModelReader:
             freshness_ns = self._arena.freshness_ns  # F first, then the view (rule R16)
             self._give_way()
             view = self._arena.view
-            found, parent = self._walk(chain, start)
+            found, parent = self._walk(chain, start, namespace)
             lease = ModelLease(self, found, parent, view)
             lease.pin(lease_ns)
             self._give_way()
@@ -283,14 +304,17 @@ class ModelReader:
         lease.reason = int(reason)
         return lease
 
-    def _walk(self, chain: list[bytes], start: int) -> tuple[list[Found], Found | None]:
-        """Visible pages of chain[start:], each on the one just before; and the page below the first."""
+    def _walk(self, chain: list[bytes], start: int, namespace: int) -> tuple[list[Found], Found | None]:
+        """Visible pages of chain[start:], each on the one just before; and the page below the first.
+
+        The first one tells of which namespace all are.
+        """
         found: list[Found] = []
         parent: Found | None = None
         for key in chain[start:]:
             self._give_way()
             entry = self._arena.index.get(key)
-            if entry is None or entry.generation & 1:
+            if entry is None or entry.generation & 1 or (not found and entry.namespace_slot != namespace):
                 break
             below = parent if not found else found[-1]
             if not found and start:

@@ -18,6 +18,7 @@ from tests.support.native_arena import FAR_NS, PAGE, NativeArena, chain, now_ns
 
 CHAINS = [chain(name, 6) for name in ("a/x", "a/y", "b/x")]
 ENTRIES = 9
+NAMESPACES = (0, 0, 0, 1)
 FIGURES = (
     "entries_visible", "entries_reserved", "entries_hidden_leased", "entries_quarantined", "loaded", "gave_way",
 )  # fmt: skip
@@ -76,7 +77,7 @@ class ArenaMachine(RuleBasedStateMachine):
         of=st.sampled_from(range(len(CHAINS))),
         back=st.sampled_from([0, 0, 0, 0, 1, 2, -1]),
         pages=st.integers(1, 4),
-        namespace=st.sampled_from([0, 0, 0, 1]),
+        namespace=st.sampled_from(NAMESPACES),
         expiry_s=st.sampled_from([0, 0, 0, 1]),
         is_late=st.sampled_from([False, False, False, True]),
         gives_way=st.booleans(),
@@ -92,7 +93,9 @@ class ArenaMachine(RuleBasedStateMachine):
     ) -> list[Held]:  # fmt: skip
         """From about where the resident pages end."""
         keys = CHAINS[of]
-        start = min(max(0, self.reader.match(b"".join(keys))[0] - back), len(keys) - 1)
+        packed = b"".join(keys)
+        resident = max(self.reader.match(packed, namespace=one)[0] for one in set(NAMESPACES))
+        start = min(max(0, resident - back), len(keys) - 1)
         arguments: dict[str, Any] = {
             "row": self.rows[row], "namespace_slot": namespace, "parent": keys[start - 1] if start else None,
             "keys": b"".join(keys[start : start + pages]), "payload_bytes": PAGE, "expiry_s": expiry_s,
@@ -245,21 +248,21 @@ class ArenaMachine(RuleBasedStateMachine):
         moment_ns = now_ns()
         assert self.model.expire(moment_ns) == self.native.arena.expire(moment_ns)
 
-    @rule(of=st.sampled_from(range(len(CHAINS))), start=st.integers(0, 3))
-    def lease(self, of: int, start: int) -> None:
+    @rule(
+        of=st.sampled_from(range(len(CHAINS))), start=st.integers(0, 3), namespace=st.sampled_from(NAMESPACES)
+    )
+    def lease(self, of: int, start: int, namespace: int) -> None:
         packed = b"".join(CHAINS[of])
-        mine, theirs = (
-            self.reader.lease(0, packed, start=start),
-            self.native.reader.lease(0, packed, start=start),
-        )
+        mine = self.reader.lease(0, packed, namespace=namespace, start=start)
+        theirs = self.native.reader.lease(0, packed, namespace=namespace, start=start)
         assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
         self.leases.append((mine, theirs))
 
     @rule(of=st.sampled_from(range(len(CHAINS))), start=st.integers(0, 3))
     def begin_look_up(self, of: int, start: int) -> None:
         packed = b"".join(CHAINS[of])
-        mine = self.reader.lease(0, packed, start=start, may_load=True)
-        theirs = self.native.reader.lease(0, packed, start=start, may_load=True)
+        mine = self.reader.lease(0, packed, namespace=0, start=start, may_load=True)
+        theirs = self.native.reader.lease(0, packed, namespace=0, start=start, may_load=True)
         assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
         self.leases.append((mine, theirs))
         if mine.reason == MissReason.ABSENT:
@@ -273,7 +276,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def complete_look_up(self, l3_from: int | None, reason: int) -> None:
         of, start = self.begun.pop(0)
         packed = b"".join(CHAINS[of])
-        terms: dict[str, Any] = {"start": start, "l3_from": l3_from, "reason": reason}
+        terms: dict[str, Any] = {"namespace": 0, "start": start, "l3_from": l3_from, "reason": reason}
         mine = self.reader.complete_lease(0, packed, **terms)
         theirs = self.native.reader.complete_lease(0, packed, **terms)
         assert (mine.pages, mine.reason) == (theirs.pages, theirs.reason)
@@ -285,7 +288,7 @@ class ArenaMachine(RuleBasedStateMachine):
         of, _ = self.begun.pop(0)
         packed = b"".join(CHAINS[of])
         terms: dict[str, Any] = {
-            "start": start, "page_bytes": PAGE, "l1": data.draw(st.integers(0, start)),
+            "namespace": 0, "start": start, "page_bytes": PAGE, "l1": data.draw(st.integers(0, start)),
             "l3_from": data.draw(st.integers(0, 6)), "reason": int(MissReason.DEADLINE),
         }  # fmt: skip
         into = bytearray((6 - start) * PAGE)
@@ -331,7 +334,9 @@ class ArenaMachine(RuleBasedStateMachine):
     def the_same_pages_are_there(self) -> None:
         for keys in CHAINS:
             packed = b"".join(keys)
-            assert self.reader.match(packed) == tuple(self.native.reader.match(packed))
+            for one in set(NAMESPACES):
+                mine_found = self.reader.match(packed, namespace=one)
+                assert mine_found == tuple(self.native.reader.match(packed, namespace=one))
             for key in keys:
                 assert self.model.chain(key, pages_max=3) == self.native.arena.chain(key, pages_max=3)
                 mine, theirs = self.model.find(key), self.native.arena.find(key)

@@ -59,7 +59,11 @@ def check(arena: AttachedArena, registration: Registration, keys: list[PageKey])
     """Get the chain and compare every byte; returns the pages hit."""
     destinations = buffers(len(keys), registration.page_bytes)
     pages, _, _ = arena.reader.get(
-        registration.counter, packed(keys), destinations, page_bytes=registration.page_bytes
+        registration.counter,
+        packed(keys),
+        destinations,
+        page_bytes=registration.page_bytes,
+        namespace=registration.number,
     )
     for key, destination in zip(keys[:pages], destinations, strict=False):
         assert bytes(destination) == page_of(key, registration.page_bytes), "foreign or torn bytes"
@@ -101,7 +105,9 @@ def leases(path: str, root: str, pages: int, times: int) -> None:
     """Look a chain up `times` times and never let go."""
     arena, registration = attach(path)
     keys = packed(chain(pages, root=bytes.fromhex(root)))
-    held = [arena.reader.lease(registration.counter, keys) for _ in range(times)]
+    held = [
+        arena.reader.lease(registration.counter, keys, namespace=registration.number) for _ in range(times)
+    ]
     say(leased=sum(lease.pages for lease in held))
     if wait_for_line() == "return":
         say(kept=len(held))
@@ -127,7 +133,7 @@ def holds_socket_in_child(path: str, root: str) -> None:
     arena, registration = attach(path)
     keys = chain(2, root=bytes.fromhex(root))
     put(arena, registration, keys)
-    lease = arena.reader.lease(registration.counter, packed(keys))
+    lease = arena.reader.lease(registration.counter, packed(keys), namespace=registration.number)
     duplicate = socket.socket(fileno=os.dup(arena._channel._socket.fileno()))
     child = os.fork()
     if child == 0:
@@ -181,7 +187,12 @@ def copies_slowly(path: str, root: str, pages: int, units: int) -> None:
     while True:
         begun = time.monotonic()
         got, reason, _ = arena.reader.get(
-            registration.counter, keys, destination, page_bytes=registration.page_bytes, lease_ns=50_000_000
+            registration.counter,
+            keys,
+            destination,
+            page_bytes=registration.page_bytes,
+            lease_ns=50_000_000,
+            namespace=registration.number,
         )
         say(pages=got, reason=reason, seconds=time.monotonic() - begun)
 

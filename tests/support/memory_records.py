@@ -317,7 +317,7 @@ class MemoryRecords:
 
     def _header(self, name: RecordName) -> RecordHeader | MissReason:
         data = self.shelf.get(name)
-        if data is None:
+        if not data:
             return MissReason.ABSENT
         try:
             return _checked(data, name)[0]
@@ -326,7 +326,7 @@ class MemoryRecords:
 
     def _read(self, name: RecordName, place: memoryview) -> LoadedRecord | MissReason:
         data = self.shelf.get(name)
-        if data is None:
+        if not data:
             return MissReason.ABSENT
         try:
             header, payload = _checked(data, name)

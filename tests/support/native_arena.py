@@ -280,9 +280,9 @@ class NativeArena:
             size += bytes_more
         return pages, size
 
-    def resident(self, keys: Sequence[bytes]) -> int:
+    def resident(self, keys: Sequence[bytes], *, namespace: int = 1) -> int:
         """Pages of the chain that a look-up finds."""
-        return self.reader.match(b"".join(keys))[0]
+        return self.reader.match(b"".join(keys), namespace=namespace)[0]
 
     def counts(self, row: int | None = None, counter: int = 0) -> dict[str, int]:
         """The counters of a row, checked to add up."""

@@ -33,7 +33,7 @@ def ready(text: str = "ready") -> None:
 def read(reader: Reader, chains: list[list[bytes]], job: dict[str, int]) -> None:
     """Print what every chain holds, as hex digests of what a look-up serves."""
     for chain in chains:
-        with reader.lease(0, b"".join(chain)) as lease:
+        with reader.lease(0, b"".join(chain), namespace=1) as lease:
             right = [bytes(view) == payload(key) for view, key in zip(lease, chain, strict=False)]
             ready(json.dumps([lease.pages, lease.reason, all(right)]))
 
@@ -43,7 +43,7 @@ def hoard(reader: Reader, chains: list[list[bytes]], job: dict[str, int]) -> Non
     kept: list[Lease] = []
     for number in range(job["look_ups"]):
         chain = chains[number % len(chains)]
-        lease = reader.lease(0, b"".join(chain))
+        lease = reader.lease(0, b"".join(chain), namespace=1)
         assert lease.pages == len(chain), (number, lease.pages, lease.reason)
         kept.append(lease)
     ready(str(reader.held()))
@@ -60,7 +60,7 @@ def stamp(reader: Reader, chains: list[list[bytes]], job: dict[str, int]) -> Non
         chain = rng.choice(chains)
         keys = b"".join(chain)
         if rng.random() < 0.5:
-            lease = reader.lease(0, keys)
+            lease = reader.lease(0, keys, namespace=1)
             for view, key in zip(lease, chain, strict=False):
                 if bytes(view) != payload(key):
                     sys.exit("a leased page shows foreign bytes")
@@ -69,7 +69,9 @@ def stamp(reader: Reader, chains: list[list[bytes]], job: dict[str, int]) -> Non
             else:
                 lease.release()
         else:
-            pages, _, _ = reader.get(1, keys, place, page_bytes=PAGE, lease_ns=rng.choice([1_000, 10**9]))
+            pages, _, _ = reader.get(
+                1, keys, place, page_bytes=PAGE, lease_ns=rng.choice([1_000, 10**9]), namespace=1
+            )
             if bytes(place[: pages * PAGE]) != b"".join(payload(key) for key in chain[:pages]):
                 sys.exit("a copied page shows foreign bytes")
 

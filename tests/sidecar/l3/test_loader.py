@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from cache_l3.record_store import RecordName
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import PageKey, Stamp, new_log_incarnation
 from kv_types.limits import LOOK_UP_ROWS_MAX
 from kv_types.outcomes import MissReason, PutStatus
+from kv_types.record import RecordHeader
 from kv_types.selectors import Selector
 from sidecar.l3.loads import LoadRow, RowLoaded
 from tests.support.l3_node import SMALL, fresh, nodes
-from tests.support.manual_time import settle, until
+from tests.support.manual_time import SECOND_NS, settle, until
 from tests.support.pages import namespace_of, packed, page_of
 from tests.support.stores import add
 
@@ -103,16 +106,44 @@ async def test_c34_an_answer_tells_what_was_staged_by_its_deadline() -> None:
         assert node.reserved == 0
 
 
+async def test_c18_what_stands_before_the_pages_of_a_server_that_hangs_is_staged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of several servers one says nothing: the question ends when its time is up, whatever the others have said."""
+    async with nodes() as (node,):
+        keys = fresh(10)
+        node.shelve(keys)
+        probe, hung = node.records.probe, {keys[6], keys[8]}
+
+        async def with_one_that_hangs(
+            names: Sequence[RecordName], *, deadline_ns: int
+        ) -> list[RecordHeader | MissReason]:
+            found = await probe(names, deadline_ns=deadline_ns)
+            await node.time.pause((deadline_ns - node.time.now_ns()) / SECOND_NS)
+            return [
+                MissReason.DEADLINE if name.key in hung else one
+                for name, one in zip(names, found, strict=True)
+            ]
+
+        monkeypatch.setattr(node.records, "probe", with_one_that_hangs)
+        wait = asyncio.create_task(node.load(keys, seconds=1.0))
+        await node.time.run(0.99)
+        assert await wait == [RowLoaded(6, 0, MissReason.DEADLINE)]
+        node.check_bytes(keys[:6])
+
+
 async def test_a_later_waiter_gets_what_an_earlier_one_could_not_wait_for() -> None:
     async with nodes() as (node,):
         keys = fresh(2)
         node.shelve(keys)
-        held = node.records.hold("probe")
+        held = [node.records.hold("probe") for _ in range(2)]
         first = asyncio.create_task(node.load(keys, seconds=0.1))
-        await held.reached.wait()
+        await held[0].reached.wait()
         second = asyncio.create_task(node.load(keys, seconds=5))
         await node.time.run(0.2)
         assert await first == [RowLoaded(0, 0, MissReason.DEADLINE)]
+        assert held[1].reached.is_set(), "asked once more, for those who have time still"
+        held[1].release()
         assert await second == [RowLoaded(2, 0, MissReason.NONE)]
 
 
@@ -449,7 +480,6 @@ async def test_rows_that_name_each_other_as_parents_hang_nobody() -> None:
 SMALL_RUNS = SMALL.__class__(**{name: getattr(SMALL, name) for name in SMALL.__slots__} | {"flights": 2})
 
 
-@pytest.mark.asyncio
 async def test_keys_asked_under_another_namespace_hide_nothing_from_their_own() -> None:
     async with nodes() as (node,):
         keys = fresh(3)
@@ -459,3 +489,15 @@ async def test_keys_asked_under_another_namespace_hide_nothing_from_their_own() 
         (told,) = await node.loader.begin([wrong], deadline_ns=node.within(1.0)).wait()
         assert (told.pages, told.reason) == (0, MissReason.ABSENT)
         assert await node.load(keys) == [RowLoaded(3, 0, MissReason.NONE)]
+
+
+async def test_what_another_namespace_has_here_is_neither_told_nor_loaded_over() -> None:
+    async with nodes() as (node,):
+        keys = fresh(3)
+        node.put(keys)
+        other = add(node.store, namespace_of("another"))
+        node.shelve(keys, namespace=other.id)
+        rows = [LoadRow(other.id, None, packed(keys)), LoadRow(other.id, keys[0], packed(keys[1:]))]
+        told = await node.loader.begin(rows, deadline_ns=node.within(1.0)).wait()
+        assert told == [RowLoaded(0, 0, MissReason.ABSENT)] * 2
+        node.check_bytes(keys)

@@ -11,6 +11,7 @@ from kv_types.ids import Stamp, new_log_incarnation
 from kv_types.limits import (
     L3_STORE_ATTEMPTS_MAX,
     L3_STORE_BACKOFF_S_MAX,
+    L3_STORE_BACKOFF_S_MIN,
     L3_STORE_BATCH_PAGES,
     L3_STORES_IN_FLIGHT_MAX,
     L3_STORES_IN_FLIGHT_WHILE_LOADING,
@@ -245,6 +246,20 @@ async def test_what_is_not_answered_is_sent_again_and_given_up_in_the_end() -> N
         assert figures["refused_deadline"] == 1
         assert all(one.reached.is_set() for one in held)
         assert node.store.reader.held() == 0
+
+
+async def test_stores_that_are_lost_with_one_connection_are_one_failure() -> None:
+    async with nodes() as (node,):
+        node.behind.start()
+        pages = L3_STORES_IN_FLIGHT_MAX + 1
+        held = [node.records.hold("store") for _ in range(L3_STORES_IN_FLIGHT_MAX)]
+        node.records.fail("store", RefuseReason.UNREACHABLE, calls=L3_STORES_IN_FLIGHT_MAX)
+        node.put(fresh(pages))
+        await held[-1].reached.wait()
+        for one in held:
+            one.release()
+        await node.time.run(1.5 * L3_STORE_BACKOFF_S_MIN)
+        assert (await idle(node))["stored"] == pages
 
 
 async def test_no_record_outlives_its_page() -> None:
