@@ -16,7 +16,8 @@ from kv_types.clock import Clock, Pause
 from kv_types.errors import BufferMismatchError, CorruptRecordError
 from kv_types.limits import RECORD_BYTES_MAX
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
-from kv_types.record import ChecksumKind, PageDescription, RecordHeader, split_record
+from kv_types.record import ChecksumKind, PageDescription, RecordHeader
+from tests.support.records import split_record
 
 Verb = Literal["probe", "load", "store", "refresh", "remove"]
 _Result = TypeVar("_Result")
@@ -171,7 +172,7 @@ class MemoryRecords:
         trouble = await self._trouble("probe", deadline_ns)
         results: list[RecordHeader | MissReason]
         results = [trouble or self._header(name) for name in names]
-        self._tally.probed(list(results))
+        self._tally.probed(results)
         return results
 
     def load(
@@ -211,11 +212,8 @@ class MemoryRecords:
             trouble = await self._refusal(deadline_ns)
             return Refused(trouble) if trouble else self._write(page, payload, ttl_s=ttl_s)
 
-        def tell(outcome: PutOutcome) -> None:
-            self._tally.stored(outcome, stored_bytes=page.payload_bytes)
-
         closed, full = Refused(RefuseReason.CLOSED), Refused(RefuseReason.OVERLOADED)
-        self._begin(future, run(), tell, closed, full)
+        self._begin(future, run(), self._tally.stored, closed, full)
         return future
 
     async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
@@ -335,7 +333,10 @@ class MemoryRecords:
             return Refused(RefuseReason.TOO_LARGE)
         name = RecordName(page.namespace, page.key)
         is_in = self.shelf.set(name, header.encode() + bytes(payload), ttl_s=ttl_s)
-        return STORED if is_in else Refused(RefuseReason.FULL)
+        if not is_in:
+            return Refused(RefuseReason.FULL)
+        self._tally.count("stored_bytes", len(payload))
+        return STORED
 
 
 def _checked(data: bytes, name: RecordName) -> tuple[RecordHeader, memoryview]:
