@@ -11,9 +11,6 @@ from typing_extensions import Buffer
 def xxh3_64(data: Buffer, /) -> int:
     """XXH3-64 with seed 0 of contiguous memory, without the GIL when it is long."""
 
-def crc32(data: Buffer, /) -> int:
-    """CRC-32 as of zlib."""
-
 XXH3_KERNELS: tuple[str, ...]
 """Ways of hashing that this processor can do, the best first."""
 

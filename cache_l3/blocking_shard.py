@@ -31,7 +31,8 @@ class BlockingShard:
         self._storing = 0
         """Connections that carry out a SET."""
         self._idle: list[BlockingConnection] = []
-        self._connections: dict[BlockingConnection, OnLost] = {}
+        self._connections: dict[BlockingConnection, OnLost | None] = {}
+        """Each with whom to tell of its end; None once the shard is closed."""
         self._is_closed = False
 
     @property
@@ -80,7 +81,7 @@ class BlockingShard:
             for queue in self._queues:
                 queue.clear()
             for connection in self._connections:
-                self._connections[connection] = _nobody
+                self._connections[connection] = None
                 connection.shut()
         for job in waiting:
             self._on_done(job, Cancelled("the shard is closed", was_sent=False))
@@ -100,9 +101,9 @@ class BlockingShard:
     def gone(self, connection: BlockingConnection, why: str) -> None:
         """A connection is of no use any more; told once or twice. A job that it was just given waits again."""
         with self._lock:
-            on_lost = self._connections.pop(connection, None)
-            if on_lost is None:
+            if connection not in self._connections:
                 return
+            on_lost = self._connections.pop(connection)
             if connection in self._idle:
                 self._idle.remove(connection)
             given = connection.take_back()
@@ -114,7 +115,7 @@ class BlockingShard:
             self._assign()
         if given is not None:
             self._on_done(given, Cancelled("the shard is closed", was_sent=False))
-        self._on_gone(connection, None if on_lost is _nobody else on_lost, why)
+        self._on_gone(connection, on_lost, why)
 
     def _assign(self) -> None:
         while self._idle and (job := self._next()) is not None:
@@ -138,7 +139,3 @@ class BlockingShard:
             self._passed_over[verb] += 1 if self._queues[verb] else 0
         self._passed_over[chosen] = 0
         return self._queues[chosen].popleft()
-
-
-def _nobody(why: str) -> None:
-    del why

@@ -18,7 +18,7 @@ def encode(*words: bytes) -> bytes:
 def encode_get(key: bytes, *, asking: bool) -> bytes:
     """GET of a record. Raises InvalidArgumentError for a key that no page has."""
     _check_key(key)
-    return (ASKING if asking else b"") + b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+    return (ASKING if asking else b"") + encode(b"GET", key)
 
 
 def encode_set(key: bytes, *, value_bytes: int, ttl_s: int, asking: bool) -> tuple[bytes, bytes]:
@@ -27,8 +27,9 @@ def encode_set(key: bytes, *, value_bytes: int, ttl_s: int, asking: bool) -> tup
     if not 1 <= ttl_s <= TTL_S_MAX:
         raise InvalidArgumentError(f"a record lives 1 to {TTL_S_MAX} s; got {ttl_s}")
     command = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, value_bytes)
-    ttl = b"%d" % ttl_s
-    return (ASKING if asking else b"") + command, b"\r\n$2\r\nEX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+    return (ASKING if asking else b"") + command, b"\r\n$2\r\nEX\r\n$%d\r\n%d\r\n" % (
+        len(str(ttl_s)), ttl_s,
+    )  # fmt: skip
 
 
 def encode_question(commands: Sequence[Sequence[bytes]], *, asking: bool) -> bytes:

@@ -48,7 +48,6 @@ _MISSES = {
     Trouble.FULL: MissReason.L3_UNAVAILABLE,
     Trouble.TOO_LARGE: MissReason.L3_UNAVAILABLE,
     Trouble.OVERLOADED: MissReason.OVERLOADED,
-    Trouble.FOREIGN: MissReason.CORRUPT,
     Trouble.CLOSED: MissReason.CLOSED,
 }
 _REFUSALS = {
@@ -175,7 +174,7 @@ class RedisRecordStore:
                 results.append(self._header(name, reply))
                 if len(results) % L3_PROBE_RECORDS_MAX == 0:
                     await asyncio.sleep(0)
-        self._tally.probed(list(results))
+        self._tally.probed(results)
         return results
 
     def load(
@@ -205,13 +204,8 @@ class RedisRecordStore:
             raise BufferMismatchError(
                 f"a payload is in one piece of the {page.payload_bytes} bytes of its page; got {payload.nbytes}"
             )
-        stored = [page.payload_bytes]
-
-        def tell(outcome: PutOutcome) -> None:
-            self._tally.stored(outcome, stored_bytes=stored[0])
-
-        work = self._store(page, payload.cast("B"), stored, ttl_s=ttl_s, deadline_ns=deadline_ns)
-        return self._begin(work, tell, cancelled=Refused(RefuseReason.CLOSED))
+        work = self._store(page, payload.cast("B"), ttl_s=ttl_s, deadline_ns=deadline_ns)
+        return self._begin(work, self._tally.stored, cancelled=Refused(RefuseReason.CLOSED))
 
     async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
         """Give records their time to live anew. Raises InvalidArgumentError."""
@@ -294,19 +288,19 @@ class RedisRecordStore:
         return await _to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     async def _store(
-        self, page: PageDescription, payload: memoryview, stored: list[int], *, ttl_s: int, deadline_ns: int
+        self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
     ) -> PutOutcome:
         if self._is_closed:
             return Refused(RefuseReason.CLOSED)
         try:
             if self._settings.codec is Codec.RAW:
                 return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
-            return await self._store_encoded(page, payload, stored, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            return await self._store_encoded(page, payload, ttl_s=ttl_s, deadline_ns=deadline_ns)
         except TroubleError as error:
             return Refused(_REFUSALS[error.trouble])
 
     async def _store_encoded(
-        self, page: PageDescription, payload: memoryview, stored: list[int], *, ttl_s: int, deadline_ns: int
+        self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
     ) -> PutOutcome:
         """The same with a codec. Some records at a time: until they are sent they lie in memory twice."""
         try:
@@ -316,11 +310,10 @@ class RedisRecordStore:
             raise TroubleError(Trouble.LATE) from None
         try:
             encoded = await self._encode(page, payload)
-            if encoded is None:
-                return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
-            stored[0] = len(encoded)
-            data = memoryview(encoded)
-            return await self._send(page, data, self._settings.codec, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            codec, data = (
+                (Codec.RAW, payload) if encoded is None else (self._settings.codec, memoryview(encoded))
+            )
+            return await self._send(page, data, codec, ttl_s=ttl_s, deadline_ns=deadline_ns)
         finally:
             self._encoded.release()
 
@@ -349,6 +342,7 @@ class RedisRecordStore:
             deadline_ns=deadline_ns,
             writes_bytes=header.record_bytes,
         )
+        self._tally.count("stored_bytes", data.nbytes)
         return STORED
 
     async def _count(self, names: Sequence[RecordName], command: Command, deadline_ns: int) -> int:

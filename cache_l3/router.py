@@ -205,7 +205,7 @@ class Router:
             raise TroubleError(Trouble.FOREIGN)
         elif isinstance(
             error, Cancelled
-        ):  # by the shard, which is down or leaves: a caller's own comes otherwise
+        ):  # by the shard, which is down or leaves; a caller's own comes otherwise
             if self._is_closed:
                 raise TroubleError(Trouble.CLOSED)
         elif attempt + 1 == L3_ATTEMPTS_MAX:
@@ -229,7 +229,7 @@ class Router:
         if _is_of_size(error):
             raise TroubleError(Trouble.TOO_LARGE)
         if error.code in _DOWN:
-            shard.is_down(error.text)
+            shard.is_down()
         if error.code == "READONLY":
             self._find_primary(shard)
         if error.code == "CLUSTERDOWN":
@@ -274,7 +274,7 @@ class Router:
 
     def _said_replica(self, shard: Shard) -> None:
         self._topology.suspect(shard.address)
-        if self.kind != "cluster":  # whose servers say themselves whom to ask instead
+        if not self._topology.is_spread:
             shard.set_aside()
 
     def _redirected(self, aim: Aim, error: ServerError) -> Aim:
@@ -314,7 +314,7 @@ class Router:
         if self._is_closed:
             return
         known = {address.label: address for address in self._topology.servers()}
-        if self.kind == "cluster":
+        if self._topology.is_spread:
             for address in known.values():
                 self._shard(address)
         idle_ns = self._clock.now_ns() - int(L3_SHARD_IDLE_S * 1e9)

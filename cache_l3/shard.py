@@ -130,9 +130,8 @@ class Shard:
         else:
             self.unanswered(why, began_ns=began_ns)
 
-    def is_down(self, why: str) -> None:
-        """It said itself that it can't answer now."""
-        self.note(why)
+    def is_down(self) -> None:
+        """It said itself that it can't answer now, or takes no connection."""
         if self.breaker.trip(self._clock.now_ns()):
             self._shut()
 
@@ -216,7 +215,7 @@ class Shard:
         if await self._connect() or (self._connections == 0 and await self._connect()):
             self._reopen_s = L3_REOPEN_S
         elif self._connections == 0:
-            self.is_down(self._last_error)
+            self.is_down()
         else:
             await asyncio.sleep(self._reopen_s)
             self._reopen_s = min(2 * self._reopen_s, L3_LOOK_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kv_types.outcomes import MissReason, PutOutcome, Refused, RefuseReason
 
@@ -41,7 +41,7 @@ class Tally:
         names += [f"store_refused_{reason.name.lower()}" for reason in REFUSALS]
         self._counts: Counter[str] = Counter(dict.fromkeys(names, 0))
 
-    def probed(self, results: list[object]) -> None:
+    def probed(self, results: Sequence[object]) -> None:
         """One question about so many records has been answered."""
         self._counts["probes"] += 1
         for result in results:
@@ -59,14 +59,13 @@ class Tally:
         else:
             self._counts[f"load_missed_{result.name.lower()}"] += 1
 
-    def stored(self, outcome: PutOutcome, *, stored_bytes: int) -> None:
-        """A store has ended; `stored_bytes` as they lie in L3."""
+    def stored(self, outcome: PutOutcome) -> None:
+        """A store has ended; its bytes, as they lie in L3, are counted by themselves."""
         self._counts["stores"] += 1
         if isinstance(outcome, Refused):
             self._counts[f"store_refused_{outcome.reason.name.lower()}"] += 1
         else:
             self._counts["stored"] += 1
-            self._counts["stored_bytes"] += stored_bytes
 
     def count(self, name: str, by: int = 1) -> None:
         """Count something that stands for itself."""

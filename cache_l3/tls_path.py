@@ -8,13 +8,14 @@ import os
 import socket
 import struct
 import time
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
 
-from cache_l3._native import Alarm, crc32, xxh3_64
+from cache_l3._native import Alarm, xxh3_64
 from cache_l3.blocking_connection import BlockingConnection, Job, Verb
 from cache_l3.blocking_replies import ReplyStream, read_record, read_reply, read_stored
 from cache_l3.blocking_shard import BlockingShard, OnLost
@@ -242,7 +243,7 @@ class TlsPath:
 def _sealed(header: bytes, payload: memoryview, shape: HeaderShape) -> bytes:
     sealed = bytearray(header)
     struct.pack_into("<Q", sealed, shape.checksum_at, xxh3_64(payload))
-    struct.pack_into("<I", sealed, len(sealed) - _CRC_BYTES, crc32(sealed[:-_CRC_BYTES]))
+    struct.pack_into("<I", sealed, len(sealed) - _CRC_BYTES, zlib.crc32(sealed[:-_CRC_BYTES]))
     return bytes(sealed)
 
 

@@ -25,6 +25,8 @@ class Topology(Protocol):
 
     kind: str
     """single, cluster."""
+    is_spread: bool
+    """Each of the primaries has keys of its own, and says itself whom to ask for others; else there is one at a time."""
     known: asyncio.Event
     """Set once there is an answer, or it turned out that there is none."""
 
@@ -62,6 +64,7 @@ class Candidates:
     """Servers any of which may be the primary. The one that works is kept until it fails."""
 
     kind = "single"
+    is_spread = False
 
     def __init__(self, servers: RedisServers) -> None:
         self._addresses = servers.addresses
@@ -111,6 +114,7 @@ class Cluster:
     """
 
     kind = "cluster"
+    is_spread = True
 
     def __init__(self, servers: RedisServers, *, on_change: Callable[[], None]) -> None:
         self._named = servers.addresses

@@ -221,7 +221,7 @@ class RecordHeader:
 
 
 def header_size(data: bytes | memoryview) -> int:
-    """Size that the first FIXED_BYTES of a record announce for its header. Raises CorruptRecordError."""
+    """Size that a record says its header has, by its first HEADER_BYTES_MIN bytes. Raises CorruptRecordError."""
     if len(data) < HEADER_BYTES_MIN:
         raise CorruptRecordError(f"a record has at least {HEADER_BYTES_MIN} bytes; got {len(data)}")
     magic, version, _, size = struct.unpack_from("<4sHHI", data)
@@ -232,19 +232,6 @@ def header_size(data: bytes | memoryview) -> int:
             f"the header says {size} bytes; {HEADER_BYTES_MIN} to {HEADER_BYTES_MAX} are"
         )
     return int(size)
-
-
-def split_record(record: bytes | memoryview) -> tuple[RecordHeader, memoryview]:
-    """Header and stored payload (a view) of a whole record; the payload's checksum is the caller's to check.
-
-    Raises CorruptRecordError, also when the payload is shorter or longer than the header says.
-    """
-    view = memoryview(record)
-    size = header_size(view)
-    header = RecordHeader.decode(bytes(view[:size]))
-    if len(view) - size != header.stored_bytes:
-        raise CorruptRecordError(f"{len(view) - size} payload bytes; the header says {header.stored_bytes}")
-    return header, view[size:]
 
 
 def _parse(data: bytes) -> RecordHeader:
@@ -265,7 +252,7 @@ def _parse(data: bytes) -> RecordHeader:
         birth=birth,
         rests_on=rests_on,
         producer=producer[:producer_bytes],
-        tags=_names(data[FIXED_BYTES : -_CRC.size], tag_count),
+        tags=_tags(data[FIXED_BYTES : -_CRC.size], tag_count),
         computed_from_ms=from_ms,
         computed_until_ms=until_ms,
         expires_ms=expires_ms,
@@ -280,21 +267,19 @@ def _parse(data: bytes) -> RecordHeader:
     )
 
 
-def _names(data: bytes, count: int) -> tuple[bytes, ...]:
-    names: list[bytes] = []
+def _tags(data: bytes, count: int) -> tuple[bytes, ...]:
+    tags: list[bytes] = []
     at = 0
     for _ in range(count):
         if at >= len(data) or at + 1 + data[at] > len(data):
-            raise CorruptRecordError("the variable part ends inside a name")
-        names.append(data[at + 1 : at + 1 + data[at]])
+            raise CorruptRecordError("the variable part ends inside a tag")
+        tags.append(data[at + 1 : at + 1 + data[at]])
         at += 1 + data[at]
-    return tuple(names)
+    return tuple(tags)
 
 
 def _check_u64(number: int, what: str) -> None:
-    if type(number) is int and 0 <= number < _U64_END:
-        return  # nearly always: headers come by the hundred
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _U64_END:
+    if type(number) is not int or not 0 <= number < _U64_END:
         raise InvalidArgumentError(f"{what} must be an integer of 64 bits without a sign; got {number!r}")
 
 

@@ -14,7 +14,6 @@
 #include <system_error>
 #include <unordered_map>
 
-#include "crc32.hpp"
 #include "engine.hpp"
 #include "xxh3.hpp"
 
@@ -295,11 +294,6 @@ std::uint64_t hash_by(std::size_t kernel, const std::vector<std::size_t>& cuts, 
   return running.finish();
 }
 
-std::uint32_t crc_of(nb::handle data) {
-  const Lent lent(data, false, "data");
-  return crc32(lent.data(), lent.bytes());
-}
-
 }  // namespace
 }  // namespace stratakv::l3
 
@@ -313,7 +307,6 @@ NB_MODULE(_native, m) {
   m.attr("XXH3_KERNELS") = nb::tuple(names);
   m.def("xxh3_64", hash_of, nb::arg("data"));
   m.def("xxh3_64_by", hash_by, nb::arg("kernel"), nb::arg("cuts"), nb::arg("data"));
-  m.def("crc32", crc_of, nb::arg("data"));
   nb::class_<Stored>(m, "Stored", nb::type_slots(stored_slots)).def("__len__", &Stored::bytes);
   nb::class_<Alarm>(m, "Alarm").def(nb::init<>()).def("fileno", &Alarm::descriptor).def("set", &Alarm::set, nb::arg("at_ns"));
   nb::class_<PyEngine>(m, "Engine")

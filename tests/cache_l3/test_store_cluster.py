@@ -190,7 +190,7 @@ async def test_a_server_that_is_no_primary_any_more_is_let_go_and_its_counts_sta
     await asyncio.gather(*(put(store, number) for number in range(PAGES)))
     old = cluster.primaries[0]
     shard = store._router._shards[f"redis://127.0.0.1:{old.port}"]
-    shard.is_down("so that there is something to count")
+    shard.is_down()  # so that there is something to count
     opened_before = store.statistics()["breaker_opened"]
     await asyncio.to_thread(cluster.failover, old)
     await healed(store)
@@ -275,7 +275,7 @@ async def test_a_cluster_behind_tls_lets_in_a_user_with_no_more_rights_than_the_
 
 @pytest.mark.asyncio
 async def test_one_address_of_a_cluster_under_a_url_of_none_is_told(cluster: RedisCluster) -> None:
-    async with opened(f"redis://127.0.0.1:{cluster.nodes[0].port}") as store:
+    async with opened(f"redis://127.0.0.1:{cluster.primaries[0].port}") as store:
         ends = [await load(store, number, seconds=1.0) for number in range(20)]
         assert MissReason.L3_UNAVAILABLE in ends
         assert "redis+cluster://" in store.describe().trouble

@@ -12,8 +12,8 @@ from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
 from kv_types.errors import BufferMismatchError
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import STORED, MissReason, Refused, RefuseReason
-from kv_types.record import HEADER_BYTES_MIN, RecordHeader, split_record
-from tests.support.records import describe, floats, key, name, payload, place
+from kv_types.record import HEADER_BYTES_MIN, RecordHeader
+from tests.support.records import describe, floats, key, name, payload, place, split_record
 
 _MANY = 200
 

@@ -15,13 +15,13 @@ from cache_l3.record_store import RecordName
 from kv_types.ids import KEY_BYTES, PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, Miss, MissReason, Stored
-from kv_types.record import split_record
 from tests.fleet.fleet import Fleet, fleet_of
 from tests.fleet.l3_fleets import status_of
 from tests.fleet.station import Station
 from tests.support.fault_relay import FaultRelay
 from tests.support.pages import namespace_of
 from tests.support.polling import wait_until
+from tests.support.records import split_record
 from tests.support.redis_servers import RedisServer
 from tests.support.timing import timed
 

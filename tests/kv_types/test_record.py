@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +32,6 @@ from kv_types.record import (
     RecordFlag,
     RecordHeader,
     header_size,
-    split_record,
 )
 
 _OF_HEADER = ("stored_bytes", "checksum_kind", "checksum", "codec")
@@ -46,6 +47,12 @@ def header(**changes: Any) -> RecordHeader:
     fields |= changes
     stored = {name: fields.pop(name) for name in _OF_HEADER if name in fields}
     return RecordHeader(page=PageDescription(**fields), **stored)
+
+
+def test_the_document_names_every_byte_of_a_header() -> None:
+    section = (Path(__file__).parents[2] / "docs" / "l3.md").read_text().split("## The record")[1]
+    rows = re.findall(r"^\| ([0-9, ]+) \|", section, re.MULTILINE)
+    assert sum(int(size) for row in rows for size in row.split(",")) == HEADER_BYTES_MIN
 
 
 _TAGS = st.binary(min_size=1, max_size=TAG_BYTES_MAX)
@@ -150,8 +157,6 @@ def test_every_flipped_bit_under_a_right_checksum_is_corrupt_or_another_header()
 def test_arbitrary_bytes_are_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         RecordHeader.decode(data)
-    with pytest.raises(CorruptRecordError):
-        split_record(data)
 
 
 @settings(max_examples=200)
@@ -165,22 +170,6 @@ def test_forged_stretches_never_crash_the_decoder(at: int, stretch: bytes) -> No
     except CorruptRecordError:
         return
     assert decoded.encode() == forged
-
-
-def test_a_record_is_split_at_its_header() -> None:
-    payload = bytes(range(16))
-    record = header().encode() + payload
-    found, stored = split_record(record)
-    assert found == header()
-    assert stored == payload
-    assert split_record(memoryview(bytearray(record)))[0] == header()
-
-
-@pytest.mark.parametrize("change", [-16, -1, 1, 16])
-def test_a_payload_of_another_length_is_corrupt(change: int) -> None:
-    record = header().encode() + bytes(16 + change)
-    with pytest.raises(CorruptRecordError, match=f"{16 + change} payload bytes"):
-        split_record(record)
 
 
 @pytest.mark.parametrize(

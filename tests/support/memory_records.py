@@ -16,7 +16,8 @@ from cache_l3.tally import Tally
 from kv_types.clock import Clock, Pause
 from kv_types.errors import BufferMismatchError, CorruptRecordError
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
-from kv_types.record import ChecksumKind, PageDescription, RecordHeader, split_record
+from kv_types.record import ChecksumKind, PageDescription, RecordHeader
+from tests.support.records import split_record
 
 Verb = Literal["probe", "load", "store", "refresh", "remove"]
 _Result = TypeVar("_Result")
@@ -186,7 +187,7 @@ class MemoryRecords:
         trouble = await self._trouble("probe", deadline_ns)
         results: list[RecordHeader | MissReason]
         results = [trouble or self._header(name) for name in names]
-        self._tally.probed(list(results))
+        self._tally.probed(results)
         return results
 
     def load(
@@ -224,13 +225,14 @@ class MemoryRecords:
 
         async def run() -> PutOutcome:
             trouble = await self._refusal(deadline_ns)
-            return Refused(trouble) if trouble else self.write(page, payload, ttl_s=ttl_s)
-
-        def tell(outcome: PutOutcome) -> None:
-            self._tally.stored(outcome, stored_bytes=page.payload_bytes)
+            if trouble:
+                return Refused(trouble)
+            outcome = self.write(page, payload, ttl_s=ttl_s)
+            self._tally.count("stored_bytes", page.payload_bytes if outcome == STORED else 0)
+            return outcome
 
         closed, full = Refused(RefuseReason.CLOSED), Refused(RefuseReason.OVERLOADED)
-        self._begin(future, run(), tell, closed, full)
+        self._begin(future, run(), self._tally.stored, closed, full)
         return future
 
     async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:

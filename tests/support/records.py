@@ -7,8 +7,9 @@ from typing import Any
 
 from cache_l3.record_store import RecordName
 from kv_types.clock import BoottimeClock
+from kv_types.errors import CorruptRecordError
 from kv_types.ids import NamespaceId, PageKey, Stamp, log_incarnation
-from kv_types.record import PageDescription
+from kv_types.record import PageDescription, RecordHeader, header_size
 
 CLOCK = BoottimeClock()
 NAMESPACE = NamespaceId(b"\x4e" * 32)
@@ -56,3 +57,16 @@ def floats(number: int, *, size: int = 4096) -> memoryview:
 def place(size: int = 4096) -> memoryview:
     """Where a load goes."""
     return memoryview(bytearray(b"\xee" * size))
+
+
+def split_record(record: bytes | memoryview) -> tuple[RecordHeader, memoryview]:
+    """Header and stored payload (a view) of a whole record; the payload's checksum is the caller's to check.
+
+    Raises CorruptRecordError, also when the payload is shorter or longer than the header says.
+    """
+    view = memoryview(record)
+    size = header_size(view)
+    header = RecordHeader.decode(bytes(view[:size]))
+    if len(view) - size != header.stored_bytes:
+        raise CorruptRecordError(f"{len(view) - size} payload bytes; the header says {header.stored_bytes}")
+    return header, view[size:]

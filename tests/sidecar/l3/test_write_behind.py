@@ -17,11 +17,12 @@ from kv_types.limits import (
     L3_STORES_IN_FLIGHT_WHILE_LOADING,
 )
 from kv_types.outcomes import MissReason, RefuseReason
-from kv_types.record import RESTS_ON_UNKNOWN, split_record
+from kv_types.record import RESTS_ON_UNKNOWN
 from kv_types.selectors import Selector
 from sidecar.l3.loads import RowLoaded
 from tests.support.l3_node import Node, fresh, nodes
 from tests.support.manual_time import settle, until
+from tests.support.records import split_record
 
 pytestmark = pytest.mark.asyncio
 
