@@ -23,7 +23,7 @@ PREFIXES_MAX = 2
 def recreate(world: World) -> None:
     """Raises BrokenPromiseError where a prefix stays a miss. Runs in a fiber of nobody's."""
     prefixes = _prefixes(world)
-    shelved: set[tuple[Namespace, Path]] = set()
+    shared: set[tuple[Namespace, Path]] = set()
     for client in [*world.workers, *world.engines]:  # they go on, and call again some time
         if client.process.alive and client.attachment is not None:
             client.attachment.give_back()
@@ -31,7 +31,7 @@ def recreate(world: World) -> None:
     for number, sidecar in enumerate(world.sidecars):
         worker = Worker(world, sidecar, 100 + number)
         done = Signal(world.clockwork)
-        world.clockwork.spawn(worker.process, partial(_on_node, world, worker, prefixes, shelved, done))
+        world.clockwork.spawn(worker.process, partial(_on_node, world, worker, prefixes, shared, done))
         if not done.wait(30 * S):
             raise BrokenPromiseError("BrokeRecreate", f"requests on {sidecar.node} hang")
 
@@ -47,16 +47,16 @@ def _on_node(
     world: World,
     worker: Worker,
     prefixes: list[tuple[Namespace, Path]],
-    shelved: set[tuple[Namespace, Path]],
+    shared: set[tuple[Namespace, Path]],
     done: Signal,
 ) -> None:
     if not worker.connect():
         raise BrokenPromiseError("BrokeRecreate", f"{worker.name} can't attach although its sidecar is well")
     for space, path in prefixes:
-        if (space, path) in shelved and not _arrives(world, worker, space, path):
+        if (space, path) in shared and not _arrives(world, worker, space, path):
             raise BrokenPromiseError(
                 "BrokeRecreate",
-                f"what another node computed and shelved of {path} can't be had by {worker.name}",
+                f"what another node computed and stored in L3 of {path} can't be had by {worker.name}",
             )
         before = Counter(worker.attachment.life.pages.statistics() if worker.attachment is not None else {})
         for attempt in range(ATTEMPTS):
@@ -74,8 +74,8 @@ def _on_node(
                 )
             world.clockwork.sleep(int(world.plan.reservation_s * S) + 500 * MS)
         is_new = first.space == space and len(first.own) == len(path) and all(one == STORED for one in stored)
-        if is_new and _is_shelved(world, worker, before):
-            shelved.add((space, path))
+        if is_new and _is_shared(world, worker, before):
+            shared.add((space, path))
     done.set()
 
 
@@ -92,8 +92,8 @@ def _arrives(world: World, worker: Worker, space: Namespace, path: Path) -> bool
 _UNSTORED = ("stores_dropped", "stores_refused", "stores_gone")
 
 
-def _is_shelved(world: World, worker: Worker, before: Counter[str]) -> bool:
-    """Let what was just stored reach the shelf; whether all of it did."""
+def _is_shared(world: World, worker: Worker, before: Counter[str]) -> bool:
+    """Let what was just stored reach L3; whether all of it did."""
     if not world.plan.l3 or worker.attachment is None:
         return False
     pages = worker.attachment.life.pages
