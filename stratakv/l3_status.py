@@ -16,7 +16,8 @@ def where_l3(l3: cache_pb2.L3Status) -> str:
     """Where it is, in a line, or why it is nowhere."""
     if l3.why_off:
         return f"off: {l3.why_off}"
-    return f"{', '.join(server.server for server in l3.servers)} ({l3.kind})"
+    servers = ", ".join(server.server for server in l3.servers) or "no server of it is known yet"
+    return f"{servers} ({l3.kind})"
 
 
 def render_l3(l3: cache_pb2.L3Status) -> list[Table | Text]:

@@ -213,6 +213,7 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
     ):
         assert word in text, word
     assert where_l3(told) == "redis://a:1, redis://b:2 (cluster)"
+    assert where_l3(cache_pb2.L3Status(kind="cluster")) == "no server of it is known yet (cluster)"
     off = cache_pb2.L3Status(why_off=OFF_WITHOUT_URL)
     assert where_l3(off) == f"off: {OFF_WITHOUT_URL}"
     assert render_l3(off) == []
