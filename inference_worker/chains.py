@@ -5,6 +5,7 @@ from __future__ import annotations
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import CHAIN_PAGES_MAX
+from kv_types.numbers import check_integer
 from kv_types.page_keys import Keys, pack_keys
 
 
@@ -24,10 +25,7 @@ def packed_chain(keys: Keys, start: int) -> tuple[bytes, int]:
         raise InvalidArgumentError(f"packed keys are {KEY_BYTES} bytes each; got {len(packed)} bytes")
     if pages > CHAIN_PAGES_MAX:
         raise LimitExceededError(f"a chain of {pages} pages; at most {CHAIN_PAGES_MAX} are allowed")
-    if not isinstance(start, int) or isinstance(start, bool):
-        raise InvalidArgumentError(f"start is a number of pages; got {start!r}")
-    if not 0 <= start <= pages:
-        raise InvalidArgumentError(f"start is {start}; a chain of {pages} pages takes 0 to {pages}")
+    check_integer(start, "start", low=0, high=pages)
     return packed, pages - start
 
 

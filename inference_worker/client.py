@@ -32,6 +32,7 @@ from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededErro
 from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
+from kv_types.numbers import check_integer, check_word
 from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
@@ -215,7 +216,9 @@ class Client:
         `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on.
         """
         pages, deadline = self._own(namespace), self._deadline(deadline_s)
-        stamp, ttl_s, tags = _checked_stamp(stamp), _checked_ttl(ttl_s), _checked_tags(tags)
+        stamp, tags = _checked_stamp(stamp), _checked_tags(tags)
+        if ttl_s is not None:
+            check_integer(ttl_s, "ttl_s", low=0, high=TTL_S_MAX)
         if stamp is not None and refused is RefuseReason.NONE:
             terms = PutTerms(
                 deadline=deadline,
@@ -369,19 +372,8 @@ def _checked_stamp(stamp: Stamp | None) -> Stamp | None:
     if not isinstance(stamp, Stamp):
         raise InvalidArgumentError(f"stamp is a Stamp or None; got {type(stamp).__name__}")
     log_incarnation(stamp.incarnation)
-    if not isinstance(stamp.revision, int) or not 0 <= stamp.revision < 2**64:
-        raise InvalidArgumentError(f"a stamp's revision is 0 to 2**64 - 1; got {stamp.revision!r}")
+    check_word(stamp.revision, "a stamp's revision")
     return stamp
-
-
-def _checked_ttl(ttl_s: int | None) -> int | None:
-    if ttl_s is None:
-        return None
-    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 0:
-        raise InvalidArgumentError(f"a time to live is whole seconds, 0 for never; got {ttl_s!r}")
-    if ttl_s > TTL_S_MAX:
-        raise LimitExceededError(f"a time to live is at most {TTL_S_MAX} s (a year); got {ttl_s}")
-    return ttl_s
 
 
 def _checked_tags(tags: Sequence[bytes]) -> tuple[bytes, ...]:

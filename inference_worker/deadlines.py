@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 
-from kv_types.errors import InvalidArgumentError
 from kv_types.limits import CALL_S_MAX
+from kv_types.numbers import check_seconds
 
 
 class Deadline:
@@ -15,12 +14,8 @@ class Deadline:
     __slots__ = ("_at_s", "may_wait")
 
     def __init__(self, within_s: float) -> None:
-        if not isinstance(within_s, int | float):
-            raise InvalidArgumentError(f"deadline_s is a number of seconds; got {within_s!r}")
-        if not (math.isfinite(within_s) and 0.0 <= within_s <= CALL_S_MAX):
-            raise InvalidArgumentError(
-                f"deadline_s is {within_s}; it must be between 0 and {CALL_S_MAX:g} seconds"
-            )
+        """Raises InvalidArgumentError."""
+        check_seconds(within_s, "deadline_s", most=CALL_S_MAX, may_be_0=True)
         self.may_wait = within_s > 0.0
         """Whether any time was given: what then comes too late is late, and else was not to be waited for."""
         self._at_s = time.monotonic() + within_s

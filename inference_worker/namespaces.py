@@ -13,7 +13,9 @@ from inference_worker.lease import PageLease
 from inference_worker.reused import ReusedPages
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import LifeId, NamespaceId, Stamp
+from kv_types.limits import PAGE_BYTES_MAX
 from kv_types.namespace import Namespace, Uncacheable
+from kv_types.numbers import check_integer
 from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason, Stored
 from kv_types.page_keys import Keys
 from kv_types.page_layout import PageLayout, check_page_bytes
@@ -153,8 +155,7 @@ def page_bytes_of(identity: Namespace | Uncacheable, page_bytes: int | None) -> 
         return 0
     if page_bytes is None:
         return PageLayout.of(identity).page_bytes
-    if not isinstance(page_bytes, int) or isinstance(page_bytes, bool):
-        raise InvalidArgumentError(f"page_bytes is a number of bytes; got {page_bytes!r}")
+    check_integer(page_bytes, "page_bytes", low=1, high=PAGE_BYTES_MAX)
     check_page_bytes(identity, page_bytes)
     return page_bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from kv_types.errors import ConfigError
@@ -15,12 +14,13 @@ from kv_types.limits import (
     PREFETCHES_IN_FLIGHT_MAX,
     REATTACH_S_DEFAULT,
 )
+from kv_types.numbers import check_integer, check_seconds
 from kv_types.validity import EngineMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Raises ConfigError naming the setting when one is out of range.
+    """Raises InvalidArgumentError naming the setting when a number is none or out of range, ConfigError for all else.
 
     name: what `stratakv status` shows this client as, and the producer of what it stores (at most 64 bytes).
     shared_memory: False uses gRPC alone, even on the sidecar's own node. writable: False attaches read-only; puts
@@ -52,20 +52,14 @@ class ClientSettings:
                 f"name has {len(self.name.encode())} bytes; at most {CLIENT_NAME_BYTES_MAX} are allowed"
             )
         for setting in ("deadline_s", "attach_deadline_s", "reattach_s", "copy_lease_s"):
-            value = getattr(self, setting)
-            if not (math.isfinite(value) and 0.0 < value <= CALL_S_MAX):
-                raise ConfigError(
-                    f"{setting} is {value}; it must be above 0 and at most {CALL_S_MAX:g} seconds"
-                )
+            check_seconds(getattr(self, setting), setting, most=CALL_S_MAX)
+        check_integer(
+            self.prefetches_in_flight_max, "prefetches_in_flight_max", low=0, high=PREFETCHES_IN_FLIGHT_MAX
+        )
         if not isinstance(self.engine, EngineMode):
             raise ConfigError(f"engine is an EngineMode; got {self.engine!r}")
         if self.engine is not EngineMode.NONE and not self.shared_memory:
             raise ConfigError(
                 f"engine is {self.engine.name} and shared_memory is off: invalidations reach an engine's own index "
                 "through shared memory alone"
-            )
-        if not 0 <= self.prefetches_in_flight_max <= PREFETCHES_IN_FLIGHT_MAX:
-            raise ConfigError(
-                f"prefetches_in_flight_max is {self.prefetches_in_flight_max}; "
-                f"it must be between 0 and {PREFETCHES_IN_FLIGHT_MAX}"
             )

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from inference_worker.local import LocalArena
 from kv_types.ids import NO_LIFE, LifeId
+from kv_types.numbers import check_word
 
 
 class ArenaHolder(Protocol):
@@ -45,12 +46,20 @@ class ClientValidity:
         return 0 if arena is None else arena.freshness_ns()
 
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
-        """(view, incarnation, revision, kind, payload) of each event after `view`; None: unknown, drop everything."""
+        """(view, incarnation, revision, kind, payload) of each event after `view`; None: unknown, drop everything.
+
+        Raises InvalidArgumentError.
+        """
+        check_word(view, "view")
         arena = self._link.arena
         return None if arena is None else arena.events_since(view)
 
     def set_applied_view(self, view: int) -> None:
-        """Tell the sidecar that this worker's L1 trusts no page that an event up to `view` selects."""
+        """Tell the sidecar that this worker's L1 trusts no page that an event up to `view` selects.
+
+        Raises InvalidArgumentError.
+        """
+        check_word(view, "view")
         arena = self._link.arena
         if arena is not None:
             arena.set_applied_view(view)
@@ -62,7 +71,10 @@ class ClientValidity:
         a sidecar that is gone. 0 gives the claim up, 2**64 − 1 (KEEP) is without limit: granted once the log knows of this
         client, until then the sidecar's own freshness is claimed.
         Returns what was claimed and the view: events up to it must be applied before anything is served. (0, 0) while no
-        header can be read: nothing may be served then by DROP. Never lower a claim that is still relied on.
+        header can be read: nothing may be served then by DROP. Never lower a claim that is still relied on. Raises
+        InvalidArgumentError.
         """
+        if freshness_ns is not None:
+            check_word(freshness_ns, "freshness_ns")
         arena = self._link.arena
         return (0, 0) if arena is None else arena.claim_freshness(freshness_ns)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from kv_types.canonical import Parameters, encode_float, encode_text, parameters
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import HEAD_DIM_MAX, HEADS_MAX, LAYERS_MAX
+from kv_types.numbers import check_integer
 
 DIGEST_BYTES = 32
 
@@ -199,14 +200,6 @@ def _check_digest(value: bytes, what: str) -> None:
     if not isinstance(value, bytes) or len(value) != DIGEST_BYTES:
         got = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
         raise InvalidArgumentError(f"a {what} is exactly {DIGEST_BYTES} bytes; got {got}")
-
-
-def check_integer(value: int, what: str, *, low: int, high: int) -> None:
-    """Raise InvalidArgumentError unless `value` is an integer (no bool) from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(f"{what} must be an integer; got {type(value).__name__}")
-    if not low <= value <= high:
-        raise InvalidArgumentError(f"{what} must be between {low} and {high}; got {value}")
 
 
 def _check_range(total: int, begin: int, end: int, total_max: int, what: str) -> None:

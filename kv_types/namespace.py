@@ -34,12 +34,12 @@ from kv_types.computation import (
     QuantisationScheme,
     Rope,
     Weights,
-    check_integer,
     check_name,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.ids import KEY_BYTES, NamespaceId
 from kv_types.limits import NAMESPACE_BYTES_MAX, PAGE_TOKENS_MAX, POSITION_OFFSET_MAX
+from kv_types.numbers import check_integer
 
 __all__ = [
     "CANONICAL_LAYOUT",

@@ -23,6 +23,7 @@ from kv_types.limits import (
     LOOK_UP_ROWS_MAX,
     PAGE_TOKENS_MAX,
 )
+from kv_types.numbers import check_integer
 
 Keys = bytes | Sequence[PageKey]
 """A chain from the root: packed (n × 32 bytes) or as a sequence of keys."""
@@ -285,10 +286,7 @@ def _encode_page_extras(page: int, digests: Sequence[bytes]) -> bytes:
 
 
 def _check_page_tokens(page_tokens: int) -> None:
-    if isinstance(page_tokens, bool) or not isinstance(page_tokens, int):
-        raise InvalidArgumentError(f"page_tokens must be an integer; got {type(page_tokens).__name__}")
-    if not 1 <= page_tokens <= PAGE_TOKENS_MAX:
-        raise InvalidArgumentError(f"page_tokens must be 1 to {PAGE_TOKENS_MAX}; got {page_tokens}")
+    check_integer(page_tokens, "page_tokens", low=1, high=PAGE_TOKENS_MAX)
 
 
 def _check_chain(pages: int) -> None:

@@ -29,6 +29,7 @@ from kv_types.limits import (
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
+from kv_types.numbers import check_word
 
 MAGIC = b"SKVR"
 SCHEMA_VERSION = 2
@@ -54,7 +55,6 @@ CHECKSUM_AT = struct.calcsize("<4sHHI32s32s32s16sQQQHH")
 RESTS_ON_NOTHING = 0
 RESTS_ON_UNKNOWN = (1 << 64) - 1
 _NO_PARENT = bytes(KEY_BYTES)
-_U64_END = 1 << 64
 
 assert TAGS_PER_RECORD_MAX < 256
 assert max(PRODUCER_BYTES_MAX, TAG_BYTES_MAX) < 256
@@ -279,8 +279,8 @@ def _tags(data: bytes, count: int) -> tuple[bytes, ...]:
 
 
 def _check_u64(number: int, what: str) -> None:
-    if type(number) is not int or not 0 <= number < _U64_END:
-        raise InvalidArgumentError(f"{what} must be an integer of 64 bits without a sign; got {number!r}")
+    if type(number) is not int or not 0 <= number < 1 << 64:  # nearly never: headers come by the hundred
+        check_word(number, what)
 
 
 def _check_size(size: int, what: str) -> None:

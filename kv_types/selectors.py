@@ -15,6 +15,7 @@ from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolEr
 from kv_types.ids import NamespaceId, PageKey, namespace_id, page_key
 from kv_types.limits import PRODUCER_BYTES_MAX, SELECTOR_BYTES_MAX, TAG_BYTES_MAX
 from kv_types.namespace import Namespace
+from kv_types.numbers import check_word
 
 _HEAD = struct.Struct("<BH")  # field number, bytes of its value
 _U64 = struct.Struct("<Q")
@@ -56,11 +57,6 @@ def _check_bytes(value: bytes, name: str) -> None:
         raise LimitExceededError(f"a {name} is 1 to {most} bytes; got {value!r}")
 
 
-def _check_whole(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise InvalidArgumentError(f"{name} is an integer of 64 bits without a sign; got {value!r}")
-
-
 def _check_order(since: str, first: int | None, until: str, last: int | None) -> None:
     if first is not None and last is not None and first > last:
         raise InvalidArgumentError(f"{since} {first} lies after {until} {last}: it would select nothing")
@@ -76,7 +72,7 @@ _Kind = tuple[Callable[[Any, str], None], Callable[[Any], bytes], Callable[[byte
 _ID: _Kind = (_check_id, bytes, bytes)
 _TEXT: _Kind = (_check_text, str.encode, bytes.decode)
 _BYTES: _Kind = (_check_bytes, bytes, bytes)
-_WHOLE: _Kind = (_check_whole, _U64.pack, _read_whole)
+_WHOLE: _Kind = (check_word, _U64.pack, _read_whole)
 _KINDS = (_ID, _TEXT, _TEXT, _TEXT, _TEXT, _ID, _BYTES, _BYTES, _WHOLE, _WHOLE, _WHOLE, _WHOLE, _TEXT)
 _FIELDS = [
     (number, name, check, write)

@@ -373,6 +373,7 @@ void bind_lease(nb::module_& m) {
 }  // namespace
 
 void bind_reader(nb::module_& m) {
+  const auto start = nb::arg("start").noconvert() = 0;  // no bool is a number of pages
   bind_lease(m);
   nb::class_<PyReader>(m, "Reader", nb::is_final())
       .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool>(), nb::kw_only(), nb::arg("control_fd"),
@@ -392,19 +393,19 @@ void bind_reader(nb::module_& m) {
       .def("begin_request", &PyReader::begin_request)
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
-      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), nb::arg("start") = 0)
+      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("namespace"),
-           nb::arg("start") = 0, nb::arg("may_load") = false)
+           start, nb::arg("may_load") = false)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("namespace"), nb::arg("start") = 0, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+           nb::arg("namespace"), start, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("pin", &PyReader::pin_instance, nb::arg("instance"))
       .def("complete", &PyReader::complete, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("l2") = 0, nb::arg("l3") = 0, nb::arg("reason") = 0, nb::arg("bytes_read") = 0)
       .def("get", &PyReader::get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"), nb::kw_only(),
-           nb::arg("namespace"), nb::arg("page_bytes"), nb::arg("start") = 0, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
+           nb::arg("namespace"), nb::arg("page_bytes"), start, nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1,
            nb::arg("instances") = nb::none(), nb::arg("may_load") = false)
       .def("complete_get", &PyReader::complete_get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"),
-           nb::kw_only(), nb::arg("namespace"), nb::arg("page_bytes"), nb::arg("start") = 0,
+           nb::kw_only(), nb::arg("namespace"), nb::arg("page_bytes"), start,
            nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1, nb::arg("instances") = nb::none(), nb::arg("l1") = nb::none(),
            nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("counts", &PyReader::counts, nb::arg("counter"))

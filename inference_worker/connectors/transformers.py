@@ -32,8 +32,9 @@ from inference_worker.connectors.transformers_store import PageClient
 from inference_worker.connectors.transformers_weights import content_mark, forget_digest
 from inference_worker.weights import FollowedVersion
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import CALL_DEADLINE_S_DEFAULT, WEIGHTS_SWITCHES_MAX
+from kv_types.limits import CALL_DEADLINE_S_DEFAULT, CALL_S_MAX, WEIGHTS_SWITCHES_MAX
 from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
+from kv_types.numbers import check_seconds, check_word
 
 __all__ = ["Generated", "Prefill", "TransformersConnector", "UnsupportedModelError"]
 
@@ -108,6 +109,9 @@ class TransformersConnector:
         self._declared = Declared(
             model_name=model_name, weights=weights, adapter=adapter, page_tokens=page_tokens, tenant=tenant
         )
+        check_word(l1_bytes, "l1_bytes")
+        check_seconds(look_up_deadline_s, "look_up_deadline_s", most=CALL_S_MAX, may_be_0=True)
+        check_seconds(store_deadline_s, "store_deadline_s", most=CALL_S_MAX, may_be_0=True)
         self._l1_bytes = l1_bytes
         self._look_up_deadline_s = look_up_deadline_s
         self._store_deadline_s = store_deadline_s

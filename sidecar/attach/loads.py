@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cache_l2.attach_messages import Load as LoadMessage
 from cache_l2.attach_messages import LoadedPages, LoadedRow
@@ -28,7 +28,7 @@ class LoadUnderWay:
 
     load: Load
     answer: Answer
-    task: asyncio.Task[None] | None = field(default=None)
+    task: asyncio.Task[None] | None = None
 
 
 class ClientLoads:

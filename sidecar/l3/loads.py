@@ -74,30 +74,3 @@ class Loads(Protocol):
         pages in all). A namespace that is unknown here is a reason in its row, and so is everything else.
         """
         ...
-
-
-class _Nothing:
-    """The load of a sidecar without L3."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    async def wait(self) -> list[RowLoaded]:
-        return self.so_far()
-
-    def so_far(self) -> list[RowLoaded]:
-        return [RowLoaded(0, 0, MissReason.ABSENT)] * self._rows
-
-    def cancel(self) -> None:
-        return
-
-
-class NoLoads:
-    """A sidecar without L3: nobody should ask, and who does is told that nothing is there."""
-
-    is_available = False
-
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
-        """Answer at once."""
-        del deadline_ns, group
-        return _Nothing(len(rows))

@@ -294,9 +294,14 @@ class WriteBehind:
                 lease.release()
             self._end("gone")
             return
+        payload = lease[0]
+        try:
+            future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
+        except BaseException:
+            payload.release()  # or the traceback would keep the page
+            lease.release()
+            raise
         self._in_batch -= 1
-        payload = memoryview(lease[0])
-        future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
         self._sending[future] = queued
         self._bytes_sending += queued.size
         future.add_done_callback(partial(self._sent, lease, page.key, self._backoff_s))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from inference_worker.connectors.transformers import TransformersConnector
+from kv_types.errors import InvalidArgumentError
 from kv_types.events import Selected
 from kv_types.ids import LifeId
 from kv_types.outcomes import Hit, Miss, MissReason, Pending, PutOutcome, Refused, RefuseReason, Tier
@@ -194,6 +195,13 @@ def test_a_spent_deadline_asks_no_more() -> None:
     report = worker.prefill(ROW).report
     assert (report.reused, report.rows[0].ended_by) == (0, MissReason.DEADLINE)
     assert client.gets == []
+
+
+@pytest.mark.parametrize("setting", ["look_up_deadline_s", "store_deadline_s", "l1_bytes"])
+def test_settings_that_are_no_numbers_are_named(setting: str) -> None:
+    for bad in (True, float("nan"), float("inf"), -1, "1"):
+        with pytest.raises(InvalidArgumentError, match=f"^{setting} "):
+            connect(FakeClient(FakeSidecar()), **{setting: bad})
 
 
 def test_a_model_that_fails_ends_its_request() -> None:

@@ -84,18 +84,12 @@ def test_every_time_to_live_is_taken(client: Client, model: str, ttl_s: int | No
     assert all_stored(put_fresh(client, ns, keys, pages_under(keys, ns.page_bytes), ttl_s=ttl_s))
 
 
-@pytest.mark.parametrize(
-    ("ttl_s", "error"),
-    [(-1, InvalidArgumentError), (1.5, InvalidArgumentError), (True, InvalidArgumentError),
-     ("1", InvalidArgumentError), (TTL_S_MAX + 1, LimitExceededError), (2**64, LimitExceededError)],
-)  # fmt: skip
-def test_a_time_to_live_out_of_range_is_refused_alike(
-    client: Client, model: str, ttl_s: Any, error: type[Exception]
-) -> None:
+@pytest.mark.parametrize("ttl_s", [-1, 1.5, True, "1", TTL_S_MAX + 1, 2**64])
+def test_a_time_to_live_out_of_range_is_refused_alike(client: Client, model: str, ttl_s: Any) -> None:
     ns = client.register(namespace(model))
     keys = chain(ns.identified, 1)
     pages = pages_under(keys, ns.page_bytes)
-    with pytest.raises(error, match="time to live"):
+    with pytest.raises(InvalidArgumentError, match="ttl_s"):
         put_fresh(client, ns, keys, pages, ttl_s=ttl_s)
     assert all_stored(put_fresh(client, ns, keys, pages)), "no place stays reserved"
 

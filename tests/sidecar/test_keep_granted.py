@@ -21,7 +21,7 @@ from kv_types.ids import Stamp
 from kv_types.selectors import EVERYTHING
 from kv_types.validity import EngineMode
 from sidecar.attach.server import AttachServer
-from sidecar.l3.loads import NoLoads
+from sidecar.l3.residency import ResidentOnly
 from tests.support.directory import EverythingListed
 from tests.support.following import LEASE_NS, FollowingSite
 from tests.support.manual_time import SECOND_NS, settle
@@ -82,7 +82,7 @@ async def running(site: FollowingSite, folder: Path) -> AsyncIterator[Node]:
             folder / "a",
             clock=BoottimeClock(),
             directory=EverythingListed(),
-            loads=NoLoads(),
+            loads=ResidentOnly(site.store),
             engine_came=shell.look_at_clients,
         )
         await server.start()

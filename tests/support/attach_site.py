@@ -14,7 +14,8 @@ from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace
 from sidecar.attach.server import AttachServer
-from sidecar.l3.loads import Loads, NoLoads
+from sidecar.l3.loads import Loads
+from sidecar.l3.residency import ResidentOnly
 from sidecar.log.directory import ListsNamespaces
 from tests.support.directory import EverythingListed
 from tests.support.followed_store import FollowedStore
@@ -48,7 +49,7 @@ class AttachSite:
         self._config = ArenaConfig(**{**SMALL, **settings})
         self._lease_s = lease_s
         self._directory = directory or EverythingListed()
-        self._make_loads = loads or (lambda store: NoLoads())
+        self._make_loads = loads or ResidentOnly
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None

@@ -250,7 +250,8 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.asyncio
-async def test_write_behind_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("verb", ["probe", "store"])
+async def test_write_behind_that_fails_is_told_and_keeps_nothing(verb: str) -> None:
     async with nodes() as (node,):
         shelf = MemoryShelf(clock=node.time)
         records = MemoryRecords(shelf, clock=node.time)
@@ -259,16 +260,17 @@ async def test_write_behind_that_fails_is_told(caplog: pytest.LogCaptureFixture)
         )
         await tier.start()
 
-        async def broken(*_: object, **__: object) -> None:
+        def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a bug")
 
-        records.probe = broken  # type: ignore[assignment,method-assign]
+        setattr(records, verb, broken)
         node.put(fresh(1))
         await settle()
         picture = tier.state().picture
         assert picture is not None
         assert "a bug" in picture.trouble
         assert tier.state().stores["dropped_closing"] == 1
+        assert node.store.reader.held() == 0
         await tier.drain(10)
         await tier.close()
 
