@@ -14,6 +14,7 @@
 #include <system_error>
 #include <unordered_map>
 
+#include "clock.hpp"
 #include "engine.hpp"
 #include "xxh3.hpp"
 
@@ -251,13 +252,7 @@ class Alarm {
     if (timer_.get() < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
   }
   int descriptor() const { return timer_.get(); }
-  // Readable from then on, until it is set again.
-  void set(std::uint64_t at_ns) {
-    itimerspec when{};
-    when.it_value.tv_sec = static_cast<time_t>(std::max<std::uint64_t>(at_ns, 1) / 1'000'000'000U);
-    when.it_value.tv_nsec = static_cast<long>(std::max<std::uint64_t>(at_ns, 1) % 1'000'000'000U);
-    ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
-  }
+  void set(std::uint64_t at_ns) { set_timer(timer_.get(), at_ns); }
 
  private:
   Descriptor timer_;
