@@ -14,7 +14,6 @@ from cache_l3.record_store import L3Picture, LoadedRecord, RecordName, ServerPic
 from cache_l3.tally import Tally
 from kv_types.clock import Clock, Pause
 from kv_types.errors import BufferMismatchError, CorruptRecordError
-from kv_types.limits import RECORD_BYTES_MAX
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import ChecksumKind, PageDescription, RecordHeader
 from tests.support.records import split_record
@@ -329,8 +328,6 @@ class MemoryRecords:
             page=page, stored_bytes=len(payload), checksum_kind=ChecksumKind.XXH3_64,
             checksum=xxhash.xxh3_64_intdigest(payload),
         )  # fmt: skip
-        if header.record_bytes > RECORD_BYTES_MAX:
-            return Refused(RefuseReason.TOO_LARGE)
         name = RecordName(page.namespace, page.key)
         is_in = self.shelf.set(name, header.encode() + bytes(payload), ttl_s=ttl_s)
         if not is_in:
