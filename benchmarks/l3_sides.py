@@ -14,17 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from redis import Redis
 from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
 
 from benchmarks.raw_peer import DONE, LOAD, REQUEST, STORE, receive
 from cache_l3.commands import encode_get, encode_set
-from cache_l3.data_path import Got, HeaderShape
+from cache_l3.data_path import Got
 from cache_l3.native_path import NativePath
-from kv_types.record import CHECKSUM_AT, HEADER_BYTES_MAX, HEADER_BYTES_MIN
+from cache_l3.verification import SHAPE
 
+_Mover = TypeVar("_Mover")
 Address: TypeAlias = Path | int
 """A Unix socket, or a port of 127.0.0.1."""
 
@@ -33,9 +34,6 @@ TTL_S = 3600
 DEADLINE_S = 20.0
 NEAR_BYTES = 256 * 1024
 """Of a send buffer, to a server on this machine."""
-SHAPE = HeaderShape(
-    size_at=8, checksum_at=CHECKSUM_AT, bytes_min=HEADER_BYTES_MIN, bytes_max=HEADER_BYTES_MAX
-)
 
 
 def key_of(page: int) -> bytes:
@@ -166,25 +164,39 @@ class _Threads:
         self._pool.shutdown()
 
 
-class Plain:
-    """As many connections, a thread each, to peers that only send and accept: what the sockets themselves take.
+class _Sockets:
+    """As many sockets to each server, a thread each; over TCP with the send buffers that were found best here, as ours has."""
 
-    Over TCP with the send buffers that were found to be the best here, as ours has.
-    """
+    def __init__(self, addresses: Sequence[Address], connections: int) -> None:
+        self.by_server = [[connect(address) for _ in range(connections)] for address in addresses]
+        for each in self.all():
+            if each.family == socket.AF_INET:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
+        self._threads = _Threads(connections * len(addresses))
+
+    def all(self) -> list[socket.socket]:
+        return [each for connected in self.by_server for each in connected]
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        self._threads.run(tasks)
+
+    def close(self) -> None:
+        for each in self.all():
+            each.close()
+        self._threads.close()
+
+
+class Plain:
+    """As many connections, a thread each, to peers that only send and accept: what the sockets themselves take."""
 
     def __init__(self, addresses: Sequence[Address], pages: Pages, *, connections: int) -> None:
         self._pages = pages
         self._memory = page_memory(pages.count, seed=2)
-        self._sockets = [[connect(address) for _ in range(connections)] for address in addresses]
-        for each in (
-            each for connected in self._sockets for each in connected if each.family == socket.AF_INET
-        ):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
-        self._threads = _Threads(connections * len(addresses))
+        self._sockets = _Sockets(addresses, connections)
 
     def load(self, count: int) -> None:
         """Each connection a run of pages, received in place."""
-        self._threads.run([partial(self._load, *share) for share in self._shares(count)])
+        self._sockets.run([partial(self._load, *share) for share in self._shares(count)])
 
     def _load(self, by: socket.socket, first: int, share: int) -> None:
         by.sendall(REQUEST.pack(LOAD, first, share))
@@ -192,7 +204,7 @@ class Plain:
 
     def store(self, count: int) -> None:
         """Each connection a run of pages, sent from where they are."""
-        self._threads.run([partial(self._store, *share) for share in self._shares(count)])
+        self._sockets.run([partial(self._store, *share) for share in self._shares(count)])
 
     def _store(self, by: socket.socket, first: int, share: int) -> None:
         by.sendall(REQUEST.pack(STORE, first, share))
@@ -203,7 +215,7 @@ class Plain:
     def _shares(self, count: int) -> list[tuple[socket.socket, int, int]]:
         """Connection, first page, pages: as many pages to each server as it has of ours, evenly over its connections."""
         shares, first = [], 0
-        for server, connections in enumerate(self._sockets):
+        for server, connections in enumerate(self._sockets.by_server):
             left = sum(1 for page in range(count) if self._pages.server_of[page] == server)
             for number, connection in enumerate(connections):
                 share = left // (len(connections) - number)
@@ -214,10 +226,19 @@ class Plain:
 
     def close(self) -> None:
         """Sockets and threads."""
-        for connections in self._sockets:
-            for connection in connections:
-                connection.close()
-        self._threads.close()
+        self._sockets.close()
+
+
+def _shares(
+    pages: Pages, count: int, by_server: Sequence[Sequence[_Mover]]
+) -> list[tuple[_Mover, list[int]]]:
+    """Who moves which of the first `count` pages: those of a server evenly over its own; whoever has none is left out."""
+    shares = [
+        (by, [page for page in pages.of_server(server) if page < count][number :: len(movers)])
+        for server, movers in enumerate(by_server)
+        for number, by in enumerate(movers)
+    ]
+    return [(by, share) for by, share in shares if share]
 
 
 class Server:
@@ -226,13 +247,8 @@ class Server:
     def __init__(self, addresses: Sequence[Address], pages: Pages, *, connections: int) -> None:
         self._pages = pages
         self._memory = page_memory(pages.count, seed=4)
-        self._sockets = [[connect(address) for _ in range(connections)] for address in addresses]
-        for each in (
-            each for connected in self._sockets for each in connected if each.family == socket.AF_INET
-        ):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
-        self._heads = {each: bytearray(len(_REPLY)) for connected in self._sockets for each in connected}
-        self._threads = _Threads(connections * len(addresses))
+        self._sockets = _Sockets(addresses, connections)
+        self._heads = {each: bytearray(len(_REPLY)) for each in self._sockets.all()}
 
     def load(self, count: int) -> None:
         """GET by GET: the length and header to one side, the payload in place."""
@@ -260,19 +276,12 @@ class Server:
             receive(by, memoryview(self._heads[by])[: len(b"+OK\r\n")])
 
     def _each(self, count: int, work: Callable[[socket.socket, Sequence[int]], None]) -> None:
-        shares = [
-            (by, [page for page in self._pages.of_server(server) if page < count][number :: len(connected)])
-            for server, connected in enumerate(self._sockets)
-            for number, by in enumerate(connected)
-        ]
-        self._threads.run([partial(work, by, share) for by, share in shares if share])
+        shares = _shares(self._pages, count, self._sockets.by_server)
+        self._sockets.run([partial(work, by, share) for by, share in shares])
 
     def close(self) -> None:
         """Sockets and threads."""
-        for connections in self._sockets:
-            for connection in connections:
-                connection.close()
-        self._threads.close()
+        self._sockets.close()
 
 
 class RedisPy:
@@ -282,9 +291,9 @@ class RedisPy:
         self, addresses: Sequence[Address], pages: Pages, *, connections: int, parser: type[Any]
     ) -> None:
         self._pages = pages
-        self._connections = connections
         self._memory = page_memory(pages.count, seed=3)
         self._clients = [_client(address, parser) for address in addresses]
+        self._by_server = [[client] * connections for client in self._clients]
         self._threads = _Threads(connections * len(addresses))
 
     def load(self, count: int) -> None:
@@ -307,15 +316,8 @@ class RedisPy:
             client.set(key_of(page), _HEADER + bytes(place(self._memory, page)), ex=TTL_S)
 
     def _each(self, count: int, work: Callable[[Redis, Sequence[int]], None]) -> None:
-        shares = [
-            (
-                client,
-                [page for page in self._pages.of_server(server) if page < count][number :: self._connections],
-            )
-            for server, client in enumerate(self._clients)
-            for number in range(self._connections)
-        ]
-        self._threads.run([partial(work, client, share) for client, share in shares if share])
+        shares = _shares(self._pages, count, self._by_server)
+        self._threads.run([partial(work, client, share) for client, share in shares])
 
     def close(self) -> None:
         """Connections and threads."""
@@ -335,7 +337,7 @@ def _client(address: Address, parser: type[Any]) -> Redis:
 
 
 def _header() -> bytes:
-    header = bytearray(os.urandom(HEADER_BYTES_MIN))
+    header = bytearray(os.urandom(SHAPE.bytes_min))
     struct.pack_into("<I", header, SHAPE.size_at, len(header))
     return bytes(header)
 

@@ -65,7 +65,6 @@ class Engine:
         payload: Buffer,
         after: bytes,
         *,
-        seal: bool,
         asking: bool,
         deadline_ns: int,
     ) -> int: ...

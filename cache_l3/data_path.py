@@ -192,13 +192,12 @@ class DataPath(Protocol):
         *,
         ttl_s: int,
         deadline_ns: int,
-        seal: bool = True,
         asking: bool = False,
     ) -> asyncio.Future[None]:
-        """SET `header` ‖ `payload` (contiguous) with EX `ttl_s` (≥ 1).
+        """SET `header` ‖ `payload` (contiguous) with EX `ttl_s` (1 or more).
 
-        `seal`: what goes out in the header's place are its bytes with the payload's XXH3-64 at `checksum_at` and the CRC-32
-        made anew, both computed here; whatever stood there is ignored. Without it the header goes out as it is.
+        The header goes out sealed: with the payload's XXH3-64 at `checksum_at` and the CRC-32 made anew, both computed here;
+        whatever stood there is ignored.
         """
         ...
 

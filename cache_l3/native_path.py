@@ -140,7 +140,6 @@ class NativePath:
         *,
         ttl_s: int,
         deadline_ns: int,
-        seal: bool = True,
         asking: bool = False,
     ) -> asyncio.Future[None]:
         """SET a record. Raises InvalidArgumentError, BufferMismatchError."""
@@ -149,7 +148,7 @@ class NativePath:
         return self._submit(
             _nothing,
             lambda: self._engine.set(
-                shard, before, header, payload, after, seal=seal, asking=asking, deadline_ns=deadline_ns
+                shard, before, header, payload, after, asking=asking, deadline_ns=deadline_ns
             ),
         )
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cache_l3.address import RedisServers
-from cache_l3.breaker import BreakerTerms
 from cache_l3.codecs import WIDTHS, ZstdPlanes
 from cache_l3.data_path import DataPath, Got
 from cache_l3.key_space import KeySpace
@@ -26,15 +25,11 @@ from kv_types.errors import BufferMismatchError, ClosedError, CorruptRecordError
 from kv_types.ids import NamespaceId
 from kv_types.limits import (
     L3_CODEC_THREADS_MAX,
-    L3_CONNECTIONS_PER_SHARD_DEFAULT,
-    L3_CONNECTIONS_PER_SHARD_MAX,
     L3_DISCARD_S,
     L3_DISCARDS_MAX,
     L3_ENCODED_MAX,
     L3_PROBE_RECORDS_MAX,
-    L3_RESERVE_FRACTION,
     L3_ZSTD_LEVEL_DEFAULT,
-    RECORD_BYTES_MAX,
     TTL_S_MAX,
 )
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
@@ -64,33 +59,13 @@ _LAST = b"%d" % (HEADER_BYTES_MAX - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStoreSettings:
-    """What a store is made with. Raises InvalidArgumentError for what can't be.
-
-    `holds_log`: the fleet's log lies on the same servers, so that pages must not fill them. `item_bytes` tells the bytes of one
-    KV number of a namespace, for a codec that takes them apart. `record_bytes_max` makes the limit of records smaller.
-    """
+    """What a store is made with. `item_bytes` tells the bytes of one KV number of a namespace, for a codec that parts them."""
 
     servers: RedisServers
     fleet: str
-    holds_log: bool = False
-    reserve: float = L3_RESERVE_FRACTION
-    """The part of a server's maxmemory that pages leave free, where it evicts none of them."""
+    terms: ShardTerms = field(default_factory=ShardTerms)
     codec: Codec = Codec.RAW
-    zstd_level: int = L3_ZSTD_LEVEL_DEFAULT
     item_bytes: Callable[[NamespaceId], int] = lambda _: 2
-    connections_per_shard: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
-    record_bytes_max: int = RECORD_BYTES_MAX
-    breaker: BreakerTerms = field(default_factory=BreakerTerms)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.connections_per_shard <= L3_CONNECTIONS_PER_SHARD_MAX:
-            raise InvalidArgumentError(
-                f"a shard has 1 to {L3_CONNECTIONS_PER_SHARD_MAX} connections; got {self.connections_per_shard}"
-            )
-        if not 1 <= self.record_bytes_max <= RECORD_BYTES_MAX:
-            raise InvalidArgumentError(
-                f"records have at most {RECORD_BYTES_MAX} bytes; got {self.record_bytes_max}"
-            )
 
 
 class RedisRecordStore:
@@ -104,15 +79,9 @@ class RedisRecordStore:
         self._path = path
         self._clock = clock
         self._keys = KeySpace(settings.fleet)
-        self._router = Router(
-            settings.servers, path=path, clock=clock,
-            terms=ShardTerms(
-                connections=settings.connections_per_shard, holds_log=settings.holds_log,
-                reserve=settings.reserve, breaker=settings.breaker,
-            ),
-        )  # fmt: skip
+        self._router = Router(settings.servers, path=path, clock=clock, terms=settings.terms)
         self._questions = Questions(self._router, path=path, clock=clock)
-        self._codec = ZstdPlanes(level=settings.zstd_level)
+        self._codec = ZstdPlanes(level=L3_ZSTD_LEVEL_DEFAULT)
         self._threads = ThreadPoolExecutor(L3_CODEC_THREADS_MAX, thread_name_prefix="stratakv-l3-codec")
         self._encoded = asyncio.Semaphore(L3_ENCODED_MAX)
         self._tally = Tally()
@@ -331,13 +300,11 @@ class RedisRecordStore:
         header = RecordHeader(
             page=page, stored_bytes=data.nbytes, checksum_kind=ChecksumKind.XXH3_64, checksum=0, codec=codec
         )
-        if header.record_bytes > self._settings.record_bytes_max:
-            return Refused(RefuseReason.TOO_LARGE)
         key, encoded = self._keys.key(RecordName(page.namespace, page.key)), header.encode()
         await self._router.carry_out(
             key,
             lambda shard, asking: self._path.set(
-                shard, key, encoded, data, ttl_s=ttl_s, deadline_ns=deadline_ns, seal=True, asking=asking
+                shard, key, encoded, data, ttl_s=ttl_s, deadline_ns=deadline_ns, asking=asking
             ),
             deadline_ns=deadline_ns,
             writes_bytes=header.record_bytes,

@@ -191,25 +191,24 @@ class Router:
     ) -> Aim:
         """Where to go after an attempt that failed, once it is time. Raises TroubleError when it has failed for good."""
         shard = aim.shard
-        if isinstance(error, ServerRefused):
-            shard.answered()
-            redirected = self.react(aim, error.error)
-            if redirected is not None:
-                return redirected
-        elif isinstance(error, Late):
-            shard.late(f"{shard.address.label}: {error}", began_ns=began_ns)
-            raise TroubleError(Trouble.LATE)
-        elif isinstance(error, Overloaded):
-            raise TroubleError(Trouble.OVERLOADED)
-        elif isinstance(error, TooLarge):
-            raise TroubleError(Trouble.FOREIGN)
-        elif isinstance(
-            error, Cancelled
-        ):  # by the shard, which is down or leaves; a caller's own comes otherwise
-            if self._is_closed:
-                raise TroubleError(Trouble.CLOSED)
-        elif attempt + 1 == L3_ATTEMPTS_MAX:
-            shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
+        match error:
+            case ServerRefused():
+                shard.answered()
+                redirected = self.react(aim, error.error)
+                if redirected is not None:
+                    return redirected
+            case Late():
+                shard.late(f"{shard.address.label}: {error}", began_ns=began_ns)
+                raise TroubleError(Trouble.LATE)
+            case Overloaded():
+                raise TroubleError(Trouble.OVERLOADED)
+            case TooLarge():
+                raise TroubleError(Trouble.FOREIGN)
+            case Cancelled():  # by the shard, which is down or leaves; a caller's own comes otherwise
+                if self._is_closed:
+                    raise TroubleError(Trouble.CLOSED)
+            case _ if attempt + 1 == L3_ATTEMPTS_MAX:
+                shard.unanswered(f"{shard.address.label}: {error}", began_ns=began_ns)
         if not self.may_retry(shard):
             raise TroubleError(Trouble.UNAVAILABLE)
         await self.pause(attempt, deadline_ns=deadline_ns)

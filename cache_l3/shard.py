@@ -19,11 +19,12 @@ from cache_l3.record_store import ServerPicture
 from cache_l3.retry_budget import RetryBudget
 from cache_l3.server_info import parse_info
 from kv_types.clock import Clock
-from kv_types.errors import ClosedError, LimitExceededError
+from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
 from kv_types.limits import (
     L3_BREAKER_LATE_S,
     L3_CONNECT_S,
     L3_CONNECTIONS_PER_SHARD_DEFAULT,
+    L3_CONNECTIONS_PER_SHARD_MAX,
     L3_LOOK_ANSWER_S,
     L3_LOOK_S,
     L3_OPENINGS_BURST_MAX,
@@ -40,13 +41,22 @@ _LOOK = (("INFO", "memory"), ("INFO", "replication"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTerms:
-    """How a shard is used. `holds_log`: the fleet's log lies on the same server."""
+    """How a shard is used. `holds_log`: the fleet's log lies on the same server, so that pages must not fill it.
+
+    Raises InvalidArgumentError.
+    """
 
     connections: int = L3_CONNECTIONS_PER_SHARD_DEFAULT
     holds_log: bool = False
     reserve: float = L3_RESERVE_FRACTION
     """The part of a server's maxmemory that pages leave free, where it evicts none of them."""
     breaker: BreakerTerms = field(default_factory=BreakerTerms)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.connections <= L3_CONNECTIONS_PER_SHARD_MAX:
+            raise InvalidArgumentError(
+                f"a shard has 1 to {L3_CONNECTIONS_PER_SHARD_MAX} connections; got {self.connections}"
+            )
 
 
 class Shard:

@@ -106,7 +106,6 @@ class TlsPath:
         *,
         ttl_s: int,
         deadline_ns: int,
-        seal: bool = True,
         asking: bool = False,
     ) -> asyncio.Future[None]:
         """SET a record. Raises InvalidArgumentError, BufferMismatchError."""
@@ -118,7 +117,7 @@ class TlsPath:
         before, after = encode_set(key, value_bytes=len(header) + len(view), ttl_s=ttl_s, asking=asking)
 
         def parts() -> Iterator[Buffer]:
-            yield before + (_sealed(header, view, self._shape) if seal else header)
+            yield before + _sealed(header, view, self._shape)
             yield view
             yield after
 

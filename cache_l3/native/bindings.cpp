@@ -14,6 +14,7 @@
 #include <system_error>
 #include <unordered_map>
 
+#include "clock.hpp"
 #include "engine.hpp"
 #include "xxh3.hpp"
 
@@ -146,7 +147,7 @@ class PyEngine {
   }
 
   std::int64_t set(std::uint32_t shard, const nb::bytes& before, const nb::bytes& header, nb::handle payload, const nb::bytes& after,
-                   bool seal, bool asking, std::uint64_t deadline_ns) {
+                   bool asking, std::uint64_t deadline_ns) {
     const HeaderShape& shape = core().shape();
     Lent lent(payload, false, "payload");
     if (header.size() < shape.bytes_min || header.size() > shape.bytes_max) {
@@ -158,8 +159,8 @@ class PyEngine {
     made->payload = lent.data();
     made->payload_bytes = lent.bytes();
     made->after = taken(after);
-    made->unsealed = seal;
-    if (seal) made->sealing = RunningXxh3(made->payload, made->payload_bytes);
+    made->unsealed = true;
+    made->sealing = RunningXxh3(made->payload, made->payload_bytes);
     return submit(std::move(made), std::move(lent));
   }
 
@@ -251,13 +252,7 @@ class Alarm {
     if (timer_.get() < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
   }
   int descriptor() const { return timer_.get(); }
-  // Readable from then on, until it is set again.
-  void set(std::uint64_t at_ns) {
-    itimerspec when{};
-    when.it_value.tv_sec = static_cast<time_t>(std::max<std::uint64_t>(at_ns, 1) / 1'000'000'000U);
-    when.it_value.tv_nsec = static_cast<long>(std::max<std::uint64_t>(at_ns, 1) % 1'000'000'000U);
-    ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
-  }
+  void set(std::uint64_t at_ns) { set_timer(timer_.get(), at_ns); }
 
  private:
   Descriptor timer_;
@@ -320,7 +315,7 @@ NB_MODULE(_native, m) {
       .def("get", &PyEngine::get, nb::arg("shard"), nb::arg("request"), nb::arg("place"), nb::kw_only(), nb::arg("asking"),
            nb::arg("deadline_ns"))
       .def("set", &PyEngine::set, nb::arg("shard"), nb::arg("before"), nb::arg("header"), nb::arg("payload"), nb::arg("after"),
-           nb::kw_only(), nb::arg("seal"), nb::arg("asking"), nb::arg("deadline_ns"))
+           nb::kw_only(), nb::arg("asking"), nb::arg("deadline_ns"))
       .def("ask", &PyEngine::ask, nb::arg("shard"), nb::arg("request"), nb::arg("replies"), nb::kw_only(), nb::arg("deadline_ns"))
       .def("flush", [](PyEngine& self) { self.core().flush(); })
       .def("cancel", &PyEngine::cancel, nb::arg("request"))

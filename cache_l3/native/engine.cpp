@@ -327,11 +327,7 @@ void Engine::arm_timer() {
   const std::uint64_t first_ns = std::min(tell_by_ns_, deadlines_.empty() ? UINT64_MAX : deadlines_.begin()->first);
   if (first_ns >= armed_ns_) return;
   armed_ns_ = first_ns;
-  const std::uint64_t at_ns = std::max<std::uint64_t>(armed_ns_, 1);  // 0 would disarm it
-  itimerspec when{};
-  when.it_value.tv_sec = static_cast<time_t>(at_ns / 1'000'000'000U);
-  when.it_value.tv_nsec = static_cast<long>(at_ns % 1'000'000'000U);
-  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+  set_timer(timer_.get(), armed_ns_);
 }
 
 // Nobody waits for this request any more. If its reply may still come, the connection has to go with it.

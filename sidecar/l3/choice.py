@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cache_l3.address import RedisServers, parse_servers
 from cache_l3.data_path import DataPath
 from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
+from cache_l3.shard import ShardTerms
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.ids import NamespaceId
@@ -53,11 +54,11 @@ def record_store(
         RecordStoreSettings(
             servers=chosen.servers,
             fleet=settings.fleet,
-            holds_log=chosen.holds_log,
-            reserve=settings.l3_reserve,
+            terms=ShardTerms(
+                connections=settings.l3_connections, holds_log=chosen.holds_log, reserve=settings.l3_reserve
+            ),
             codec=_CODECS[settings.l3_codec],
             item_bytes=item_bytes,
-            connections_per_shard=settings.l3_connections,
         ),
         path=path,
         clock=clock,

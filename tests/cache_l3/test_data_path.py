@@ -85,14 +85,6 @@ async def test_what_was_set_is_got_and_carries_its_checksums(link: Link, size: i
 
 
 @pytest.mark.asyncio
-async def test_a_header_that_is_not_to_be_sealed_goes_out_as_it_is(link: Link) -> None:
-    with site(link.kind) as at:
-        joined(link, at)
-        await at.path.set(at.shard, b"k", header(), b"x" * 50, ttl_s=5, deadline_ns=within(), seal=False)
-    assert link.server.client.get("k") == header() + b"x" * 50
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("header_bytes", [SHAPE.bytes_min, SHAPE.bytes_max])
 async def test_headers_of_every_size(link: Link, header_bytes: int) -> None:
     link.server.client.set("k", record(3, 9000, header_bytes=header_bytes))

@@ -20,10 +20,11 @@ from tests.support.record_stores import KEYS, Around, opened, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers
+from tests.support.timing import run_queue_s
+from tests.support.timing import within as at_most
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 0.2
-SLACK_S = max(0.2 * DEADLINE_S, 0.02)
 PATIENT = BreakerTerms(failures=1 << 30)
 """A breaker that never opens."""
 
@@ -56,8 +57,10 @@ async def put(store: RecordStore, number: int, *, seconds: float = 5.0, size: in
 
 
 async def timed(call: Callable[[], Awaitable[object]]) -> tuple[object, float]:
-    began = time.monotonic()
-    return await call(), time.monotonic() - began
+    """What came of it, and the seconds that it took; those for which our threads had no processor are not its own."""
+    waited_s, began = run_queue_s(), time.monotonic()
+    ended = await call()
+    return ended, time.monotonic() - began - max(0.0, run_queue_s() - waited_s)
 
 
 async def working(store: RedisRecordStore) -> None:
@@ -83,7 +86,7 @@ def breaker(store: RedisRecordStore) -> str:
 async def test_c17_no_late_reply_reaches_anybody_else(shared_redis: RedisServer) -> None:
     """1,000 loads with a deadline of 1 ms behind a delay of 100 ms, among others that have the time to wait."""
     with FaultRelay(("127.0.0.1", shared_redis.port)) as relay:
-        async with opened(relay.url, breaker=PATIENT, connections_per_shard=8) as store:
+        async with opened(relay.url, breaker=PATIENT, connections=8) as store:
             await store_pages(store, range(50))
             relay.set(TO_CLIENT, delay_s=0.1)
             found = {"loaded": 0, MissReason.DEADLINE: 0}
@@ -112,12 +115,12 @@ async def test_c18_a_stopped_server_costs_nobody_more_than_their_deadline_and_he
         for turn in range(6):
             end, took = await timed(partial(load, store, turn, seconds=DEADLINE_S))
             assert end in (MissReason.DEADLINE, MissReason.L3_UNAVAILABLE)
-            assert took <= DEADLINE_S + SLACK_S
+            assert took <= at_most(DEADLINE_S)
             probed, took = await timed(
                 lambda: store.probe([name(number) for number in range(40)], deadline_ns=within(DEADLINE_S))
             )
             assert set(probed) <= {MissReason.DEADLINE, MissReason.L3_UNAVAILABLE}  # type: ignore[call-overload]
-            assert took <= DEADLINE_S + SLACK_S
+            assert took <= at_most(DEADLINE_S)
         assert breaker(store) in ("open", "half_open")
         waits = []
         for turn in range(200):
@@ -138,11 +141,14 @@ async def test_c18_many_look_ups_at_once_of_a_stopped_server_end_in_time(servers
     async with opened(server.url) as store:
         await store_pages(store, range(64))
         server.freeze()
-        began = time.monotonic()
-        loads = [store.load(name(number), place(), deadline_ns=within(DEADLINE_S)) for number in range(64)]
-        ends = await asyncio.gather(*loads)
-        assert time.monotonic() - began <= DEADLINE_S + SLACK_S
-        assert set(ends) <= {MissReason.DEADLINE, MissReason.L3_UNAVAILABLE}
+        deadline_ns = within(DEADLINE_S)
+        ends, took = await timed(
+            lambda: asyncio.gather(
+                *(store.load(name(number), place(), deadline_ns=deadline_ns) for number in range(64))
+            )
+        )
+        assert took <= at_most(DEADLINE_S)
+        assert set(ends) <= {MissReason.DEADLINE, MissReason.L3_UNAVAILABLE}  # type: ignore[call-overload]
         assert breaker(store) == "open"
         server.thaw()
         await working(store)
@@ -199,7 +205,7 @@ async def test_bytes_that_are_damaged_on_their_way_are_no_hit(shared_redis: Redi
     """One byte of what each new connection brings, counted from its beginning: of a reply's frame, a header, a payload."""
     around = Around(lambda key: shared_redis.client)
     with FaultRelay(("127.0.0.1", shared_redis.port)) as relay:
-        async with opened(relay.url, connections_per_shard=1) as store:
+        async with opened(relay.url, connections=1) as store:
             await store_pages(store, range(1))
             relay.set(TO_CLIENT, flip_at=at)
             relay.cut_all()
@@ -348,7 +354,7 @@ async def test_others_on_the_connection_of_a_page_that_is_too_large_are_served(
     monkeypatch.setattr("cache_l3.capacity._KNOWN_NS", 0)
     guard = Guard(certificates=Certificates.make(tmp_path)) if tls else None
     server = servers.start(guard=guard, proto_max_bulk_len=str(1 << 20))
-    async with opened(server.tcp_url, connections_per_shard=2) as store:
+    async with opened(server.tcp_url, connections=2) as store:
         await store_pages(store, range(40))
         for turn in range(5):
             loads = [load(store, number) for number in range(40)]
@@ -417,5 +423,5 @@ async def test_uploads_that_stall_end_at_their_deadline(shared_redis: RedisServe
                     lambda: store.store(page, data, ttl_s=60, deadline_ns=within(DEADLINE_S))
                 )
                 assert end in (Refused(RefuseReason.DEADLINE), Refused(RefuseReason.UNREACHABLE))
-                assert took <= DEADLINE_S + SLACK_S
+                assert took <= at_most(DEADLINE_S)
             await working(store)

@@ -63,7 +63,7 @@ class RedisMachine(RecordStoreMachine):
         fleet = f"machine-{next(_FLEETS)}"
         self.keys = KeySpace(fleet)
         self.opened: OpenStore = await open_store(
-            self.relay.url, fleet=fleet, codec=self.codec, connections_per_shard=2
+            self.relay.url, fleet=fleet, codec=self.codec, connections=2
         )
         return self.opened.store
 

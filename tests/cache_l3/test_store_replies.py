@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cache_l3.address import parse_servers
-from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
+from cache_l3.redis_store import RedisRecordStore
+from cache_l3.shard import ShardTerms
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
 from kv_types.limits import (
     L3_ATTEMPTS_MAX,
@@ -20,12 +20,11 @@ from kv_types.limits import (
     L3_RETRIES_BURST_MAX,
     L3_RETRIES_PER_S_MAX,
     PAGE_BYTES_MAX,
-    RECORD_BYTES_MAX,
 )
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
-from kv_types.record import ChecksumKind, Codec, RecordHeader
+from kv_types.record import ChecksumKind, RecordHeader
 from tests.support.record_stores import Around, opened, until
-from tests.support.records import describe, floats, name, payload, place, within
+from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_guard import Guard
 from tests.support.redis_servers import RedisServer, RedisServers
 from tests.support.scripted_redis import ScriptedRedis, bulk, only, scripted_redis
@@ -76,9 +75,7 @@ async def test_errors_that_waiting_does_not_mend_end_a_request_at_once(
     server: ScriptedRedis, store: RedisRecordStore, reply: bytes, outcome: PutOutcome, word: str
 ) -> None:
     server.answer = only("SET", reply=reply)
-    began = time.monotonic()
     assert await put(store) == outcome
-    assert time.monotonic() - began < 0.5
     assert server.seen["SET"] == 1
     assert word in said(store)
     assert store.describe().servers[0].breaker == "closed", "it answers"
@@ -297,7 +294,7 @@ async def test_a_wrong_password_says_what_to_do_and_shows_none(servers: RedisSer
 
 
 @pytest.mark.asyncio
-async def test_the_largest_page_travels_and_a_larger_record_is_refused(shared_redis: RedisServer) -> None:
+async def test_the_largest_page_travels(shared_redis: RedisServer) -> None:
     data = memoryview(bytearray(PAGE_BYTES_MAX))
     data[:5], data[-5:] = b"begin", b"ended"
     page = describe(1, size=PAGE_BYTES_MAX)
@@ -308,18 +305,6 @@ async def test_the_largest_page_travels_and_a_larger_record_is_refused(shared_re
         assert not isinstance(loaded, MissReason), loaded
         assert where == data
         await store.remove([name(1)], deadline_ns=within(5.0))
-    async with opened(shared_redis.url, record_bytes_max=5000) as store:
-        assert await put(store, 2) is STORED
-        refused = await store.store(
-            describe(3, size=5000), payload(3, size=5000), ttl_s=60, deadline_ns=within(5.0)
-        )
-        assert refused == Refused(RefuseReason.TOO_LARGE)
-        assert not shared_redis.client.exists(store._keys.key(name(3)))
-    async with opened(shared_redis.url, record_bytes_max=5000, codec=Codec.ZSTD_PLANES) as store:
-        packed = await store.store(
-            describe(3, size=8000), floats(3, size=8000), ttl_s=60, deadline_ns=within(5.0)
-        )
-        assert packed is STORED, "what counts is the record"
 
 
 @pytest.mark.asyncio
@@ -337,16 +322,10 @@ async def test_a_record_with_the_other_kind_of_checksum_is_read(shared_redis: Re
             assert (await load(store, 601) is MissReason.CORRUPT) == bool(wrong)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"connections_per_shard": 0}, {"connections_per_shard": L3_CONNECTIONS_PER_SHARD_MAX + 1},
-        {"record_bytes_max": RECORD_BYTES_MAX + 1}, {"record_bytes_max": 0},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(changes: dict[str, int]) -> None:
+@pytest.mark.parametrize("connections", [0, L3_CONNECTIONS_PER_SHARD_MAX + 1])
+def test_terms_that_cannot_be_are_refused(connections: int) -> None:
     with pytest.raises(InvalidArgumentError):
-        RecordStoreSettings(servers=parse_servers("redis://h"), fleet="f", **changes)  # type: ignore[arg-type]
+        ShardTerms(connections=connections)
 
 
 @pytest.mark.asyncio

@@ -106,6 +106,7 @@ class Server {
       if (!read_line(line)) return false;
       if (line[0] != '$') fail("a word does not begin as one: " + line.substr(0, 40));
       const std::size_t bytes = std::stoul(line.substr(1));
+      if (bytes > 4096 && random_() % 64 == 0) return say("-ERR Protocol error: invalid bulk length\r\n") && false;
       while (waiting_.size() < bytes + 2) {
         if (!fill()) return false;
       }

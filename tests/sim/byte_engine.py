@@ -38,7 +38,6 @@ class Request:
     place: Any = None
     payload: Any = None
     parts: tuple[bytes, bytes, bytes] = (b"", b"", b"")
-    seal: bool = False
     replies: list[Any] = field(default_factory=list)
     replies_wanted: int = 1
     connection: Connection | None = None
@@ -125,13 +124,13 @@ class ModelEngine:
         )
 
     def set(
-        self, shard: int, before: bytes, header: bytes, payload: Any, after: bytes, *, seal: bool, asking: bool,
+        self, shard: int, before: bytes, header: bytes, payload: Any, after: bytes, *, asking: bool,
         deadline_ns: int,
     ) -> int:  # fmt: skip
         return self._submit(
             Request(
                 self._number(), 2, shard, deadline_ns, payload=memoryview(payload).cast("B"),
-                parts=(before, header, after), seal=seal, replies_wanted=2 if asking else 1,
+                parts=(before, header, after), replies_wanted=2 if asking else 1,
             )
         )  # fmt: skip
 
@@ -270,10 +269,9 @@ class ModelEngine:
     def _head(self, request: Request) -> tuple[bytes, bytes]:
         """A record's header as it goes out, and the first half of its payload."""
         header = bytearray(request.parts[1])
-        if request.seal:
-            checksum = xxhash.xxh3_64_intdigest(request.payload)
-            header[self._checksum_at : self._checksum_at + 8] = checksum.to_bytes(8, "little")
-            header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+        checksum = xxhash.xxh3_64_intdigest(request.payload)
+        header[self._checksum_at : self._checksum_at + 8] = checksum.to_bytes(8, "little")
+        header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
         return bytes(header), bytes(request.payload[: len(request.payload) // 2])
 
     # --- what comes ---

@@ -55,7 +55,7 @@ values = st.sampled_from(
 keys = st.sampled_from((b"a", b"b"))
 commands: st.SearchStrategy[Command] = st.one_of(
     st.tuples(st.just("get"), st.sampled_from((b"a", b"b", b"hash")), st.booleans()),
-    st.tuples(st.just("set"), keys, st.binary(min_size=PAGE, max_size=PAGE), st.booleans()),
+    st.tuples(st.just("set"), keys, st.binary(min_size=PAGE, max_size=PAGE)),
     st.tuples(st.just("value"), keys, values),
     st.tuples(
         st.just("ask"),
@@ -162,10 +162,10 @@ def carry_out(side: Any, command: Command) -> tuple[Any, ...]:
             deadline_ns=side.now_ns() - 1 if is_late else deadline_ns,
         )  # fmt: skip
     elif name == "set":
-        key, payload, seal = rest
+        key, payload = rest
         before, after = encode_set(key, value_bytes=len(header()) + PAGE, ttl_s=100, asking=False)
         number = side.engine.set(
-            side.shard, before, header(), payload, after, seal=seal, asking=False, deadline_ns=deadline_ns
+            side.shard, before, header(), payload, after, asking=False, deadline_ns=deadline_ns
         )
     else:
         (questions,) = rest
@@ -224,7 +224,7 @@ def test_requests_end_as_with_the_native_engine(server: Redis, commands: list[Co
 
 def test_a_record_is_sealed_on_its_way() -> None:
     model = Model()
-    carry_out(model, ("set", b"a", b"p" * PAGE, True))
+    carry_out(model, ("set", b"a", b"p" * PAGE))
     stored = model.server.execute(Session(), b"GET", b"a")
     at = SHAPE.checksum_at
     assert stored[at : at + 8] == xxhash.xxh3_64_intdigest(b"p" * PAGE).to_bytes(8, "little")

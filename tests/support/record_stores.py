@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from redis import Redis
@@ -16,6 +16,7 @@ from cache_l3.key_space import KeySpace
 from cache_l3.opening import open_data_path
 from cache_l3.record_store import RecordName
 from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
+from cache_l3.shard import ShardTerms
 from tests.support.records import CLOCK, within
 
 FLEET = "tests"
@@ -35,9 +36,10 @@ class OpenStore:
 
 
 async def open_store(urls: str, **settings: Any) -> OpenStore:
-    """Open one; settings are those of RecordStoreSettings."""
+    """Open one; settings are those of ShardTerms and of RecordStoreSettings."""
     servers = parse_servers(urls)
-    wanted: dict[str, Any] = {"fleet": FLEET} | settings
+    terms = {one.name: settings.pop(one.name) for one in fields(ShardTerms) if one.name in settings}
+    wanted: dict[str, Any] = {"fleet": FLEET, "terms": ShardTerms(**terms)} | settings
     path = open_data_path(servers)
     store = RedisRecordStore(RecordStoreSettings(servers=servers, **wanted), path=path, clock=CLOCK)
     await store.start()
