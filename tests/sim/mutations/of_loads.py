@@ -118,8 +118,8 @@ OF_LOADS = (
         (
             Edit(
                 _WRITE_BEHIND,
-                "        future.add_done_callback(partial(self._sent, lease, page.key))\n",
-                "        future.add_done_callback(partial(self._sent, lease, page.key))\n        lease.release()\n",
+                "        self._bytes_sending += queued.size\n        future.add_done_callback(",
+                "        self._bytes_sending += queued.size\n        lease.release()\n        future.add_done_callback(",
             ),
         ),
         profile=13,
