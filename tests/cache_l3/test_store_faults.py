@@ -15,7 +15,7 @@ from cache_l3.record_store import LoadedRecord, RecordStore
 from cache_l3.redis_store import RedisRecordStore
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from tests.support.fault_relay import TO_CLIENT, TO_SERVER, FaultRelay
-from tests.support.record_stores import KEYS, Around, opened, until
+from tests.support.record_stores import KEYS, Around, load, opened, put, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers
@@ -38,21 +38,6 @@ async def store_pages(store: RecordStore, numbers: range, *, size: int = 4096) -
         )
     )
     assert done == [STORED] * len(numbers)
-
-
-async def load(store: RecordStore, number: int, *, seconds: float = 5.0) -> LoadedRecord | MissReason:
-    """Load a page; whatever says that it was loaded is the page that was asked for."""
-    where = place()
-    loaded = await store.load(name(number), where, deadline_ns=within(seconds))
-    if isinstance(loaded, LoadedRecord):
-        assert loaded.header.page == describe(number)
-        assert where == payload(number)
-    return loaded
-
-
-async def put(store: RecordStore, number: int, *, seconds: float = 5.0, size: int = 4096) -> PutOutcome:
-    page, data = describe(number, size=size), payload(number, size=size)
-    return await store.store(page, data, ttl_s=60, deadline_ns=within(seconds))
 
 
 async def timed(call: Callable[[], Awaitable[object]]) -> tuple[object, float]:
