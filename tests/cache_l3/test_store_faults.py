@@ -13,6 +13,7 @@ import pytest
 from cache_l3.breaker import BreakerTerms
 from cache_l3.record_store import LoadedRecord, RecordStore
 from cache_l3.redis_store import RedisRecordStore
+from kv_types.limits import L3_CONNECTIONS_PER_SHARD_DEFAULT
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from tests.support.fault_relay import TO_CLIENT, TO_SERVER, FaultRelay
 from tests.support.record_stores import KEYS, Around, load, opened, put, until
@@ -253,6 +254,10 @@ async def test_c19_a_name_that_stands_for_another_server_now_is_looked_up_again(
     with FaultRelay(("127.0.0.1", first.port)) as relay:
         async with opened(relay.url) as store:
             await store_pages(store, range(5))
+            await until(
+                lambda: store.describe().servers[0].connections == L3_CONNECTIONS_PER_SHARD_DEFAULT,
+                what="all that lead to the old one",
+            )
             relay.call(lambda: setattr(relay, "_target", ("127.0.0.1", second.port)))
             await asyncio.to_thread(second.promote)
             await asyncio.to_thread(first.follow, second)
