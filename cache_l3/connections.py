@@ -91,6 +91,7 @@ class Control:
                 if is_new:
                     self._connecting = asyncio.ensure_future(connection.connect())  # type: ignore[no-untyped-call]
                     await asyncio.shield(self._connecting)
+                    self._connecting = None
                 replies = await exchange(connection, commands)
             is_done = True
         except Exception as error:  # as above
@@ -104,14 +105,19 @@ class Control:
         """Drop the connection; the next question opens another. A good end of TLS would wait for a server that may hang."""
         connection, self._connection = self._connection, None
         connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            await _end(connecting)
-        if connection is None:
-            return
-        writer = connection._writer
-        if writer is not None:
-            writer.transport.abort()
-        await connection.disconnect(nowait=True)
+        try:
+            if connecting is not None:
+                await _end(connecting)
+        finally:  # also where whoever closes it is cancelled meanwhile
+            if connection is not None:
+                await _abort(connection)
+
+
+async def _abort(connection: AbstractConnection) -> None:
+    writer = connection._writer
+    if writer is not None:
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
 
 
 async def _end(connecting: asyncio.Task[None]) -> None:

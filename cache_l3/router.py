@@ -331,7 +331,7 @@ class Router:
             async with asyncio.timeout(max(0.0, (deadline_ns - self._clock.now_ns()) / 1e9)):
                 await self._topology.known.wait()
         except TimeoutError:
-            raise TroubleError(Trouble.UNAVAILABLE) from None
+            raise TroubleError(Trouble.LATE) from None
 
 
 def _make_sure_of_room(shard: Shard, record_bytes: int, *, now_ns: int) -> None:

@@ -152,9 +152,9 @@ class Shard:
 
     def set_aside(self) -> None:
         """It is a replica: what waits for it ends now, and nothing is asked of it."""
-        self.is_replica = True
-        if self._connections:
+        if not self.is_replica or self._connections:
             self._drop_connections()
+        self.is_replica = True
 
     def may_be_primary(self) -> None:
         """Another one is a primary no more, so that this one may be it by now, whatever it said before."""

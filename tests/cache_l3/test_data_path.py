@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +16,7 @@ from kv_types.limits import L3_ASK_COMMANDS_MAX, L3_REQUESTS_MAX, PAGE_BYTES_MAX
 from tests.support import data_paths
 from tests.support.data_paths import SHAPE, Site, header, outcome, payload_of, record, sealed, site, within
 from tests.support.redis_guard import Certificates, Guard
-from tests.support.redis_servers import RedisServer, RedisServers, redis_servers
+from tests.support.redis_servers import RedisServer, RedisServers
 
 LIMIT_BYTES = 1 << 20
 SIZES = (1, 240, 4096, 65_537, 1 << 20)
@@ -31,17 +31,6 @@ class Link:
     connect: Callable[[], socket.socket]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[RedisServers]:
-    with redis_servers() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def plain(servers: RedisServers) -> RedisServer:
-    return servers.start()
-
-
 @pytest.fixture(
     scope="module", params=["native-tcp", "native-unix", "blocking-tcp", "blocking-unix", "blocking-tls"]
 )
@@ -53,7 +42,7 @@ def link(
         certificates = Certificates.make(tmp_path_factory.mktemp("tls"))
         guarded = servers.start(guard=Guard(certificates=certificates))
         return Link(kind, guarded, lambda: data_paths.tls(guarded.port, certificates.authority))
-    server = request.getfixturevalue("plain")
+    server = request.getfixturevalue("shared_redis")
     if over == "tcp":
         return Link(kind, server, lambda: data_paths.tcp(server.port))
     return Link(kind, server, lambda: data_paths.unix(server.socket_path))

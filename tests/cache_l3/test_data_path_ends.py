@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,18 +36,12 @@ from tests.support.data_paths import (
     within,
 )
 from tests.support.fault_relay import TO_CLIENT, FaultRelay
-from tests.support.redis_servers import RedisServer, redis_servers
+from tests.support.redis_servers import RedisServer
 from tests.support.timing import within as at_most
 
 kinds = pytest.mark.parametrize("kind", list(MAKERS))
 GET = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
 PING = b"*1\r\n$4\r\nPING\r\n"
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_servers() as made:
-        yield made.start()
 
 
 def get(at: Site, place: bytearray, *, seconds: float = PATIENCE_S) -> asyncio.Future[object]:
@@ -315,15 +308,15 @@ async def test_requests_go_where_least_is_under_way(kind: str) -> None:
 
 @kinds
 @pytest.mark.asyncio
-async def test_c17_late_replies_never_reach_another_request(kind: str, redis: RedisServer) -> None:
+async def test_c17_late_replies_never_reach_another_request(kind: str, shared_redis: RedisServer) -> None:
     """1,000 requests with deadlines of 1 ms through a relay that delays by 100 ms; and some that can be in time."""
     size, keys = 2000, 20
     for number in range(keys):
-        redis.client.set(f"k{number}", record(number, size))
+        shared_redis.client.set(f"k{number}", record(number, size))
     random_source = random.Random(17)
     in_time = connected = 0
     with contextlib.ExitStack() as relayed, site(kind) as at:
-        relay = relayed.enter_context(FaultRelay(redis.socket_path))
+        relay = relayed.enter_context(FaultRelay(shared_redis.socket_path))
         relay.set(TO_CLIENT, delay_s=0.1)
 
         def connect(why: str = "") -> None:
@@ -366,19 +359,19 @@ async def test_c17_late_replies_never_reach_another_request(kind: str, redis: Re
 @kinds
 @pytest.mark.asyncio
 async def test_c34_a_stopped_server_keeps_nobody_waiting_beyond_its_deadline(
-    kind: str, redis: RedisServer
+    kind: str, shared_redis: RedisServer
 ) -> None:
     with site(kind) as at:
         for _ in range(2):
-            at.add(data_paths.unix(redis.socket_path))
-        redis.freeze()
+            at.add(data_paths.unix(shared_redis.socket_path))
+        shared_redis.freeze()
         try:
             futures = [get(at, bytearray(100), seconds=0.2) for _ in range(30)]
             began = time.monotonic()
             ended = [await outcome(future) for future in futures]
             assert time.monotonic() - began < at_most(0.2) + 1.0
         finally:
-            redis.thaw()
+            shared_redis.thaw()
         assert {type(each) for each in ended} <= {Late, Lost}
         assert isinstance(ended[-1], Late)
 

@@ -15,8 +15,8 @@ from cache_l3.record_store import LoadedRecord
 from cache_l3.redis_store import RedisRecordStore
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused
 from kv_types.record import RecordHeader
-from tests.support.record_stores import KEYS, opened, until
-from tests.support.records import describe, name, payload, place, within
+from tests.support.record_stores import KEYS, load, opened, put, until
+from tests.support.records import name, within
 from tests.support.redis_cluster import ClusterNode, RedisCluster, redis_cluster
 from tests.support.redis_guard import Certificates, Guard
 
@@ -51,20 +51,6 @@ def slot(number: int) -> int:
 
 def another(cluster: RedisCluster, node: ClusterNode) -> ClusterNode:
     return next(other for other in cluster.primaries if other is not node)
-
-
-async def put(store: RedisRecordStore, number: int, *, seconds: float = 5.0) -> PutOutcome:
-    return await store.store(describe(number), payload(number), ttl_s=60, deadline_ns=within(seconds))
-
-
-async def load(store: RedisRecordStore, number: int, *, seconds: float = 5.0) -> LoadedRecord | MissReason:
-    """Load a page; whatever says that it was loaded is the page that was asked for."""
-    where = place()
-    loaded = await store.load(name(number), where, deadline_ns=within(seconds))
-    if isinstance(loaded, LoadedRecord):
-        assert loaded.header.page == describe(number)
-        assert where == payload(number)
-    return loaded
 
 
 class Load:

@@ -14,9 +14,10 @@ import pytest
 from cache_l3.breaker import BreakerTerms
 from cache_l3.record_store import LoadedRecord, RecordStore
 from cache_l3.redis_store import RedisRecordStore
+from kv_types.limits import L3_CONNECTIONS_PER_SHARD_DEFAULT
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from tests.support.fault_relay import TO_CLIENT, TO_SERVER, FaultRelay
-from tests.support.record_stores import KEYS, Around, opened, until
+from tests.support.record_stores import KEYS, Around, load, opened, put, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_guard import Certificates, Guard
 from tests.support.redis_servers import RedisServer, RedisServers
@@ -39,21 +40,6 @@ async def store_pages(store: RecordStore, numbers: range, *, size: int = 4096) -
         )
     )
     assert done == [STORED] * len(numbers)
-
-
-async def load(store: RecordStore, number: int, *, seconds: float = 5.0) -> LoadedRecord | MissReason:
-    """Load a page; whatever says that it was loaded is the page that was asked for."""
-    where = place()
-    loaded = await store.load(name(number), where, deadline_ns=within(seconds))
-    if isinstance(loaded, LoadedRecord):
-        assert loaded.header.page == describe(number)
-        assert where == payload(number)
-    return loaded
-
-
-async def put(store: RecordStore, number: int, *, seconds: float = 5.0, size: int = 4096) -> PutOutcome:
-    page, data = describe(number, size=size), payload(number, size=size)
-    return await store.store(page, data, ttl_s=60, deadline_ns=within(seconds))
 
 
 async def timed(call: Callable[[], Awaitable[object]]) -> tuple[object, float]:
@@ -271,6 +257,10 @@ async def test_c19_a_name_that_stands_for_another_server_now_is_looked_up_again(
     with FaultRelay(("127.0.0.1", first.port)) as relay:
         async with opened(relay.url) as store:
             await store_pages(store, range(5))
+            await until(
+                lambda: store.describe().servers[0].connections == L3_CONNECTIONS_PER_SHARD_DEFAULT,
+                what="all that lead to the old one",
+            )
             relay.call(lambda: setattr(relay, "_target", ("127.0.0.1", second.port)))
             await asyncio.to_thread(second.promote)
             await asyncio.to_thread(first.follow, second)

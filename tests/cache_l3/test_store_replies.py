@@ -23,7 +23,7 @@ from kv_types.limits import (
 )
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import ChecksumKind, RecordHeader
-from tests.support.record_stores import Around, opened, until
+from tests.support.record_stores import Around, load, opened, put, until
 from tests.support.records import describe, name, payload, place, within
 from tests.support.redis_guard import Guard
 from tests.support.redis_servers import RedisServer, RedisServers
@@ -42,14 +42,6 @@ async def server() -> AsyncIterator[ScriptedRedis]:
 async def store(server: ScriptedRedis) -> AsyncIterator[RedisRecordStore]:
     async with opened(server.url) as made:
         yield made
-
-
-async def put(store: RedisRecordStore, number: int = 1, *, seconds: float = 2.0) -> PutOutcome:
-    return await store.store(describe(number), payload(number), ttl_s=60, deadline_ns=within(seconds))
-
-
-async def load(store: RedisRecordStore, number: int = 1, *, seconds: float = 2.0) -> object:
-    return await store.load(name(number), place(), deadline_ns=within(seconds))
 
 
 def said(store: RedisRecordStore) -> str:

@@ -219,9 +219,9 @@ class RecordStoreConformance:
 
     @pytest.mark.asyncio
     async def test_a_deadline_that_has_passed_is_told_and_nothing_comes_later(self, bed: RecordBed) -> None:
-        await bed.put(1)
         where = place()
         assert await bed.neighbour.load(name(1), where, deadline_ns=bed.within(-1.0)) is MissReason.DEADLINE
+        await bed.put(1)
         where[:] = bytes(4096)
         done = await bed.store.store(describe(2), payload(2), ttl_s=60, deadline_ns=bed.within(-1.0))
         assert done == Refused(RefuseReason.DEADLINE)

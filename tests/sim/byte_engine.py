@@ -180,10 +180,7 @@ class ModelEngine:
     # --- the thread ---
 
     def _wake(self) -> None:
-        now_ns = self._process.node.now_ns()
-        for shard, queue in self._queues.items():
-            for request in [one for one in queue if one.deadline_ns <= now_ns]:
-                self._time_came(request)
+        for shard in self._queues:
             self._send_next(shard)
 
     def _soon_ns(self) -> int:
@@ -218,6 +215,9 @@ class ModelEngine:
 
     def _send_next(self, shard: int) -> None:
         queue = self._queues.get(shard)
+        now_ns = self._process.node.now_ns()
+        for request in [one for one in queue or () if one.deadline_ns <= now_ns]:
+            self._time_came(request)  # the thread sends nothing whose time is over
         while queue:
             open_ = [one for one in self._shards[shard] if len(one.in_flight) < self._window]
             if not open_:

@@ -14,10 +14,11 @@ from cache_l3.address import parse_servers
 from cache_l3.data_path import DataPath
 from cache_l3.key_space import KeySpace
 from cache_l3.opening import open_data_path
-from cache_l3.record_store import RecordName
+from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
 from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
 from cache_l3.shard import ShardTerms
-from tests.support.records import CLOCK, within
+from kv_types.outcomes import MissReason, PutOutcome
+from tests.support.records import CLOCK, describe, name, payload, place, within
 
 FLEET = "tests"
 KEYS = KeySpace(FLEET)
@@ -54,6 +55,22 @@ async def opened(urls: str, **settings: Any) -> AsyncIterator[RedisRecordStore]:
         yield one.store
     finally:
         await one.close()
+
+
+async def put(store: RecordStore, number: int = 1, *, seconds: float = 5.0, size: int = 4096) -> PutOutcome:
+    """Store a page of tests.support.records."""
+    page, data = describe(number, size=size), payload(number, size=size)
+    return await store.store(page, data, ttl_s=60, deadline_ns=within(seconds))
+
+
+async def load(store: RecordStore, number: int = 1, *, seconds: float = 5.0) -> LoadedRecord | MissReason:
+    """Load one of 4096 bytes; whatever says that it was loaded is the page that was asked for."""
+    where = place()
+    loaded = await store.load(name(number), where, deadline_ns=within(seconds))
+    if isinstance(loaded, LoadedRecord):
+        assert loaded.header.page == describe(number)
+        assert where == payload(number)
+    return loaded
 
 
 async def until(condition: Callable[[], bool], *, what: str = "it", seconds: float = 10.0) -> None:
