@@ -17,11 +17,6 @@ UNKNOWN_INSTANCE = (1 << 64) - 1
 _GENERATION = 1 << 32
 
 
-def instance_of(entry: int, generation: int) -> int:
-    """Instance of the page that stands in an entry of the arena at a generation of it."""
-    return (generation & (_GENERATION - 1)) << 32 | (entry + 1)
-
-
 def stored_instance(reservation: int) -> int:
     """Instance of the page that a committed reservation became: the generation in its high half went on by one."""
     return (reservation + _GENERATION) & UNKNOWN_INSTANCE
