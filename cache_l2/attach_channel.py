@@ -105,12 +105,12 @@ class AttachChannel:
         finally:  # also when a signal handler raised
             self._leave(call)
 
-    def post(self, message: ClientMessage, *, request: int | None = None) -> Call:
+    def post(self, message: ClientMessage) -> Call:
         """Send `message` without waiting for anything; its reply stands in the returned call when it has come.
 
         Raises DeadlinePassed when it can't be sent at once, ConnectionBroken, and what encoding raises.
         """
-        call = Call(self.draw_request() if request is None else request)
+        call = Call(self.draw_request())
         data = encode_message(message, call.request)
         with self._state:
             self._check_usable()

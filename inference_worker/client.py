@@ -232,9 +232,8 @@ class Client:
                 reused=reused,
             )
             return pages.put(keys, sources, terms)
-        if (
-            refused is RefuseReason.NONE
-        ):  # nothing vouches for what was computed, and nothing can afterwards (rule R1)
+        # Nothing vouches for these pages, and nothing can afterwards (rule R1).
+        if refused is RefuseReason.NONE:
             uncacheable = namespace.uncacheable is not None
             refused = RefuseReason.UNCACHEABLE if uncacheable else RefuseReason.STAMP_FOREIGN
         self._check_open()

@@ -32,13 +32,13 @@ class LocalArena(Home):
         attached: AttachedArena,
         settings: ClientSettings,
         writer: Writer | None,
-        loads: LoadCounts | None = None,
+        loads: LoadCounts,
     ) -> None:
         super().__init__()
         self._attached = attached
         self._settings = settings
         self._writer = writer
-        self.loader = Loader(attached, loads or LoadCounts()) if attached.has_l3 else None
+        self.loader = Loader(attached, loads) if attached.has_l3 else None
         """Brings what L2 lacks; None where there is nothing to bring it from."""
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
         self._requests: set[object] = set()
@@ -195,9 +195,8 @@ class LocalArena(Home):
     def request_begins(self) -> object:
         """Keep the row from now on, until `request_ended` is told of what this returns. Never waits for another thread."""
         request = object()
-        self._requests.add(
-            request
-        )  # before the mapping is looked at, as a close marks its end before it looks here
+        # Before the mapping is looked at, as a close marks its end before it looks here.
+        self._requests.add(request)
         return request
 
     def request_ended(self, request: object) -> None:

@@ -352,8 +352,7 @@ class LocalPages:
 
     def _end_request(self, slot: int, request: object) -> None:
         if not self._arena.inherited:
-            with contextlib.suppress(
-                ValueError
-            ):  # the mapping was closed, and with it ended all that rested on it
+            # The mapping was closed, and all that rested on it has ended.
+            with contextlib.suppress(ValueError):
                 self._reader.end_request(slot)
             self._arena.request_ended(request)

@@ -113,9 +113,8 @@ Action = BeginAttach | Publish | Withdraw | UseRemote | Wait | Discard | Finish
 class Session:
     """The machine. Events that do not fit the phase (late ones) change nothing and ask for nothing but clean-up."""
 
-    def __init__(self, *, reattach_s: float, backoff_s_max: float = RECONNECT_BACKOFF_S_MAX) -> None:
+    def __init__(self, *, reattach_s: float) -> None:
         self._reattach_s = reattach_s
-        self._backoff_s_max = backoff_s_max
         self._failures = 0
         self.phase = Phase.NEW
         self.reason = ""
@@ -151,7 +150,7 @@ class Session:
         The spread keeps a node's workers from knocking all at once when the sidecar returns.
         """
         doublings = min(max(failures - 1, 0), 32)
-        ceiling = min(BACKOFF_S_MIN * 2.0**doublings, self._backoff_s_max)
+        ceiling = min(BACKOFF_S_MIN * 2.0**doublings, RECONNECT_BACKOFF_S_MAX)
         return ceiling * (0.5 + 0.5 * jitter)
 
     def _connect(self) -> tuple[Action, ...]:

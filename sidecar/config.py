@@ -293,9 +293,8 @@ class Settings(BaseSettings):
         """Raise ValueError where a failover is expected and nobody could notice that its old primary lives on (rule R10)."""
         urls = self.log_url or self.l3_url or ""
         servers = len(urls.split(","))
-        if is_cluster(
-            urls
-        ):  # who is named there says nothing of replicas: the server is looked at when the log is joined
+        # Names say nothing of replicas there: the server is asked when the log is joined.
+        if is_cluster(urls):
             return
         if servers > 1 and self.log_replicas == 0:
             name = "log_url" if self.log_url is not None else "l3_url"

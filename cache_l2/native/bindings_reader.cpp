@@ -406,8 +406,8 @@ void bind_reader(nb::module_& m) {
            nb::arg("instances") = nb::none(), nb::arg("may_load") = false)
       .def("complete_get", &PyReader::complete_get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"),
            nb::kw_only(), nb::arg("namespace"), nb::arg("page_bytes"), start,
-           nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1, nb::arg("instances") = nb::none(), nb::arg("l1") = nb::none(),
-           nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+           nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1, nb::arg("instances") = nb::none(),
+           nb::arg("l1") = nb::none(), nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))

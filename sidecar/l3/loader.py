@@ -226,9 +226,8 @@ class Loader:
 
     def _set_timer(self) -> None:
         due_ns = self._planner.due_ns
-        if (
-            due_ns is not None and self._loads
-        ):  # who waits is told at once when nothing may be served any more
+        # Who waits is told at once when nothing may be served any more.
+        if due_ns is not None and self._loads:
             due_ns = min(due_ns, self._store.reader.freshness_ns())
         if self._timer is not None:
             if due_ns is not None and self._timer_ns <= due_ns:

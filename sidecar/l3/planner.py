@@ -248,9 +248,7 @@ class Planner:
         page = Page(row.namespace, key, parent, row.size, PageState.ASKED, below, 0)
         self._pages[key] = page
         self._children.setdefault(parent, set()).add(key)
-        for child in self._children.get(
-            key, ()
-        ):  # on their way since before: their parent was lost, and may come now
+        for child in self._children.get(key, ()):  # their parent was lost while they were on their way
             self._pages[child].below = Below.COMING
         self._to_ask.append(page)
         return page

@@ -33,8 +33,7 @@ class LogState:
     `phase` and `reason` are short words for people and metrics, `reason` empty while hits are confirmed. `position` None:
     no log was joined yet. `confirmed_ago_s` None: never. `sizes` are tables of this sidecar and of the log, by name.
     `candidates` are the servers that were named for the log, `server` the one that is in use or tried now, which in a Cluster
-    may be another; `server_errors`
-    and `server_warnings` what was found wrong with it last.
+    may be another; `server_errors` and `server_warnings` what was found wrong with it last.
     """
 
     phase: str

@@ -148,9 +148,7 @@ class PutStream:
 
 
 def _terms(header: cache_pb2.PutHeader) -> PutTerms:
-    if not header.HasField(
-        "stamp"
-    ):  # nobody can say any more which invalidations these bytes have not heard of (R1)
+    if not header.HasField("stamp"):  # which invalidations did these bytes not hear of? Nobody can say (R1)
         raise InvalidArgumentError(
             "the put's header has no stamp: name the one that RegisterNamespace, LookUp or Get answered before the "
             "pages were computed"

@@ -11,6 +11,7 @@ from inference_worker.client import Client
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home
 from inference_worker.link import Link
+from inference_worker.loading import LoadCounts
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.prefetch import Prefetches
@@ -140,7 +141,7 @@ class ClientProcess:
         channel: Any = attachment
         reader: Any = attachment.reader
         attached = AttachedArena("", channel, welcome, reader, writable=True)
-        arena = LocalArena(attached, self.link.settings, None)
+        arena = LocalArena(attached, self.link.settings, None, LoadCounts())
         attachment.on_hang_up = lambda: self._withdraw(arena)
         self.attachment, self.link.arena = attachment, arena
         return True

@@ -5,6 +5,7 @@ Installed once in a process that does nothing else; never undone.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
@@ -171,6 +172,16 @@ class _Threading:
     Lock, Condition = FiberLock, FiberCondition
 
 
+class _Failures:
+    """What a loader logs and goes on after: in a simulation nothing may fail, and what breaks a promise is raised there."""
+
+    def __init__(self, *_: object) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def error(self, _: str, **__: object) -> None:
+        self._loop.call_exception_handler({"exception": sys.exception()})
+
+
 @functools.cache
 def install() -> None:
     """Put it all in place."""
@@ -221,11 +232,13 @@ def _shorten() -> None:
     import invalidation.redis.replies
     import invalidation.selector_tables
     import sidecar.admin.fencing
+    import sidecar.l3.loader
     import sidecar.l3.tier
     import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
+        (sidecar.l3.loader, "SeldomLogger", _Failures),
         (sidecar.l3.tier, "bounds", lambda _: LOADS),
         (sidecar.l3.tier, "open_data_path", _data_path),
         (sidecar.l3.tier, "StoreQueue", _queue),

@@ -1,8 +1,8 @@
 """Breaches of the shared-memory rules, as patches, and what finds each: the stress test built from it, or a model of it.
 
-The numbers are those of the list of mutations that docs/invalidation.md explains; those with an R are of rules that the
-list has no number for. Number 28 (a worker compares revisions instead of views) is the follower's in Python, found by the
-simulation.
+The numbers are those of the list of mutations that docs/invalidation.md explains; those with an R or I are of rules and
+invariants that the list has no number for. Number 28 (a worker compares revisions instead of views) is the follower's in
+Python, found by the simulation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ COUNTERS = "counters: pages requested are not accounted for"
 LOADED = "a look-up got a page that was loaded onto another than it was computed from"
 PINNED = "FAILED: pin: "
 TAKEN = "a look-up got a page that an event up to its view had taken"
+FOREIGN = "a page of another namespace"
 TORN = (MIXED, TAKEN)
 """A page of two fills may have an origin of neither: its head is looked at first."""
 ENGINE = "an engine served what was hidden after the acknowledgement"
@@ -250,6 +251,18 @@ MUTATIONS = (
             ),
         ),
         Stress((LOADED,), ("arena_commit.cpp",)),
+    ),
+    Mutation(
+        "I5, the namespace",
+        "a look-up finds pages of another namespace under their keys",
+        (
+            Edit(
+                _NATIVE + "look_up.cpp",
+                "whole = is_of_namespace(t.entries[entry], fields.generation, chain.namespace_slot);",
+                "is_of_namespace(t.entries[entry], fields.generation, chain.namespace_slot);",
+            ),
+        ),
+        Stress((FOREIGN,), ("look_up.cpp",)),
     ),
     Mutation(
         "R18, the client's fence",
