@@ -68,8 +68,8 @@ class Aim:
 _CLOSING_TURNS = 3
 """Turns of the loop in which asyncio closes connections, those of TLS too."""
 _DOWN = frozenset({"LOADING", "MASTERDOWN"})
-_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "OOM"}) | _DOWN
-"""What says nothing of whether a server takes pages, or that it is full, which is known apart."""
+_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "OOM", "WRONGTYPE"}) | _DOWN
+"""What says nothing of whether a server does what it is told, or that it is full, which is known apart."""
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "READONLY"})
 
 
@@ -150,6 +150,7 @@ class Router:
         `send` hands it to the data path, given the shard's number and whether ASKING goes before. `writes_bytes`: what it adds to
         the server's memory, 0 for a read.
         """
+        command = "SET" if writes_bytes else "GET"
         aim = await self.aim(key, deadline_ns=deadline_ns)
         for attempt in range(L3_ATTEMPTS_MAX):
             began_ns = self._clock.now_ns()
@@ -160,11 +161,14 @@ class Router:
             except ClosedError:
                 raise TroubleError(Trouble.CLOSED) from None
             except TransferError as error:
-                if writes_bytes and isinstance(error, ServerRefused) and error.error.code not in _ELSEWHERE:
-                    aim.shard.capacity.denied()
+                if isinstance(error, ServerRefused) and is_refusal(error.error):
+                    aim.shard.refused(command)
+                    if writes_bytes:
+                        aim.shard.capacity.denied()
                 aim = await self._after(aim, key, error, began_ns, attempt, deadline_ns)
             else:
                 aim.shard.answered()
+                aim.shard.carried_out(command)
                 if writes_bytes:
                     aim.shard.capacity.took()
                 return answer
@@ -311,6 +315,11 @@ class Router:
                 await self._topology.known.wait()
         except TimeoutError:
             raise TroubleError(Trouble.UNAVAILABLE) from None
+
+
+def is_refusal(error: ServerError) -> bool:
+    """Whether a server won't do what it was told, whatever the key."""
+    return error.code not in _ELSEWHERE
 
 
 def _make_sure_of_room(shard: Shard, record_bytes: int) -> None:

@@ -86,6 +86,7 @@ class Shard:
         self._reopen_s = L3_REOPEN_S
         self._look_due_ns = clock.now_ns()
         self._last_error = ""
+        self._refused: set[str] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -128,6 +129,14 @@ class Shard:
         if self.breaker.trip(self._clock.now_ns()):
             self._shut()
 
+    def carried_out(self, command: str) -> None:
+        """It did what it was told, or said that there is nothing to do it with."""
+        self._refused.discard(command)
+
+    def refused(self, command: str) -> None:
+        """It answered by an error that says nothing of room, of another server, or of a moment."""
+        self._refused.add(command)
+
     def renew(self) -> None:
         """Connect anew, now and then at most: its name may stand for another server by now. Requests are to be sent again."""
         if self.breaker.lets_through and self._renewals.take(self._clock.now_ns()):
@@ -149,6 +158,7 @@ class Shard:
             connections=self._connections,
             last_error=self._last_error,
             writes=self.capacity.room.value,
+            refused=tuple(sorted(self._refused)),
         )
 
     # --- the keeper ---

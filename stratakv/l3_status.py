@@ -44,7 +44,11 @@ def render_l3(l3: cache_pb2.L3Status) -> list[Table | Text]:
             server.breaker,
             str(server.connections),
             server.writes,
-            plain(server.last_error),
+            plain(
+                f"refuses {', '.join(server.refused)}: {server.last_error}"
+                if server.refused
+                else server.last_error
+            ),
         )
     trouble = [Text(plain(f"L3: {l3.trouble}").plain, style="red")] if l3.trouble else []
     return [pages, servers, *trouble]

@@ -65,7 +65,7 @@ def _servers(state: L3State) -> Iterable[Metric]:
     assert state.picture is not None, "there is an L3"
     available = GaugeMetricFamily(
         "stratakv_l3_server_available",
-        "1 if the server is asked, 0 while its breaker is open.",
+        "1 if pages can be read of the server, 0 while its breaker is open or it refuses that.",
         labels=("server",),
     )
     writable = GaugeMetricFamily(
@@ -74,7 +74,7 @@ def _servers(state: L3State) -> Iterable[Metric]:
         labels=("server",),
     )
     for server in state.picture.servers:
-        available.add_metric((server.server,), float(server.breaker == "closed"))
+        available.add_metric((server.server,), float(server.is_readable))
         writable.add_metric((server.server,), float(server.writes not in ("full", "refused")))
     yield available
     yield writable

@@ -22,6 +22,8 @@ class L3Reports:
         self._down: dict[str, int] = {}
         """Servers that were said to be out of reach, and when that was said last."""
         self._full: set[str] = set()
+        self._refusing: dict[str, int] = {}
+        """Servers that were said to refuse commands, and when that was said last."""
         self._trouble = ""
 
     def look(self, picture: L3Picture) -> None:
@@ -29,9 +31,11 @@ class L3Reports:
         for server in picture.servers:
             self._reach(server)
             self._room(server)
+            self._refusals(server)
         known = {server.server for server in picture.servers}
         self._down = {name: at_ns for name, at_ns in self._down.items() if name in known}
         self._full &= known
+        self._refusing = {name: at_ns for name, at_ns in self._refusing.items() if name in known}
         if picture.trouble != self._trouble:
             self._trouble = picture.trouble
             if picture.trouble:
@@ -65,6 +69,18 @@ class L3Reports:
         else:
             self._full.discard(server.server)
             _log.info("a server of L3 has room again", server=server.server)
+
+    def _refusals(self, server: ServerPicture) -> None:
+        said_ns = self._refusing.get(server.server)
+        if server.refused and said_ns is None:
+            self._refusing[server.server] = self._clock.now_ns()
+            _log.warning(
+                "a server of L3 refuses commands", server=server.server, commands=list(server.refused),
+                reason=server.last_error,
+            )  # fmt: skip
+        elif not server.refused and said_ns is not None and self._is_due(said_ns):
+            del self._refusing[server.server]
+            _log.info("a server of L3 refuses nothing any more", server=server.server)
 
     def _is_due(self, said_ns: int) -> bool:
         return self._clock.now_ns() - said_ns >= LOG_REPORT_S_MIN * _SECOND_NS

@@ -173,6 +173,16 @@ def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() 
     assert rendered(L3State(why_off="off")).splitlines()[-1] == "stratakv_l3_enabled 0.0"
 
 
+def test_a_server_that_may_not_be_read_is_not_available() -> None:
+    servers = tuple(replace(PICTURE.servers[0], refused=(command,)) for command in ("GET", "EXPIRE"))
+    for server, available in zip(servers, ("0.0", "1.0"), strict=True):
+        state = replace(STATE, picture=L3Picture("single", (server,)))
+        assert (
+            f'stratakv_l3_server_available{{server="redis://a:1"}} {available}'
+            in rendered(state).splitlines()
+        )
+
+
 @pytest.mark.parametrize(
     ("rows", "outcome"),
     [
@@ -246,6 +256,14 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
         told.look(L3Picture("cluster", (PICTURE.servers[0], well)))
     assert [text.split(" {")[0] for _, text in said] == ["a server of L3 answers again"]
     told.look(L3Picture("cluster", ()))
+    said.clear()
+    refusing = replace(well, refused=("SET",), last_error="NOPERM")
+    for server in (refusing, refusing, well, refusing):  # said once, however often it comes and goes
+        told.look(L3Picture("cluster", (server,)))
+    assert [severity for severity, text in said if "SET" in text and "NOPERM" in text] == ["warning"]
+    clock.advance(31 * 10**9)
+    told.look(L3Picture("cluster", (well,)))
+    assert [text.split(" {")[0] for _, text in said[1:]] == ["a server of L3 refuses nothing any more"]
 
 
 @pytest.mark.asyncio
