@@ -86,6 +86,7 @@ class Shard:
         self._reopen_s = L3_REOPEN_S
         self._look_due_ns = clock.now_ns()
         self._last_error = ""
+        self._last_error_ns = 0
         self._refused: set[str] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,7 +145,7 @@ class Shard:
 
     def note(self, why: str) -> None:
         """Remember the newest trouble, for people."""
-        self._last_error = why
+        self._last_error, self._last_error_ns = why, self._clock.now_ns()
 
     def note_reply(self, text: str) -> None:
         """The same of an error that it answered, with what to do about it."""
@@ -157,6 +158,9 @@ class Shard:
             breaker=self.breaker.state.value,
             connections=self._connections,
             last_error=self._last_error,
+            last_error_ms_ago=(self._clock.now_ns() - self._last_error_ns) // 1_000_000
+            if self._last_error
+            else 0,
             writes=self.capacity.room.value,
             refused=tuple(sorted(self._refused)),
         )

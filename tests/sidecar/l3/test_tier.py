@@ -129,7 +129,9 @@ PICTURE = L3Picture(
     "cluster",
     (
         ServerPicture("redis://a:1", "closed", 4, "", "yes"),
-        ServerPicture("redis://b:2", "open", 0, "it does not answer", "full"),
+        ServerPicture(
+            "redis://b:2", "open", 0, "it does not answer", "full", last_error_ms_ago=1500, refused=("SET",)
+        ),
     ),
     trouble="no server answers",
 )
@@ -203,7 +205,7 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
         servers=[
             cache_pb2.L3ServerStatus(
                 server=one.server, breaker=one.breaker, connections=one.connections, last_error=one.last_error,
-                writes=one.writes,
+                writes=one.writes, last_error_ms_ago=one.last_error_ms_ago, refused=one.refused,
             )
             for one in PICTURE.servers
         ],
@@ -215,7 +217,7 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
     for word in (
         "redis://b:2",
         "open",
-        "it does not answer",
+        "refuses SET; 1.5 s ago: it does not answer",
         "full 1",
         "gone 2",
         "absent 8",
@@ -241,9 +243,10 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(reports, "_log", Lines())
     clock = ManualClock()
     told = reports.L3Reports(clock)
-    well = replace(PICTURE.servers[1], breaker="closed", writes="yes")
+    well = replace(PICTURE.servers[1], breaker="closed", writes="yes", refused=())
+    down = replace(PICTURE.servers[1], refused=())
     for _ in range(3):
-        told.look(PICTURE)
+        told.look(replace(PICTURE, servers=(PICTURE.servers[0], down)))
     assert [(severity, "redis://b:2" in text) for severity, text in said] == [
         ("warning", True), ("warning", True), ("warning", False),
     ]  # fmt: skip
@@ -262,8 +265,13 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
         told.look(L3Picture("cluster", (server,)))
     assert [severity for severity, text in said if "SET" in text and "NOPERM" in text] == ["warning"]
     clock.advance(31 * 10**9)
+    for refused in (("GET", "SET"), ("GET", "SET"), ()):
+        told.look(L3Picture("cluster", (replace(refusing, refused=refused),)))
+    assert [severity for severity, text in said if "GET" in text] == ["warning"]
+    said.clear()
+    clock.advance(31 * 10**9)
     told.look(L3Picture("cluster", (well,)))
-    assert [text.split(" {")[0] for _, text in said[1:]] == ["a server of L3 refuses nothing any more"]
+    assert [text.split(" {")[0] for _, text in said] == ["a server of L3 refuses nothing any more"]
 
 
 @pytest.mark.asyncio
