@@ -167,6 +167,7 @@ def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() 
         'stratakv_l3_probe_misses_total{reason="absent"} 8.0',
         'stratakv_l3_lost_pages_total{reason="dropped_queue_full"} 1.0',
         'stratakv_l3_lost_pages_total{reason="gone"} 2.0',
+        'stratakv_l3_lost_pages_total{reason="dropped_too_old"} 0.0',
         "stratakv_l3_queued_pages 7.0",
         "stratakv_l3_queue_age_seconds 1.5",
         "stratakv_l3_flights 3.0",
