@@ -26,9 +26,10 @@ REMEDIES = {
     "version": "use Redis 6.2 or later, or Valkey",
     "disk": "look at its disk: it refuses writes until it can save again",
     "clients": "let it take more clients: CONFIG SET maxclients",
-    "moved": "if it is part of a Cluster, its URL begins with redis+cluster://",
+    "moved": "if it is part of a Cluster and its URL does not say so: that begins with redis+cluster://",
     "readonly": "it is a replica: name its primary, in its place or beside it",
     "size": "raise its proto-max-bulk-len above the size of a page, or use smaller pages",
+    "single": "it is no Cluster: its URL begins with redis://, or rediss:// for TLS",
 }
 
 

@@ -44,6 +44,7 @@ _BY_WORDS = (
     ("unknown command", "version"),
     ("invalid bulk length", "size"),
     ("script", "script"),
+    ("cluster mode is not enabled", "single"),
 )
 _BY_TYPE: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.AuthenticationError, "denied"),
@@ -112,7 +113,7 @@ def reason_of(error: Exception) -> str:
         return found
     lower = text.lower()
     for words, reason in _BY_WORDS:
-        if isinstance(error, exceptions.RedisError) and words in lower:
+        if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException) and words in lower:
             return reason
     for kind, reason in _BY_TYPE:
         if isinstance(error, kind):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from cache_l3.data_path import DataPath, Late, Overloaded, Reply, ServerError, TransferError
-from cache_l3.router import Aim, Router, Trouble, TroubleError
+from cache_l3.router import Aim, Router, Trouble, TroubleError, is_refusal
 from kv_types.clock import Clock
 from kv_types.errors import ClosedError
 from kv_types.limits import L3_ATTEMPTS_MAX, L3_PROBE_RECORDS_MAX
@@ -92,6 +92,11 @@ class Questions:
         except TransferError:  # its connection is lost, or the shard is down: they say why
             return None
         shard.answered()
+        for asked, reply in zip(commands, replies, strict=True):
+            if not isinstance(reply, ServerError):
+                shard.carried_out(asked[0].decode())
+            elif is_refusal(reply):
+                shard.refused(asked[0].decode())
         return replies
 
     def _settle(

@@ -47,6 +47,15 @@ class ServerPicture:
     """The newest trouble, in a line; empty while there was none."""
     writes: str
     """yes, or why no page is written: full, refused (its last error says why), unknown."""
+    last_error_ms_ago: int = 0
+    """How old that is: it stays when all is well again."""
+    refused: tuple[str, ...] = ()
+    """Commands that it refused last, for a reason that does not pass by itself: its user may not give them."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it answers what is read of it, as far as is known."""
+        return self.breaker == "closed" and not {"GET", "GETRANGE"} & set(self.refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ class Aim:
 _CLOSING_TURNS = 3
 """Turns of the loop in which asyncio closes connections, those of TLS too."""
 _DOWN = frozenset({"LOADING", "MASTERDOWN"})
-_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "OOM"}) | _DOWN
-"""What says nothing of whether a server takes pages, or that it is full, which is known apart."""
+_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "OOM", "WRONGTYPE"}) | _DOWN
+"""What says nothing of whether a server does what it is told, or that it is full, which is known apart."""
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "READONLY"})
 
 
@@ -156,6 +156,7 @@ class Router:
         `send` hands it to the data path, given the shard's number and whether ASKING goes before. `writes_bytes`: what it adds to
         the server's memory, 0 for a read.
         """
+        command = "SET" if writes_bytes else "GET"
         aim = await self.aim(key, deadline_ns=deadline_ns)
         for attempt in range(L3_ATTEMPTS_MAX):
             began_ns = self._clock.now_ns()
@@ -166,11 +167,12 @@ class Router:
             except ClosedError:
                 raise TroubleError(Trouble.CLOSED) from None
             except TransferError as error:
-                if writes_bytes and isinstance(error, ServerRefused):
-                    self._heed_refusal(aim.shard.capacity, error.error, writes_bytes)
+                if isinstance(error, ServerRefused):
+                    self._heed_refusal(aim.shard, command, error.error, writes_bytes)
                 aim = await self._after(aim, key, error, began_ns, attempt, deadline_ns)
             else:
                 aim.shard.answered()
+                aim.shard.carried_out(command)
                 if writes_bytes:
                     aim.shard.capacity.took()
                 return answer
@@ -237,14 +239,18 @@ class Router:
             return None
         raise TroubleError(Trouble.UNAVAILABLE)
 
-    def _heed_refusal(self, capacity: Capacity, error: ServerError, record_bytes: int) -> None:
-        """What the answer to a page says of further ones."""
+    def _heed_refusal(self, shard: Shard, command: str, error: ServerError, writes_bytes: int) -> None:
+        """What an error says of further requests of the kind."""
+        if is_refusal(error):
+            shard.refused(command)
+        if not writes_bytes:
+            return
         if error.code == "OOM":
-            capacity.refused_room(now_ns=self._clock.now_ns())
+            shard.capacity.refused_room(now_ns=self._clock.now_ns())
         if _is_of_size(error):
-            capacity.refused_size(record_bytes, now_ns=self._clock.now_ns())
-        if error.code not in _ELSEWHERE:
-            capacity.denied()
+            shard.capacity.refused_size(writes_bytes, now_ns=self._clock.now_ns())
+        if is_refusal(error):
+            shard.capacity.denied()
 
     async def pause(self, attempt: int, *, deadline_ns: int) -> None:
         """Wait a little longer after each attempt, up to the deadline. Raises TroubleError when that has come."""
@@ -332,6 +338,11 @@ class Router:
                 await self._topology.known.wait()
         except TimeoutError:
             raise TroubleError(Trouble.LATE) from None
+
+
+def is_refusal(error: ServerError) -> bool:
+    """Whether a server won't do what it was told, whatever the key and the size."""
+    return error.code not in _ELSEWHERE and not _is_of_size(error)
 
 
 def _make_sure_of_room(shard: Shard, record_bytes: int, *, now_ns: int) -> None:

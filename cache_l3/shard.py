@@ -99,6 +99,8 @@ class Shard:
         self._reopen_s = L3_REOPEN_S
         self._look_due_ns = clock.now_ns()
         self._last_error = ""
+        self._last_error_ns = 0
+        self._refused: set[str] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -145,6 +147,14 @@ class Shard:
         if self.breaker.trip(self._clock.now_ns()):
             self._shut()
 
+    def carried_out(self, command: str) -> None:
+        """It did what it was told, or said that there is nothing to do it with."""
+        self._refused.discard(command)
+
+    def refused(self, command: str) -> None:
+        """It answered by an error that says nothing of room, of another server, or of a moment."""
+        self._refused.add(command)
+
     def renew(self) -> None:
         """Connect anew, now and then at most: its name may stand for another server by now. Requests are to be sent again."""
         if self.breaker.lets_through and self._renewals.take(self._clock.now_ns()):
@@ -165,7 +175,7 @@ class Shard:
 
     def note(self, why: str) -> None:
         """Remember the newest trouble, for people."""
-        self._last_error = why
+        self._last_error, self._last_error_ns = why, self._clock.now_ns()
 
     def note_reply(self, text: str) -> None:
         """The same of an error that it answered, with what to do about it."""
@@ -179,6 +189,10 @@ class Shard:
             connections=self._connections,
             last_error=self._last_error,
             writes=(Room.REFUSED if self.is_replica else self.capacity.room(self._clock.now_ns())).value,
+            last_error_ms_ago=(self._clock.now_ns() - self._last_error_ns) // 1_000_000
+            if self._last_error
+            else 0,
+            refused=tuple(sorted(self._refused)),
         )
 
     # --- the keeper ---

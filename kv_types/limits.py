@@ -278,6 +278,8 @@ L3_HEADERS_REMEMBERED_MAX = 4096
 """Headers that are not decoded anew when their payload comes: some 5 MiB."""
 L3_PUT_AWAITED_S = 0.1
 """How long a load waits for a page that a client is storing."""
+L3_SENT_S_MIN = 0.1
+"""How long a load goes on, once it is sent, though its caller waits no more: giving it up costs a connection."""
 L3_TURN_PAGES = 128
 """Records that are judged, or pages that are described, without letting others run."""
 L3_STORE_QUEUE_PAGES_MAX = 65_536

@@ -147,7 +147,7 @@ def _l3_status(state: L3State) -> cache_pb2.L3Status:
         servers=[
             cache_pb2.L3ServerStatus(
                 server=one.server, breaker=one.breaker, connections=one.connections, last_error=one.last_error,
-                writes=one.writes,
+                writes=one.writes, refused=one.refused, last_error_ms_ago=one.last_error_ms_ago,
             )
             for one in servers
         ],

@@ -45,10 +45,18 @@ def render_l3(l3: cache_pb2.L3Status) -> list[Table | Text]:
             server.breaker,
             str(server.connections),
             server.writes,
-            plain(server.last_error),
+            plain(_last_error(server)),
         )
     trouble = [Text(plain(f"L3: {l3.trouble}").plain, style="red")] if l3.trouble else []
     return [pages, servers, *trouble]
+
+
+def _last_error(server: cache_pb2.L3ServerStatus) -> str:
+    """The newest trouble and how old it is: it stays when all is well again."""
+    if not server.last_error:
+        return ""
+    refuses = f"refuses {', '.join(server.refused)}; " if server.refused else ""
+    return f"{refuses}{server.last_error_ms_ago / 1000:.1f} s ago: {server.last_error}"
 
 
 def _by_reason(counts: Mapping[str, int], *prefixes: str) -> str:

@@ -17,7 +17,7 @@ _REMEDIES = {
     "version": "use Redis 6.2 or later, or Valkey",
     "full": "let its pages be evicted: CONFIG SET maxmemory-policy volatile-lru",
     "disk": "look at its disk: it refuses writes until it can save again",
-    "moved": "if it is part of a Cluster, its URL begins with redis+cluster://",
+    "moved": "if it is part of a Cluster and its URL does not say so: that begins with redis+cluster://",
 }
 
 

@@ -388,18 +388,22 @@ class LogStatus(_message.Message):
     def __init__(self, fleet: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., member: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., tip: _Optional[int] = ..., applied: _Optional[int] = ..., acknowledged: _Optional[int] = ..., drained: _Optional[int] = ..., confirmed_ms_ago: _Optional[int] = ..., held_by: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Mapping[str, int]] = ..., settled: _Optional[bool] = ..., why_local: _Optional[str] = ..., server: _Optional[str] = ..., server_errors: _Optional[_Iterable[str]] = ..., server_warnings: _Optional[_Iterable[str]] = ..., draining_held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class L3ServerStatus(_message.Message):
-    __slots__ = ("server", "breaker", "connections", "last_error", "writes")
+    __slots__ = ("server", "breaker", "connections", "last_error", "writes", "refused", "last_error_ms_ago")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_MS_AGO_FIELD_NUMBER: _ClassVar[int]
     server: str
     breaker: str
     connections: int
     last_error: str
     writes: str
-    def __init__(self, server: _Optional[str] = ..., breaker: _Optional[str] = ..., connections: _Optional[int] = ..., last_error: _Optional[str] = ..., writes: _Optional[str] = ...) -> None: ...
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    last_error_ms_ago: int
+    def __init__(self, server: _Optional[str] = ..., breaker: _Optional[str] = ..., connections: _Optional[int] = ..., last_error: _Optional[str] = ..., writes: _Optional[str] = ..., refused: _Optional[_Iterable[str]] = ..., last_error_ms_ago: _Optional[int] = ...) -> None: ...
 
 class L3Status(_message.Message):
     __slots__ = ("why_off", "kind", "servers", "trouble", "loads", "stores", "records")

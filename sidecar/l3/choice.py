@@ -77,4 +77,5 @@ def bounds(settings: Settings) -> Bounds:
         absent_pages=limits.L3_ABSENT_MEMO_MAX,
         absent_ns=int(limits.L3_ABSENT_MEMO_S * _SECOND_NS),
         put_awaited_ns=int(limits.L3_PUT_AWAITED_S * _SECOND_NS),
+        sent_ns=int(limits.L3_SENT_S_MIN * _SECOND_NS),
     )

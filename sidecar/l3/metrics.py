@@ -6,12 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from cache_l3.tally import REFUSALS
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.tier import L3State
 
 _LOST = ("gone", "dropped_", "refused_")
 """What begins the names of pages that were to be stored and were not."""
+_LOST_REASONS = (
+    "gone", "dropped_queue_full", "dropped_too_old", "dropped_closing",
+    *(f"refused_{reason.name.lower()}" for reason in REFUSALS),
+)  # fmt: skip
+"""Told from the start: a series that begins with its first loss hides that one from whoever looks at its growth."""
 
 
 def outcome_of(rows: Sequence[RowLoaded]) -> str:
@@ -56,7 +62,8 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
         "Records that were asked for and not there.",
         _after(records, "probe_missed_"),
     )
-    lost = {name: count for name, count in stores.items() if name.startswith(_LOST)}
+    lost = dict.fromkeys(_LOST_REASONS, 0)
+    lost |= {name: count for name, count in stores.items() if name.startswith(_LOST)}
     yield _by("lost_pages", "reason", "Pages that clients stored and that did not get into L3.", lost)
     yield from _under_way(loads, stores)
 
@@ -65,7 +72,7 @@ def _servers(state: L3State) -> Iterable[Metric]:
     assert state.picture is not None, "there is an L3"
     available = GaugeMetricFamily(
         "stratakv_l3_server_available",
-        "1 if the server is asked, 0 while its breaker is open.",
+        "1 if pages can be read of the server, 0 while its breaker is open or it refuses that.",
         labels=("server",),
     )
     writable = GaugeMetricFamily(
@@ -74,7 +81,7 @@ def _servers(state: L3State) -> Iterable[Metric]:
         labels=("server",),
     )
     for server in state.picture.servers:
-        available.add_metric((server.server,), float(server.breaker == "closed"))
+        available.add_metric((server.server,), float(server.is_readable))
         writable.add_metric((server.server,), float(server.writes not in ("full", "refused")))
     yield available
     yield writable

@@ -233,3 +233,5 @@ class Bounds:
     """How long it is remembered that L3 has no valid record under a key."""
     put_awaited_ns: int
     """How long a page is awaited that a client is storing."""
+    sent_ns: int
+    """How long what was sent may take at least: longer than its caller waits, if need be."""

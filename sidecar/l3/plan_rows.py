@@ -62,6 +62,11 @@ class Page:
         return max((row.request.deadline_ns for row in self.rows), default=0)
 
 
+def sent_until(pages: Sequence[Page], least_ns: int) -> int:
+    """Deadline of what is sent for pages: what a hurried caller began is not thrown away with its connection."""
+    return max(least_ns, *(page.deadline_ns for page in pages))
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Rows that are answered together."""

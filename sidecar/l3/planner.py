@@ -15,7 +15,7 @@ from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
-from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row
+from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row, sent_until
 from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, RecentMisses
 
 _PAGES_AHEAD_PROBES = 2
@@ -460,7 +460,7 @@ class Planner:
             row.cursor += 1
 
     def _fetch(self, row: Row, run: list[Page]) -> None:
-        deadline_ns = max(page.deadline_ns for page in run)
+        deadline_ns = sent_until(run, self._now_ns + self._bounds.sent_ns)
         for page in run:
             page.flight, page.state, page.until_ns = self._flights.begin(page), PageState.FLYING, deadline_ns
         flights = tuple(page.flight for page in run)
@@ -484,7 +484,7 @@ class Planner:
         wanted = [page for page in to_ask if self._pages.get(page.key) is page and page.rows]
         for at in range(0, len(wanted), self._bounds.probe_pages):
             asked = wanted[at : at + self._bounds.probe_pages]
-            deadline_ns = max(page.deadline_ns for page in asked)
+            deadline_ns = sent_until(asked, self._now_ns + self._bounds.sent_ns)
             self._probes_begun += 1
             for page in asked:
                 page.probe, page.until_ns = self._probes_begun, deadline_ns

@@ -22,6 +22,8 @@ class L3Reports:
         self._down: dict[str, int] = {}
         """Servers that were said to be out of reach, and when that was said last."""
         self._full: set[str] = set()
+        self._refused: dict[str, tuple[int, tuple[str, ...]]] = {}
+        """What servers were said to refuse, and when that was said last."""
         self._trouble = ""
 
     def look(self, picture: L3Picture) -> None:
@@ -29,9 +31,11 @@ class L3Reports:
         for server in picture.servers:
             self._reach(server)
             self._room(server)
+            self._refusals(server)
         known = {server.server for server in picture.servers}
         self._down = {name: at_ns for name, at_ns in self._down.items() if name in known}
         self._full &= known
+        self._refused = {name: said for name, said in self._refused.items() if name in known}
         if picture.trouble != self._trouble:
             self._trouble = picture.trouble
             if picture.trouble:
@@ -65,6 +69,19 @@ class L3Reports:
         else:
             self._full.discard(server.server)
             _log.info("a server of L3 has room again", server=server.server)
+
+    def _refusals(self, server: ServerPicture) -> None:
+        said_ns, said = self._refused.get(server.server, (None, ()))
+        if server.refused == said or (said_ns is not None and not self._is_due(said_ns)):
+            return
+        self._refused[server.server] = (self._clock.now_ns(), server.refused)
+        if server.refused:
+            _log.warning(
+                "a server of L3 refuses commands", server=server.server, commands=list(server.refused),
+                reason=server.last_error,
+            )  # fmt: skip
+        else:
+            _log.info("a server of L3 refuses nothing any more", server=server.server)
 
     def _is_due(self, said_ns: int) -> bool:
         return self._clock.now_ns() - said_ns >= LOG_REPORT_S_MIN * _SECOND_NS

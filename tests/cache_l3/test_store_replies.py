@@ -263,6 +263,30 @@ async def test_a_server_that_refuses_pages_does_not_count_as_one_that_takes_them
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("command", ["GET", "GETRANGE", "EXPIRE"])
+async def test_what_a_server_refuses_is_told_until_it_does_it(
+    server: ScriptedRedis, store: RedisRecordStore, command: str
+) -> None:
+    async def all_of_them() -> None:
+        await put(store)
+        await store.probe([name(1)], deadline_ns=within(2.0))
+        await load(store)
+        await store.refresh([name(1)], ttl_s=60, deadline_ns=within(2.0))
+
+    await all_of_them()
+    assert store.describe().servers[0].refused == ()
+    server.answer = only(command, reply=b"-NOPERM this user has no permissions\r\n")
+    await all_of_them()
+    told = store.describe().servers[0]
+    assert told.refused == (command,)
+    assert told.is_readable == (command == "EXPIRE")
+    assert "ACL SETUSER" in told.last_error
+    server.answer = lambda words: None
+    await all_of_them()
+    assert store.describe().servers[0].refused == ()
+
+
+@pytest.mark.asyncio
 async def test_another_kind_of_value_under_the_key_is_corrupt_and_removed(shared_redis: RedisServer) -> None:
     async with opened(shared_redis.url) as store:
         key = store._keys.key(name(77))

@@ -149,6 +149,7 @@ async def test_a_table_that_can_not_be_read_is_a_trouble_and_no_table(reply: byt
         assert topology.server_of(b"key") is None
         assert topology.servers() == []
         assert f"127.0.0.1:{server.port}" in topology.trouble
+        assert ("it is no Cluster" in topology.trouble) == (b"cluster support" in reply)
         server.answer = lambda words: (
             slots(server, (0, 16383, server.port)) if words[0] == b"CLUSTER" else None
         )

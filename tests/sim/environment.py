@@ -33,7 +33,7 @@ HIDING_STEP_WORK = 6
 
 LOADS = Bounds(
     requests=6, pages=24, flights=6, flight_bytes=6 * PAGE_BYTES, run_pages=2, probe_pages=2, absent_pages=64,
-    absent_ns=100 * MS, put_awaited_ns=100 * MS,
+    absent_ns=100 * MS, put_awaited_ns=100 * MS, sent_ns=100 * MS,
 )  # fmt: skip
 """Small, so that runs, questions and queues are shorter than chains."""
 

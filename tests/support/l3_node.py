@@ -28,7 +28,7 @@ from tests.support.stores import add, make_store
 SECOND_NS = 1_000_000_000
 SMALL = Bounds(
     requests=16, pages=4096, flights=64, flight_bytes=1 << 20, run_pages=8, probe_pages=64, absent_pages=1024,
-    absent_ns=SECOND_NS // 4, put_awaited_ns=SECOND_NS // 10,
+    absent_ns=SECOND_NS // 4, put_awaited_ns=SECOND_NS // 10, sent_ns=SECOND_NS // 5,
 )  # fmt: skip
 
 

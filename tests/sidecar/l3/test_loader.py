@@ -132,6 +132,35 @@ async def test_c18_what_stands_before_the_pages_of_a_server_that_hangs_is_staged
         node.check_bytes(keys[:6])
 
 
+async def test_what_is_on_its_way_at_a_deadline_comes_after_it() -> None:
+    """Giving it up would cost its connection, and whoever always waits so short would never have the page."""
+    async with nodes() as (node,):
+        keys = fresh(2)
+        node.shelve(keys)
+        held = [node.records.hold("load") for _ in keys]
+        wait = asyncio.create_task(node.load(keys, seconds=0.05))
+        for one in held:
+            await one.reached.wait()
+        await node.time.run(0.06)
+        assert await wait == [RowLoaded(0, 0, MissReason.DEADLINE)]
+        for one in held:
+            one.release()
+        await until(lambda: node.resident(keys) == 2, what="the pages that were on their way")
+
+
+async def test_a_question_outlives_a_hurried_caller() -> None:
+    async with nodes() as (node,):
+        keys = fresh(2)
+        held = node.records.hold("probe")
+        wait = asyncio.create_task(node.load(keys, seconds=0.05))
+        await held.reached.wait()
+        await node.time.run(0.1)
+        assert await wait == [RowLoaded(0, 0, MissReason.DEADLINE)]
+        held.release()
+        await settle()
+        assert node.records.statistics()["probe_missed_deadline"] == 0, "it cost no connection"
+
+
 async def test_a_later_waiter_gets_what_an_earlier_one_could_not_wait_for() -> None:
     async with nodes() as (node,):
         keys = fresh(2)

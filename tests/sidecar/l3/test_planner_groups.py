@@ -17,7 +17,7 @@ from sidecar.l3.planner import Planner
 PAGES = 8
 BOUNDS = plan.Bounds(
     requests=8, pages=4096, flights=64, flight_bytes=1 << 30, run_pages=32, probe_pages=512, absent_pages=64,
-    absent_ns=1000, put_awaited_ns=1000,
+    absent_ns=1000, put_awaited_ns=1000, sent_ns=0,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ SIZE = 10
 MS = 1_000_000
 BOUNDS = plan.Bounds(
     requests=4, pages=14, flights=4, flight_bytes=3 * SIZE, run_pages=2, probe_pages=4, absent_pages=8,
-    absent_ns=20 * MS, put_awaited_ns=10 * MS,
+    absent_ns=20 * MS, put_awaited_ns=10 * MS, sent_ns=15 * MS,
 )  # fmt: skip
 
 

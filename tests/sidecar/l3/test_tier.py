@@ -129,7 +129,9 @@ PICTURE = L3Picture(
     "cluster",
     (
         ServerPicture("redis://a:1", "closed", 4, "", "yes"),
-        ServerPicture("redis://b:2", "open", 0, "it does not answer", "full"),
+        ServerPicture(
+            "redis://b:2", "open", 0, "it does not answer", "full", last_error_ms_ago=1500, refused=("SET",)
+        ),
     ),
     trouble="no server answers",
 )
@@ -165,12 +167,23 @@ def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() 
         'stratakv_l3_probe_misses_total{reason="absent"} 8.0',
         'stratakv_l3_lost_pages_total{reason="dropped_queue_full"} 1.0',
         'stratakv_l3_lost_pages_total{reason="gone"} 2.0',
+        'stratakv_l3_lost_pages_total{reason="dropped_too_old"} 0.0',
         "stratakv_l3_queued_pages 7.0",
         "stratakv_l3_queue_age_seconds 1.5",
         "stratakv_l3_flights 3.0",
     ):
         assert line in text.splitlines(), line
     assert rendered(L3State(why_off="off")).splitlines()[-1] == "stratakv_l3_enabled 0.0"
+
+
+def test_a_server_that_may_not_be_read_is_not_available() -> None:
+    servers = tuple(replace(PICTURE.servers[0], refused=(command,)) for command in ("GET", "EXPIRE"))
+    for server, available in zip(servers, ("0.0", "1.0"), strict=True):
+        state = replace(STATE, picture=L3Picture("single", (server,)))
+        assert (
+            f'stratakv_l3_server_available{{server="redis://a:1"}} {available}'
+            in rendered(state).splitlines()
+        )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +206,7 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
         servers=[
             cache_pb2.L3ServerStatus(
                 server=one.server, breaker=one.breaker, connections=one.connections, last_error=one.last_error,
-                writes=one.writes,
+                writes=one.writes, last_error_ms_ago=one.last_error_ms_ago, refused=one.refused,
             )
             for one in PICTURE.servers
         ],
@@ -205,7 +218,7 @@ def test_status_shows_servers_pages_and_what_is_wrong() -> None:
     for word in (
         "redis://b:2",
         "open",
-        "it does not answer",
+        "refuses SET; 1.5 s ago: it does not answer",
         "full 1",
         "gone 2",
         "absent 8",
@@ -232,9 +245,10 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(reports, "_log", Lines())
     clock = ManualClock()
     told = reports.L3Reports(clock)
-    well = replace(PICTURE.servers[1], breaker="closed", writes="yes")
+    well = replace(PICTURE.servers[1], breaker="closed", writes="yes", refused=())
+    down = replace(PICTURE.servers[1], refused=())
     for _ in range(3):
-        told.look(PICTURE)
+        told.look(replace(PICTURE, servers=(PICTURE.servers[0], down)))
     assert [(severity, "redis://b:2" in text) for severity, text in said] == [
         ("warning", True), ("warning", True), ("warning", False),
     ]  # fmt: skip
@@ -247,6 +261,19 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
         told.look(L3Picture("cluster", (PICTURE.servers[0], well)))
     assert [text.split(" {")[0] for _, text in said] == ["a server of L3 answers again"]
     told.look(L3Picture("cluster", ()))
+    said.clear()
+    refusing = replace(well, refused=("SET",), last_error="NOPERM")
+    for server in (refusing, refusing, well, refusing):  # said once, however often it comes and goes
+        told.look(L3Picture("cluster", (server,)))
+    assert [severity for severity, text in said if "SET" in text and "NOPERM" in text] == ["warning"]
+    clock.advance(31 * 10**9)
+    for refused in (("GET", "SET"), ("GET", "SET"), ()):
+        told.look(L3Picture("cluster", (replace(refusing, refused=refused),)))
+    assert [severity for severity, text in said if "GET" in text] == ["warning"]
+    said.clear()
+    clock.advance(31 * 10**9)
+    told.look(L3Picture("cluster", (well,)))
+    assert [text.split(" {")[0] for _, text in said] == ["a server of L3 refuses nothing any more"]
 
 
 @pytest.mark.asyncio
