@@ -11,7 +11,7 @@ from typing import TypeVar
 from redis.exceptions import ResponseError
 
 from cache_l3.address import RedisAddress, RedisServers
-from cache_l3.capacity import Capacity, Room
+from cache_l3.capacity import Room
 from cache_l3.connections import Connector
 from cache_l3.data_path import (
     Cancelled,
