@@ -14,7 +14,7 @@ from sidecar.l3.tier import L3State
 _LOST = ("gone", "dropped_", "refused_")
 """What begins the names of pages that were to be stored and were not."""
 _LOST_REASONS = (
-    "gone", "dropped_queue_full", "dropped_too_old", "dropped_closing",
+    "gone", "dropped_queue_full", "dropped_too_old", "dropped_failed", "dropped_closing",
     *(f"refused_{reason.name.lower()}" for reason in REFUSALS),
 )  # fmt: skip
 """Told from the start: a series that begins with its first loss hides that one from whoever looks at its growth."""
@@ -44,7 +44,11 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
         ("stored_bytes", "Bytes of them, as they lie in L3.", records.get("stored_bytes", 0)),
         ("known_pages", "Pages that L3 had already, so that they were not sent.", stores.get("known", 0)),
         ("restored_pages", "Ancestors of stored pages that L3 had lost.", stores.get("restored", 0)),
-        ("offered_pages", "Pages that clients stored on this node.", stores.get("offered", 0)),
+        (
+            "offered_pages",
+            "Pages that were to go to L3: those that clients stored, and restored ones.",
+            stores.get("offered", 0),
+        ),
         ("corrupt_records", "Records that failed their checks, and were removed.", records.get("corrupt", 0)),
         ("retries", "Requests that were sent again.", records.get("retried", 0)),
         ("redirects", "Requests that a Cluster sent elsewhere.", records.get("redirected", 0)),

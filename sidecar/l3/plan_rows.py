@@ -67,6 +67,12 @@ def sent_until(pages: Sequence[Page], least_ns: int) -> int:
     return max(least_ns, *(page.deadline_ns for page in pages))
 
 
+def half_until(now_ns: int, deadline_ns: int, least_ns: int) -> int:
+    """Deadline of a question: one server that hangs holds up the whole answer, and what the others say is of use only while
+    there is time to fetch it."""
+    return now_ns + max((deadline_ns - now_ns) // 2, least_ns)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Rows that are answered together."""

@@ -15,7 +15,7 @@ from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
-from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row, sent_until
+from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row, half_until, sent_until
 from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, RecentMisses
 
 _PAGES_AHEAD_PROBES = 2
@@ -484,18 +484,15 @@ class Planner:
         wanted = [page for page in to_ask if self._pages.get(page.key) is page and page.rows]
         for at in range(0, len(wanted), self._bounds.probe_pages):
             asked = wanted[at : at + self._bounds.probe_pages]
-            least_ns = self._now_ns + self._bounds.sent_ns
-            deadline_ns = sent_until(asked, least_ns)
-            # One server that hangs holds up the whole answer: what the others said of the pages before it is of use only
-            # while there is time to fetch them.
-            half_ns = (self._now_ns + deadline_ns) // 2
+            deadline_ns = sent_until(asked, self._now_ns + self._bounds.sent_ns)
             self._probes_begun += 1
             for page in asked:
                 page.probe, page.until_ns = self._probes_begun, deadline_ns
             self._probes[self._probes_begun] = tuple(page.key for page in asked)
             self._counts["probed"] += len(asked)
             pages = tuple(plan.ProbedPage(one.namespace, one.key, one.parent, one.size) for one in asked)
-            self._actions.append(plan.Probe(self._probes_begun, pages, max(half_ns, least_ns)))
+            ask_until_ns = half_until(self._now_ns, deadline_ns, self._bounds.sent_ns)
+            self._actions.append(plan.Probe(self._probes_begun, pages, ask_until_ns))
 
 
 def _nothing(request: Request, reason: MissReason) -> tuple[RowLoaded, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
@@ -141,11 +141,8 @@ class L3Tier:
         """Tell how things stand, for status and metrics."""
         if self._parts is None:
             return L3State(why_off=self._why_off or "it has ended")
-        picture = self._parts.records.describe()
-        if self._parts.behind.failure:
-            picture = replace(picture, trouble=self._parts.behind.failure)
         return L3State(
-            picture=picture,
+            picture=self._parts.records.describe(),
             loads=self._parts.loader.statistics(),
             stores=self._parts.behind.statistics(),
             records=self._parts.records.statistics(),

@@ -37,7 +37,7 @@ from kv_types.outcomes import MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import RESTS_ON_NOTHING, PageDescription, RecordHeader
 from sidecar.l3.ancestors import AncestorKeeper
 from sidecar.l3.store_queue import Queued, StoreQueue
-from sidecar.logs import logger
+from sidecar.logs import SeldomLogger, logger
 
 _SECOND_NS = 1_000_000_000
 _OUT_OF_REACH = (MissReason.L3_UNAVAILABLE, MissReason.DEADLINE, MissReason.OVERLOADED, MissReason.CLOSED)
@@ -98,21 +98,13 @@ class WriteBehind:
         self._backoff_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.failure = ""
-        """Why nothing is stored any more, which must not be; empty."""
+        self._failures = SeldomLogger(_log, clock)
         self._counts = queue.counts
 
     def start(self) -> None:
         """Begin to take in what clients store, and to store it."""
         self._store.on_stored = self.on_stored
         self._task = asyncio.get_running_loop().create_task(self._run(), name="l3 write-behind")
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = f"pages are stored in L3 no more, until this sidecar starts again: {error!r}"
-            _log.error("write-behind has failed", exc_info=error)
-            self._changed.set()
 
     def on_stored(self, instances: list[int]) -> None:
         """Clients have stored these pages, parents first."""
@@ -205,6 +197,12 @@ class WriteBehind:
             self._in_batch = len(batch)
             try:
                 was_asked = await self._carry(batch)
+            except Exception:  # noqa: BLE001  (whatever it is, it is no reason to store nothing any more)
+                self._failures.error("storing pages in L3 failed in a way that it must not", exc_info=True)
+                self._counts["dropped_failed"] += self._in_batch
+                self._in_batch = 0
+                self._back_off(self._backoff_s)
+                was_asked = True
             finally:
                 self._counts["dropped_closing"] += self._in_batch  # none, unless it was ended in between
                 self._in_batch = 0

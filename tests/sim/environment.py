@@ -173,7 +173,7 @@ class _Threading:
 
 
 class _Failures:
-    """What a loader logs and goes on after: in a simulation nothing may fail, and what breaks a promise is raised there."""
+    """Nothing may fail in a simulation: what a loader or write-behind would log, and go on, is raised there."""
 
     def __init__(self, *_: object) -> None:
         self._loop = asyncio.get_running_loop()
@@ -234,11 +234,13 @@ def _shorten() -> None:
     import sidecar.admin.fencing
     import sidecar.l3.loader
     import sidecar.l3.tier
+    import sidecar.l3.write_behind
     import sidecar.log.directory
     import sidecar.log.watch
 
     _put(
         (sidecar.l3.loader, "SeldomLogger", _Failures),
+        (sidecar.l3.write_behind, "SeldomLogger", _Failures),
         (sidecar.l3.tier, "bounds", lambda _: LOADS),
         (sidecar.l3.tier, "open_data_path", _data_path),
         (sidecar.l3.tier, "StoreQueue", _queue),

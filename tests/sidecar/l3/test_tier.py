@@ -27,7 +27,6 @@ from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State, L3Tier
 from stratakv.l3_status import render_l3, where_l3
 from tests.support.l3_node import fresh, nodes
-from tests.support.manual_time import settle
 from tests.support.memory_records import MemoryRecords, MemoryShelf
 from tests.support.pages import packed
 
@@ -274,32 +273,6 @@ def test_changes_of_servers_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     clock.advance(31 * 10**9)
     told.look(L3Picture("cluster", (well,)))
     assert [text.split(" {")[0] for _, text in said] == ["a server of L3 refuses nothing any more"]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("verb", ["probe", "store"])
-async def test_write_behind_that_fails_is_told_and_keeps_nothing(verb: str) -> None:
-    async with nodes() as (node,):
-        shelf = MemoryShelf(clock=node.time)
-        records = MemoryRecords(shelf, clock=node.time)
-        tier = L3Tier(
-            node.store, node.store.validity, ChosenL3(None), settings(), clock=node.time, records=records
-        )
-        await tier.start()
-
-        def broken(*_: object, **__: object) -> None:
-            raise RuntimeError("a bug")
-
-        setattr(records, verb, broken)
-        node.put(fresh(1))
-        await settle()
-        picture = tier.state().picture
-        assert picture is not None
-        assert "a bug" in picture.trouble
-        assert tier.state().stores["dropped_closing"] == 1
-        assert node.store.reader.held() == 0
-        await tier.drain(10)
-        await tier.close()
 
 
 @pytest.mark.asyncio

@@ -368,3 +368,25 @@ async def test_an_instance_is_found_by_its_key() -> None:
         with node.store.lease(node.record.id, keys) as lease:
             assert [node.store.instance(key) for key in keys] == lease.instances()
         assert node.store.instance(fresh(1)[0]) is None
+
+
+@pytest.mark.parametrize("verb", ["probe", "store"])
+async def test_what_fails_in_it_costs_a_batch_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with nodes() as (node,):
+        node.behind.start()
+        with monkeypatch.context() as patched:
+            patched.setattr(node.records, verb, broken)
+            node.put(fresh(3))
+            await settle()
+            figures = node.behind.statistics()
+            assert figures["dropped_failed"] == 3
+            assert accounted(figures)
+            assert node.store.reader.held() == 0
+        node.put(fresh(2))
+        await node.time.run(L3_STORE_BACKOFF_S_MIN)
+        assert (await idle(node))["stored"] == 2
