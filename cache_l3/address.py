@@ -234,7 +234,9 @@ def _check_options(split: SplitResult, label: str) -> None:
     seen: set[str] = set()
     for name, value in given:
         if name == "db" and _DATABASE.fullmatch(value) is None:
-            raise ConfigError(f"{label} has the database {value!r}; a database is a number, 0 or more")
+            raise ConfigError(
+                f"{label} has the database {value!r}; such a URL has a database's number there, 0 or more"
+            )
         if name in seen or not value:
             raise ConfigError(f"{label} has {'no value' if not value else 'two values'} for {name}")
         seen.add(name)

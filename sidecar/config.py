@@ -93,8 +93,9 @@ def is_cluster(urls: str) -> bool:
 
 
 def without_secrets(urls: str) -> str:
-    """Return URLs without users and passwords, to be shown: whatever stands before the last @ of each."""
-    return re.sub(r"://(?:(?!(?:rediss?(?:\+cluster)?|unix)://).)*@", "://***@", urls)
+    """Return URLs without users and passwords, to be shown: whatever stands before the last @ of each, or as such an option."""
+    shown = re.sub(r"://(?:(?!(?:rediss?(?:\+cluster)?|unix)://).)*@", "://***@", urls)
+    return re.sub(r"(password=)[^&]*?(?=&|$|,\S+://)", r"\1***", shown)
 
 
 Directory = Annotated[Path, BeforeValidator(_path)]

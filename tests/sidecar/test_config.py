@@ -274,6 +274,10 @@ def test_where_pages_are_on_several_servers_the_log_may_be_on_one() -> None:
         "redis://user:hunter2,x@there",
         "redis://user:hunter2/x@there",
         "redis://user:hun@ter2hunter2@there",
+        "rediss://there?ssl_password=hunter2",
+        "unix:///run/there?password=hunter2&db=0",
+        "redis://there?password=hunter2,x",
+        "rediss://a?ssl_password=hunter2,rediss://there",
     ],
 )
 def test_passwords_in_urls_are_not_shown(urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
