@@ -96,9 +96,12 @@ class PageSocket:
         repeat_ns = self._server.repeat_ns()
         if repeat_ns:
             again = ServerEnd(self, self._server, NOWHERE)
-            self._clockwork.after(
-                repeat_ns, lambda: again.receive(list(commands), sent_ns), self._server_process
-            )
+
+            def repeat() -> None:
+                if not self._server.is_calm:
+                    again.receive(list(commands), sent_ns)
+
+            self._clockwork.after(repeat_ns, repeat, self._server_process)
 
     def close(self) -> None:
         """What was sent may still be carried out; nothing comes any more."""

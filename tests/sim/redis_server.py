@@ -68,6 +68,8 @@ class RedisServer:
         self.offset = 0
         self.connections: list[Any] = []
         self.repeat_ns: Callable[[], int] = lambda: 0
+        self.is_calm = False
+        """No page is written by a command that is carried out again."""
         """After how long a message that arrives now arrives a second time; 0: it does not."""
         self.on_script: Callable[[RedisServer, tuple[bytes, ...], Reply, int], None] | None = None
         """Told of each script that was run: arguments, reply, and when its client sent it, by the client's boot clock."""
