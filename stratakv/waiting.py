@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Annotated, Any, ClassVar
 
 import grpc
@@ -29,6 +30,7 @@ _NONE = "none"
 _OPTION = "--wait"
 _SLACK_S = 5.0
 """What an answer may take beyond the wait itself, before the connection counts as broken."""
+_STOPPED_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 WaitOption = Annotated[
     str | None,
@@ -104,19 +106,39 @@ def call_and_wait(
 
     Raises grpc.RpcError where the sidecar said that it appended nothing.
     """
-    future = None
-    try:
+    with _ends_of_a_wait() as ends:
         future = call.future(request, timeout=waiting.timeout_s + _SLACK_S)
+        future.add_done_callback(lambda _: ends.put(""))
         with _shown(waiting):
-            return future.result(), ""
-    except KeyboardInterrupt as stop:
-        if future is not None:
+            stopped_by = ends.get()
+        if stopped_by:
             future.cancel()
-        return None, str(stop) or "interrupted"
-    except grpc.RpcError as error:
-        if is_refusal(error):
-            raise
-        return None, f"the connection to the sidecar broke ({from_rpc_error(error)})"
+            return None, stopped_by
+        try:
+            return future.result(), ""
+        except grpc.RpcError as error:
+            if is_refusal(error):
+                raise
+            return None, f"the connection to the sidecar broke ({from_rpc_error(error)})"
+
+
+@contextlib.contextmanager
+def _ends_of_a_wait() -> Iterator[SimpleQueue[str]]:
+    """A queue that Ctrl-C and SIGTERM put their word into, where they would have raised.
+
+    An exception in the midst of gRPC's bookkeeping leaves a call that nobody drives, and its channel's end waits for that.
+    """
+    ends: SimpleQueue[str] = SimpleQueue()
+    raising: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number, word in _STOPPED_BY.items():
+            if callable(signal.getsignal(number)):
+                raising[number] = signal.signal(number, lambda *_, word=word: ends.put(word))
+    try:
+        yield ends
+    finally:
+        for stopping, handler in raising.items():
+            signal.signal(stopping, handler)
 
 
 @contextlib.contextmanager
@@ -124,7 +146,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
     """Let SIGTERM raise Terminated meanwhile, unless somebody chose already what it does."""
 
     def terminated(*_: object) -> None:
-        raise Terminated("terminated")
+        raise Terminated(_STOPPED_BY[signal.SIGTERM])
 
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

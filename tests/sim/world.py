@@ -350,7 +350,9 @@ class World:
         """All faults end; then every prefix can be computed, stored and served again on every node (I9)."""
         self.note("world", "quiet")
         self.is_quiet = True
-        for server in self.page_servers:  # or a page from before could take the place of one that is looked for
+        for (
+            server
+        ) in self.page_servers:  # or a page from before could take the place of one that is looked for
             server.is_calm = True
         self.faults.heal()
         self.operator.end()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import Future
 
 import pytest
 
 from stratakv import fence_report
 from stratakv.admin import FleetNamespaces, Sidecar
+from stratakv.waiting import call_and_wait, waiting_of
 from tests.stratakv.conftest import Command, selectors
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import start_command
@@ -100,3 +102,35 @@ def test_sigterm_that_is_ignored_goes_on_being_ignored(
         assert stratakv("invalidate", "--all", "--yes").exit_code == 0
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_what_ends_a_wait_does_not_end_grpc_in_the_midst_of_beginning_it(
+    number: signal.Signals, why: str
+) -> None:
+    """A call that had begun and that nobody drove kept its channel from closing, for ever."""
+
+    class Calling:
+        begun: Future[object] | None = None
+
+        def future(self, *_: object, **__: object) -> Future[object]:
+            signal.raise_signal(number)
+            self.begun = Future()
+            return self.begun
+
+    def raises(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    calling, before = Calling(), signal.signal(number, raises)
+    try:
+        waiting = waiting_of(None, "1s", None, no_wait=False)
+        assert call_and_wait(calling, None, waiting) == (None, why)
+        assert signal.getsignal(number) is raises
+    finally:
+        signal.signal(number, before)
+    assert calling.begun is not None
+    assert calling.begun.cancelled()
