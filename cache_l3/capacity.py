@@ -22,8 +22,6 @@ class Room(StrEnum):
 
     YES = "yes"
     FULL = "full"
-    REFUSED = "refused"
-    """It has room, but refused the last page for another reason: its user may not write, it is a replica. It is tried again."""
     UNKNOWN = "unknown"
     """It has not said yet, or may not be asked. Pages are written, and it refuses them where it must."""
 
@@ -52,18 +50,17 @@ class Capacity:
         self._full_until_ns = 0
         self._refused_bytes = 0
         self._too_large_until_ns = 0
-        self._is_denied = False
 
     def room(self, now_ns: int) -> Room:
         """Whether a page may be written now."""
         if now_ns < self._full_until_ns:
             return Room.FULL
         if self._picture is None or now_ns >= self._known_until_ns:
-            return Room.REFUSED if self._is_denied else Room.UNKNOWN
+            return Room.UNKNOWN
         limit = self.limit_bytes
-        if limit is not None and self._picture.used_bytes + self._written_bytes >= limit:
-            return Room.FULL
-        return Room.REFUSED if self._is_denied else Room.YES
+        if limit is None or self._picture.used_bytes + self._written_bytes < limit:
+            return Room.YES
+        return Room.FULL
 
     def is_too_large(self, record_bytes: int, *, now_ns: int) -> bool:
         """Whether it has just refused a record for its size that was not larger than this one."""
@@ -96,14 +93,6 @@ class Capacity:
         """It has refused a record for its size, at the price of a connection."""
         self._refused_bytes = record_bytes
         self._too_large_until_ns = now_ns + _KNOWN_NS
-
-    def denied(self) -> None:
-        """It answered a page by an error that says nothing of room; holds until it takes one."""
-        self._is_denied = True
-
-    def took(self) -> None:
-        """It has stored a page."""
-        self._is_denied = False
 
     def _makes_room(self, policy: str) -> bool:
         return policy.startswith("volatile-") or (policy.startswith("allkeys-") and not self._holds_log)

@@ -114,8 +114,8 @@ class RecordStore(Protocol):
         """
         ...
 
-    async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
-        """Give records their time to live anew; returns how many are there."""
+    async def refresh(self, ttl_s: Mapping[RecordName, int], *, deadline_ns: int) -> int:
+        """Give each of these records so many seconds to live anew; returns how many are there."""
         ...
 
     async def remove(self, names: Sequence[RecordName], *, deadline_ns: int) -> int:

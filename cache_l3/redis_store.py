@@ -176,17 +176,19 @@ class RedisRecordStore:
         work = self._store(page, payload.cast("B"), ttl_s=ttl_s, deadline_ns=deadline_ns)
         return self._begin(work, self._tally.stored, cancelled=Refused(RefuseReason.CLOSED))
 
-    async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
+    async def refresh(self, ttl_s: Mapping[RecordName, int], *, deadline_ns: int) -> int:
         """Give records their time to live anew. Raises InvalidArgumentError."""
-        _check_ttl(ttl_s)
-        seconds = b"%d" % ttl_s
-        found = await self._count(names, lambda key: (b"EXPIRE", key, seconds), deadline_ns)
+        for each in ttl_s.values():
+            _check_ttl(each)
+        seconds = {self._keys.key(name): b"%d" % each for name, each in ttl_s.items()}
+        found = await self._count(list(seconds), lambda key: (b"EXPIRE", key, seconds[key]), deadline_ns)
         self._tally.count("refreshed", found)
         return found
 
     async def remove(self, names: Sequence[RecordName], *, deadline_ns: int) -> int:
         """Delete records."""
-        found = await self._count(names, lambda key: (b"UNLINK", key), deadline_ns)
+        keys = [self._keys.key(name) for name in names]
+        found = await self._count(keys, lambda key: (b"UNLINK", key), deadline_ns)
         self._tally.count("removed", found)
         return found
 
@@ -312,11 +314,10 @@ class RedisRecordStore:
         self._tally.count("stored_bytes", data.nbytes)
         return STORED
 
-    async def _count(self, names: Sequence[RecordName], command: Command, deadline_ns: int) -> int:
+    async def _count(self, keys: Sequence[bytes], command: Command, deadline_ns: int) -> int:
         """How many of the keys a command answers with 1."""
-        if self._is_closed or not names:
+        if self._is_closed or not keys:
             return 0
-        keys = [self._keys.key(name) for name in names]
         replies = await self._questions.ask(keys, command, deadline_ns=deadline_ns)
         return sum(reply == 1 for reply in replies if isinstance(reply, int))
 

@@ -173,8 +173,6 @@ class Router:
             else:
                 aim.shard.answered()
                 aim.shard.carried_out(command)
-                if writes_bytes:
-                    aim.shard.capacity.took()
                 return answer
         raise TroubleError(Trouble.UNAVAILABLE)
 
@@ -249,8 +247,6 @@ class Router:
             shard.capacity.refused_room(now_ns=self._clock.now_ns())
         if _is_of_size(error):
             shard.capacity.refused_size(writes_bytes, now_ns=self._clock.now_ns())
-        if is_refusal(error):
-            shard.capacity.denied()
 
     async def pause(self, attempt: int, *, deadline_ns: int) -> None:
         """Wait a little longer after each attempt, up to the deadline. Raises TroubleError when that has come."""

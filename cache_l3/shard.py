@@ -188,12 +188,18 @@ class Shard:
             breaker=(BreakerState.OPEN if self.is_replica else self.breaker.state).value,
             connections=self._connections,
             last_error=self._last_error,
-            writes=(Room.REFUSED if self.is_replica else self.capacity.room(self._clock.now_ns())).value,
+            writes=self._writes(),
             last_error_ms_ago=(self._clock.now_ns() - self._last_error_ns) // 1_000_000
             if self._last_error
             else 0,
             refused=tuple(sorted(self._refused)),
         )
+
+    def _writes(self) -> str:
+        room = self.capacity.room(self._clock.now_ns())
+        if self.is_replica or ("SET" in self._refused and room is not Room.FULL):
+            return "refused"
+        return room.value
 
     # --- the keeper ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis.exceptions import MovedError
 
+from cache_l3.connections import REMEDIES
 from cache_l3.errors import explain, reason_of
 from invalidation.log import LogUnavailableError
 
@@ -14,10 +15,8 @@ RIGHTS = (
 )
 _REMEDIES = {
     "denied": RIGHTS,
-    "version": "use Redis 6.2 or later, or Valkey",
     "full": "let its pages be evicted: CONFIG SET maxmemory-policy volatile-lru",
-    "disk": "look at its disk: it refuses writes until it can save again",
-    "moved": "if it is part of a Cluster and its URL does not say so: that begins with redis+cluster://",
+    **{reason: REMEDIES[reason] for reason in ("version", "disk", "moved")},
 }
 
 

@@ -8,7 +8,6 @@ then, and stores those again that have gone.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from cachetools import TTLCache
@@ -74,13 +73,8 @@ class AncestorKeeper:
         self, namespace: NamespaceId, keys: Sequence[PageKey], deadline_ns: int
     ) -> list[int]:
         names = [RecordName(namespace, key) for key in keys]
-        lives: defaultdict[int, list[RecordName]] = defaultdict(list)
-        for name in names:
-            lives[self._ttl_of(name.key)].append(name)
-        found_again = 0
-        for ttl_s, some in lives.items():
-            found_again += await self._records.refresh(some, ttl_s=ttl_s, deadline_ns=deadline_ns)
-        if found_again == len(names):
+        ttl_s = {name: self._ttl_of(name.key) for name in names}
+        if await self._records.refresh(ttl_s, deadline_ns=deadline_ns) == len(names):
             self.there(keys)
             return []
         missing = []

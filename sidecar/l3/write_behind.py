@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -228,16 +228,16 @@ class WriteBehind:
         self._put_back(
             [queued for (queued, _), there in zip(described, found, strict=True) if there in _OUT_OF_REACH]
         )
-        known: defaultdict[int, list[RecordName]] = defaultdict(list)
+        known: dict[RecordName, int] = {}
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
-                known[self._ttl_of(there.page)].append(RecordName(page.namespace, page.key))
+                known[RecordName(page.namespace, page.key)] = self._ttl_of(there.page)
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
-        for ttl_s, names in known.items():
-            await self._records.refresh(names, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
-            self._ancestors.there(name.key for name in names)
+        if known:
+            await self._records.refresh(known, deadline_ns=self._deadline_ns())
+            self._ancestors.there(name.key for name in known)
         if not self._backoff_s:
             await self._keep_ancestors([page for _, page in described])
         return True

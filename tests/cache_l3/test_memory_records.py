@@ -37,7 +37,7 @@ async def test_a_record_lives_as_long_as_it_was_given() -> None:
     node = Node()
     assert await node.put(1, ttl_s=60) is STORED
     await node.time.run(50)
-    assert await node.store.refresh([name(1), name(2)], ttl_s=60, deadline_ns=node.within()) == 1
+    assert await node.store.refresh({name(1): 60, name(2): 60}, deadline_ns=node.within()) == 1
     await node.time.run(59)
     assert not isinstance((await node.store.probe([name(1)], deadline_ns=node.within()))[0], MissReason)
     await node.time.run(1)

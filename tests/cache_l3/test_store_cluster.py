@@ -128,7 +128,7 @@ async def test_pages_of_a_slot_on_its_way_are_found_on_either_side(
         move.keys()
         assert await put(store, 5) is STORED, "written where the slot goes"
         assert move.target.cluster("COUNTKEYSINSLOT", slot(5)) == 2
-        assert await store.refresh([name(5)], ttl_s=500, deadline_ns=within(5.0)) == 1
+        assert await store.refresh({name(5): 500}, deadline_ns=within(5.0)) == 1
         assert await store.remove([name(first)], deadline_ns=within(5.0)) == 1
     assert isinstance(await load(store, 5), LoadedRecord)
     assert await load(store, first) is MissReason.ABSENT

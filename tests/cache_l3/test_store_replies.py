@@ -271,7 +271,7 @@ async def test_what_a_server_refuses_is_told_until_it_does_it(
         await put(store)
         await store.probe([name(1)], deadline_ns=within(2.0))
         await load(store)
-        await store.refresh([name(1)], ttl_s=60, deadline_ns=within(2.0))
+        await store.refresh({name(1): 60}, deadline_ns=within(2.0))
 
     await all_of_them()
     assert store.describe().servers[0].refused == ()
@@ -349,6 +349,6 @@ async def test_arguments_that_cannot_be_are_refused_at_once(store: RedisRecordSt
     with pytest.raises(InvalidArgumentError):
         store.store(describe(1), payload(1), ttl_s=0, deadline_ns=within(1.0))
     with pytest.raises(InvalidArgumentError):
-        await store.refresh([name(1)], ttl_s=1 << 40, deadline_ns=within(1.0))
+        await store.refresh({name(1): 1 << 40}, deadline_ns=within(1.0))
     with pytest.raises(BufferMismatchError):
         store.load(name(1), memoryview(bytearray()), deadline_ns=within(1.0))

@@ -137,7 +137,7 @@ class RecordStoreConformance:
         await bed.put(1)
         assert 50 < bed.ttl_s(name(1)) <= 60
         names = [name(1), name(2)]
-        assert await bed.neighbour.refresh(names, ttl_s=600, deadline_ns=bed.within(5.0)) == 1
+        assert await bed.neighbour.refresh(dict.fromkeys(names, 600), deadline_ns=bed.within(5.0)) == 1
         assert 500 < bed.ttl_s(name(1)) <= 600
 
     @pytest.mark.asyncio

@@ -139,7 +139,7 @@ class RecordStoreMachine(RuleBasedStateMachine):
     def renews(self, numbers: list[int], ttl_s: int) -> None:
         async def work() -> int:
             names = [name(number) for number in numbers]
-            return await self.store.refresh(names, ttl_s=ttl_s, deadline_ns=self.within(5.0))
+            return await self.store.refresh(dict.fromkeys(names, ttl_s), deadline_ns=self.within(5.0))
 
         assert self.run(work()) == len(self.kept.keys() & set(numbers))
 

@@ -235,10 +235,10 @@ class MemoryRecords:
         self._begin(future, run(), self._tally.stored, closed, full)
         return future
 
-    async def refresh(self, names: Sequence[RecordName], *, ttl_s: int, deadline_ns: int) -> int:
-        self.calls["refresh"] += len(names)
+    async def refresh(self, ttl_s: Mapping[RecordName, int], *, deadline_ns: int) -> int:
+        self.calls["refresh"] += len(ttl_s)
         trouble = await self._trouble("refresh", deadline_ns)
-        found = 0 if trouble else sum(self.shelf.expire(name, ttl_s=ttl_s) for name in names)
+        found = 0 if trouble else sum(self.shelf.expire(name, ttl_s=each) for name, each in ttl_s.items())
         self._tally.count("refreshed", found)
         return found
 
