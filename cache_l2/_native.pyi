@@ -91,6 +91,7 @@ class Arena:
         deadline_ns: int,
         now_ns: int,
         gives_way: bool = False,
+        granted: Sequence[int] = (),
     ) -> list[tuple[int, int, int, int]]:
         """One (status, reason, reservation, data_offset) a key; keys[0]'s parent is `parent` (None: a root page).
 
@@ -101,7 +102,23 @@ class Arena:
         `gives_way`: what a load will fill. Whoever reserves the same page without it gets the key, and the place that it
         had stays the load's until it is committed (EXPIRED) or aborted; its deadline never frees it. Two of the kind are
         BUSY to each other. Neither stands on what the other has reserved.
+
+        `granted`: ids of slots of `grant` that hold the pages already, one a key; those of pages that aren't reserved end.
         """
+    def grant(self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, spared: int = 0) -> int:
+        """Bring the slots for such pages that are on offer to a row up to `wanted`; returns how many there are. Evicts for
+        them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes."""
+    def recall_grants(self, row: int) -> None:
+        """Take back what is on offer to a row; what its client has taken stays its."""
+    def drop_grants(self, *, row: int, ids: Sequence[int]) -> None:
+        """Free slots that a row's client posted and that won't be published. Others are ignored."""
+    def posting_rows(self) -> list[int]:
+        """Rows that have posts, or may have."""
+    def next_post(self, row: int) -> tuple[int, int, bytes | None, bytes, list[int], int, bytes] | None:
+        """(namespace_slot, payload_bytes, parent, keys, ids, ttl_s, terms) of a row's next post. Raises ValueError, once, when
+        there stands what no client writes: from then on the row has no posts."""
+    def settle_post(self, row: int) -> None:
+        """The post read last was carried out: whoever waits for it may look."""
     def commit(
         self,
         *,
@@ -241,8 +258,10 @@ class Reader:
         life: bytes,
         writable: bool,
         prefault: bool = True,
+        doorbell_fd: int = -1,
     ) -> None:
-        """Takes over the descriptors. Raises ValueError when the header is not of this layout and life."""
+        """Takes over the descriptors. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted.
+        Raises ValueError when the header is not of this layout and life."""
     @property
     def life(self) -> bytes: ...
     @property
@@ -267,9 +286,12 @@ class Reader:
         """Say that what the slot stands for works on `view` now: at or below the present view, applied before. Never goes
         back. Slot -1 is ignored; raises ValueError for a slot that no request holds and a view that is not published."""
     def end_request(self, slot: int) -> None: ...
-    def match(self, keys: Buffer, *, namespace: int, start: int = 0) -> tuple[int, int]:
+    def match(
+        self, keys: Buffer, *, namespace: int, start: int = 0, may_await: bool = True
+    ) -> tuple[int, int]:
         """(pages, reason): resident, valid pages of keys[start:]; nothing pinned, nothing counted. `namespace`, here and
-        below, is the sidecar's number of it: pages of another one are absent, whatever their keys."""
+        below, is the sidecar's number of it: pages of another one are absent, whatever their keys. Like all look-ups it
+        waits some ms, at most, for an absent page that a client has posted; unless `may_await` is False."""
     def lease(
         self, counter: int, keys: Buffer, *, namespace: int, start: int = 0, may_load: bool = False
     ) -> Lease:
@@ -359,6 +381,25 @@ class Reader:
         kernel: int = -1,
     ) -> None:
         """Copy pages into reserved places, without the GIL. Needs writable=True."""
+    def post(
+        self,
+        counter: int,
+        keys: Buffer,
+        sources: Memory | Sequence[Memory],
+        *,
+        namespace: int,
+        start: int,
+        resident: int,
+        page_bytes: int,
+        incarnation: bytes,
+        revision: int,
+        ttl_s: int = -1,
+        deadline_ns: int,
+        terms: bytes,
+    ) -> tuple[int, list[int]]:
+        """Store keys[start:] without asking the sidecar: (1, ids of the reservations). (0, []): it must be asked, and nothing
+        has changed; (2, []): the deadline passed before the pages were filled. `resident` is what `match` has just found of
+        the chain, `incarnation` and `revision` the stamp, `ttl_s` -1 the sidecar's default."""
     def slot(self, offset: int, size: int) -> Buffer:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:

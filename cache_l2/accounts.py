@@ -109,6 +109,10 @@ class Accounts:
             self._release(namespace)
         return list(bound)
 
+    def counts_under(self, row: int, namespace: NamespaceId) -> bool:
+        """Whether a row counts under a namespace."""
+        return namespace in self._bound.get(row, ())
+
     def is_bound(self, namespace: NamespaceId) -> bool:
         """Whether a row counts under a namespace."""
         return namespace in self._rows_of

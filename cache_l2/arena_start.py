@@ -22,7 +22,7 @@ from kv_types.limits import (
 
 # Upper bounds of the layout's sizes, for the estimate before the arena is there; the arena itself knows exactly.
 _INDEX_BYTES_PER_PAGE = 128 + 16 + 64
-_ROW_BYTES = 32 * 1024
+_ROW_BYTES = 64 * 1024
 _LEASE_BYTES = 16
 _RING_RECORD_BYTES = 512
 

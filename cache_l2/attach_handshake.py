@@ -44,7 +44,7 @@ def shake_hands(
     engine: EngineMode = EngineMode.NONE,
     deadline_s: float,
 ) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
-    """Return the connected non-blocking socket, the sidecar's welcome, and its three descriptors, all the caller's.
+    """Return the connected non-blocking socket, the sidecar's welcome, and its four descriptors, all the caller's.
 
     `gone` names earlier attachments of this process that it has unmapped: their rows end before the new one is given.
     Raises SidecarUnreachableError, HandshakeError, LimitExceededError, InvalidArgumentError. Leaves nothing open then.
@@ -154,7 +154,7 @@ def _accepted(reply: SidecarMessage, descriptors: tuple[int, ...], before_ns: in
         )
     _check_clock(reply, before_ns)
     sizes = (reply.control_bytes, reply.clients_bytes, reply.data_bytes)
-    for what, descriptor, size in zip(("control", "clients", "data"), descriptors, sizes, strict=True):
+    for what, descriptor, size in zip(("control", "clients", "data"), descriptors[:3], sizes, strict=True):
         actual = os.fstat(descriptor).st_size
         if actual != size:
             raise HandshakeError(f"the {what} file has {actual} bytes where the sidecar announced {size}")

@@ -6,7 +6,7 @@ One message a SOCK_SEQPACKET datagram. All integers are little-endian:
 
 `request` is drawn by the client and echoed by the reply. The header and the bodies of HELLO and REFUSED never change,
 so that any two versions can at least tell each other that they do not match. HELLO carries one descriptor (the
-client's pidfd), WELCOME three (control, clients, data); no other message carries any.
+client's pidfd), WELCOME four (control, clients, data, doorbell); no other message carries any.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from kv_types.limits import (
 from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"
-PROTOCOL_VERSION = 3
-PROTOCOL_VERSION_MIN = 3
+PROTOCOL_VERSION = 4
+PROTOCOL_VERSION_MIN = 4
 HELLO_DESCRIPTORS = 1
-WELCOME_DESCRIPTORS = 3
+WELCOME_DESCRIPTORS = 4
 
 _HEADER = struct.Struct("<4sHHII")
 _ENGINE_SHIFT = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cache_l2._native import Arena
+from cache_l2.accounts import Accounts
 from cache_l2.arena_start import ArenaConfig
 from cache_l2.checks import boot_expiry_s, check_batch, expiry_s
 from cache_l2.descriptions import page_description, terms_of
@@ -18,6 +19,7 @@ from cache_l2.judging import (
     probed_chain,
 )
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
+from cache_l2.posted import PostedPut, PostedPuts
 from cache_l2.provenance import ProvenanceTable
 from cache_l2.reservations import PendingPage, ReservationBook
 from kv_types.clock import Clock
@@ -26,7 +28,7 @@ from kv_types.ids import PageKey, Stamp
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.outcomes import PutStatus, RefuseReason
 from kv_types.record import PageDescription
-from kv_types.validity import UNKNOWN_INSTANCE, stored_instance
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, stored_instance
 
 _SECOND_NS = 1_000_000_000
 
@@ -53,11 +55,17 @@ class PageIntake:
         self._clock = clock
         self._judge = judge
         self._namespaces = namespaces
+        self._accounts = Accounts(arena)
         self._provenances = ProvenanceTable()
         self._book = ReservationBook()
         self._loads_vetted = Vetted()
         self._draining = False
         self._own_row = -1
+        self._posted = PostedPuts(
+            arena, arena_bytes=config.sizes().arena_bytes, clock=clock, find=self._namespace_of_row,
+            store=self._store_posted,
+        )  # fmt: skip
+        self._stored_last = NO_INSTANCE
         self.on_stored: Callable[[list[int]], None] | None = None
         """Told the instances of pages that a put has published, right after; not those of loads."""
 
@@ -70,7 +78,9 @@ class PageIntake:
 
         Raises LimitExceededError, InvalidArgumentError.
         """
-        return self._reserve(row, record, parent, keys, ttl_s=ttl_s, gives_way=False, until_ns=0)
+        self.settle_posts()
+        self._posted.settle_all(row)  # what it stands on may be among them
+        return self._reserve(row, record, parent, keys, ttl_s=ttl_s)
 
     def commit(
         self,
@@ -111,11 +121,37 @@ class PageIntake:
         rest = iter(published)
         return [(int(PutStatus.REFUSED), int(reason)) if reason else next(rest) for reason in reasons]
 
+    def offer_slots(self, row: int, page_bytes: int, outcomes: Sequence[tuple[int, int]]) -> None:
+        """Grant slots in advance to a client whose put of pages of this size has just ended so."""
+        if any(status == PutStatus.STORED for status, _ in outcomes):
+            self._posted.offer(row, page_bytes, pages=len(outcomes), spared=self._stored_last)
+
+    def settle_posts(self) -> bool:
+        """Carry out what clients have posted, a bounded part of it; returns whether something may be left."""
+        return self._posted.settle()
+
+    def _store_posted(self, row: int, put: PostedPut) -> int:
+        rows = self._reserve(row, put.record, put.parent, put.keys, ttl_s=put.ttl_s, granted=put.granted)
+        reserved = [reservation for status, _, reservation, _ in rows if status == PutStatus.STORED]
+        self._stored_last = NO_INSTANCE
+        if reserved:
+            terms = put.terms
+            self.commit(
+                row, reserved, stamp=terms.stamp, producer=terms.producer, tags=terms.tags,
+                computed_from_ms=terms.computed_from_ms, computed_until_ms=terms.computed_until_ms,
+                rests_on=terms.rests_on,
+            )  # fmt: skip
+        return self._stored_last
+
     def abort(self, row: int, reservations: Sequence[int]) -> None:
         """Give reservations of this row back, whose holder writes to them no more; others are ignored."""
         mine = [reservation for reservation in reservations if self._book.take(row, reservation) is not None]
         if mine:
             self._arena.abort(row=row, reservations=mine)
+
+    def _namespace_of_row(self, row: int, number: int) -> NamespaceRecord | None:
+        record = self._namespaces.find_number(number)
+        return record if record is not None and self._accounts.counts_under(row, record.id) else None
 
     def _judge_batch(self, row: int, reservations: Sequence[int], terms: CommitTerms) -> list[RefuseReason]:
         """Take the reservations from the book and say why each must not be published, NONE where nothing speaks against.
@@ -131,15 +167,15 @@ class PageIntake:
         return reasons
 
     def _tell_stored(self, reservations: Sequence[int], published: Sequence[tuple[int, int]]) -> None:
-        if self.on_stored is None:
-            return
         stored = [
             stored_instance(reservation)
             for reservation, (status, _) in zip(reservations, published, strict=True)
             if status == PutStatus.STORED
         ]
         if stored:
-            self.on_stored(stored)
+            self._stored_last = stored[-1]
+            if self.on_stored is not None:
+                self.on_stored(stored)
 
     # --- what is shared with other nodes: described, and loaded into the sidecar's own row ---
 
@@ -254,8 +290,9 @@ class PageIntake:
         keys: bytes,
         *,
         ttl_s: int | None,
-        gives_way: bool,
-        until_ns: int,
+        gives_way: bool = False,
+        until_ns: int = 0,
+        granted: Sequence[int] = (),
     ) -> list[PageRow]:
         pages = check_batch(keys)
         if self._draining:
@@ -265,7 +302,7 @@ class PageIntake:
             row=row, namespace_slot=record.number, parent=parent, keys=keys, payload_bytes=record.page_bytes,
             expiry_s=expiry_s(self._config.default_ttl_s if ttl_s is None else ttl_s, now_ns),
             deadline_ns=max(now_ns + int(self._config.reservation_s * _SECOND_NS), until_ns), now_ns=now_ns,
-            gives_way=gives_way,
+            gives_way=gives_way, granted=granted,
         )  # fmt: skip
         reserved = [reservation if status == PutStatus.STORED else None for status, _, reservation, _ in rows]
         self._book.add_run(row, record.id, parent, keys, reserved)

@@ -131,6 +131,10 @@ class NamespaceRegistry:
             raise UnknownNamespaceError(f"namespace number {number} means nothing to this sidecar")
         return self._by_number[number]
 
+    def find_number(self, number: int) -> NamespaceRecord | None:
+        """Look a namespace up by its number; None where it means nothing."""
+        return self._by_number[number] if 0 <= number < len(self._by_number) else None
+
     def find(self, namespace: NamespaceId) -> NamespaceRecord | None:
         """Look a namespace up that may not be registered."""
         return self._by_id.get(namespace)

@@ -134,11 +134,11 @@ class AttachedArena:
             path, name=name, writable=writable, gone=gone, engine=engine, deadline_s=deadline_s
         )
         _departures.forget(gone)
-        control, clients, data = descriptors
+        control, clients, data, doorbell = descriptors
         try:
             reader = Reader(
                 control_fd=control, clients_fd=clients, data_fd=data, row=welcome.row, life=welcome.life,
-                writable=writable, prefault=prefault,
+                writable=writable, prefault=prefault, doorbell_fd=doorbell,
             )  # fmt: skip
         except (ValueError, OSError, MemoryError) as error:
             decline(connection)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cache_l2._native import Lease, Reader
-from cache_l2.accounts import Accounts, NamespaceCounts
+from cache_l2.accounts import NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
@@ -63,7 +63,6 @@ class ArenaStore(PageIntake):
         namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
         super().__init__(arena, config, clock=clock, judge=judge, namespaces=namespaces, wall_ms=wall_ms)
         self._position = Stamp(NO_INCARNATION, 0)
-        self._accounts = Accounts(self._arena)
         self._numbers = NamespaceNumbers(self._arena, self._accounts)
         self._selecting = Selecting(
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
@@ -112,6 +111,8 @@ class ArenaStore(PageIntake):
 
     def tick(self) -> int:
         """Expire pages and reservations, bounded work a call; returns the pages hidden."""
+        self.settle_posts()
+        self._posted.recall_idle()
         return self._arena.expire(self._clock.now_ns())
 
     def drain(self) -> None:
@@ -198,11 +199,14 @@ class ArenaStore(PageIntake):
 
     def orphan_client(self, row: int) -> None:
         """The connection is gone, the process may live: leases stay, reservations are quarantined (rule R17)."""
+        self._posted.settle_all(row)
         self._arena.orphan_row(row)
         self._book.end_row(row)
 
     def end_client(self, row: int) -> None:
         """The process is gone, or has unmapped the arena: its leases and reservations end, its counts are kept."""
+        self._posted.settle_all(row)  # what a client has posted before it ended is stored
+        self._posted.forget(row)
         for namespace in self._accounts.end_row(row):
             self._namespaces.used(namespace)
         self._arena.end_row(row)
@@ -307,6 +311,7 @@ class ArenaStore(PageIntake):
 
     def inspect(self, key: PageKey) -> PageFacts | None:
         """Return what is known of the visible page under a key."""
+        self.settle_posts()
         entry = self._arena.find(key)
         if entry is None:
             return None
@@ -339,6 +344,7 @@ class ArenaStore(PageIntake):
 
     def look_up(self, namespace: NamespaceId, keys: Keys) -> LookUpOutcome:
         """Answer how many pages of the chain could be served now; counts nothing, pins nothing."""
+        self.settle_posts()
         record = self._namespaces.of_id(namespace)
         return look_up_outcome(*self._reader.match(pack_keys(keys), namespace=record.number))
 
@@ -346,6 +352,7 @@ class ArenaStore(PageIntake):
         self, namespace: NamespaceId, keys: Sequence[PageKey], destinations: Sequence[memoryview]
     ) -> LookUpOutcome:
         """Copy the longest servable prefix out, one destination a key; see PageStore.get."""
+        self.settle_posts()
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
         check_buffers(destinations, len(packed) // KEY_BYTES, record.page_bytes, "destination", writable=True)
@@ -360,6 +367,7 @@ class ArenaStore(PageIntake):
 
         Raises UnknownNamespaceError, LimitExceededError, InvalidArgumentError, OverloadedError.
         """
+        self.settle_posts()
         record = self._namespaces.of_id(namespace)
         packed = pack_keys(keys)
         if not 0 <= start <= len(packed) // KEY_BYTES:
@@ -396,6 +404,7 @@ class ArenaStore(PageIntake):
         """The arena's counters and gauges, and those of the bookkeeping around it."""
         return {
             **self._arena.statistics(),
+            "posts_garbled": self._posted.garbled,
             **page_figures(sum(self._accounts.totals().values(), self._accounts.forgotten)),
             **client_figures(self.clients()),
             "namespaces": len(self._namespaces),

@@ -157,8 +157,11 @@ class LocalPages:
         packed, offered = packed_chain(keys, terms.start)
         views = self._views(sources, offered, writable=False)
         try:
-            known = max(0, self._reader.match(packed, namespace=self._number)[0] - terms.start)
-            stored = self._puts.store(packed, views[known:], terms.start + known, terms)
+            # What this client has posted itself is not waited for: pages may be stored on top of it.
+            resident, _ = self._reader.match(packed, namespace=self._number, may_await=False)
+            known = max(0, resident - terms.start)
+            first = terms.start + known
+            stored = self._puts.store(packed, views[known:], terms, first=first, resident=resident)
             return [KNOWN] * known + stored
         except ValueError as error:
             return self._elsewhere(error).put(packed, views, terms)

@@ -1,23 +1,29 @@
-"""Puts into shared memory: reserve, fill in place, commit; a batch costs two round trips."""
+"""Puts into shared memory: without a round trip where slots were granted in advance, else reserve, fill in place, commit."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from array import array
 from collections.abc import Sequence
 
 from cache_l2._native import Reader
+from cache_l2.attach_messages import Commit
+from cache_l2.attach_wire import encode_message
 from cache_l2.reader import AttachedArena, Registration, Reserved
 from inference_worker.namespaces import PutTerms, pages_maybe_stored
 from inference_worker.reused import ReusedPages, Run
 from kv_types.errors import ClosedError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, PageKey
-from kv_types.limits import BATCH_PAGES_MAX
-from kv_types.outcomes import PutOutcome, Refused, RefuseReason, Stored
+from kv_types.limits import BATCH_PAGES_MAX, GRANTS_PER_CLIENT_MAX
+from kv_types.outcomes import STORED, PutOutcome, Refused, RefuseReason, Stored
 from kv_types.validity import UNKNOWN_INSTANCE, stored_instance
 
 _ABORT_DEADLINE_S = 0.01
 """An abort is not waited for: a put must not outlast its deadline, and the sidecar takes reservations back anyway."""
+_SECOND_NS = 1_000_000_000
+_UNANSWERED = 0
+_LATE = 2
 _Put = tuple[PutOutcome, int]
 """What became of one page of a put, and its instance: unknown where it was not stored, or is not known to be."""
 
@@ -43,14 +49,18 @@ class LocalPuts:
         self._page_bytes = page_bytes
 
     def store(
-        self, packed: bytes, views: Sequence[memoryview], first: int, terms: PutTerms
+        self, packed: bytes, views: Sequence[memoryview], terms: PutTerms, *, first: int, resident: int
     ) -> list[PutOutcome]:
-        """Store pages of a chain from index `first` on; one outcome a view. Raises ValueError once the mapping is closed."""
+        """Store pages of a chain from index `first` on; one outcome a view. `resident` pages of the chain were found here.
+
+        Raises ValueError once the mapping is closed.
+        """
         rests_on = terms.rests_on(packed, first=first, life=self._life)
         puts: list[_Put] = []
         for begin in range(0, len(views), BATCH_PAGES_MAX):
             batch = views[begin : begin + BATCH_PAGES_MAX]
-            puts += self._store_batch(packed, batch, first + begin, terms, rests_on)
+            posted = self._post(packed, batch, first + begin, terms, rests_on, resident)
+            puts += posted or self._store_batch(packed, batch, first + begin, terms, rests_on)
             if isinstance(puts[-1][0], Refused):
                 # What follows stands on a page that is not there.
                 puts += [(puts[-1][0], UNKNOWN_INSTANCE)] * (len(views) - len(puts))
@@ -64,6 +74,44 @@ class LocalPuts:
         numbers = array("Q", [number for _, number in puts[:pages]])
         if pages:
             reused.stored(packed, Run(self._life, first, pages, numbers[-1], numbers))
+
+    def _post(
+        self,
+        packed: bytes,
+        batch: Sequence[memoryview],
+        first: int,
+        terms: PutTerms,
+        rests_on: int,
+        resident: int,
+    ) -> list[_Put] | None:
+        """Fill slots that were granted in advance, and leave word of it; None where the sidecar must be asked.
+
+        The sidecar has not seen these pages yet when they count as stored, but whoever looks one up from now on waits for it.
+        """
+        left_s = terms.deadline.remaining_s()
+        if len(batch) > GRANTS_PER_CLIENT_MAX or left_s <= 0:
+            return None
+        told = Commit(
+            reservations=(), stamp=terms.stamp, producer=terms.producer, tags=terms.tags,
+            computed_from_ms=terms.computed_from_ms, computed_until_ms=terms.computed_until_ms, rests_on=rests_on,
+        )  # fmt: skip
+        kind, ids = self._reader.post(
+            self._registration.counter,
+            packed[: (first + len(batch)) * KEY_BYTES],
+            batch,
+            namespace=self._registration.number,
+            start=first,
+            resident=resident,
+            page_bytes=self._page_bytes,
+            incarnation=terms.stamp.incarnation,
+            revision=terms.stamp.revision,
+            ttl_s=-1 if terms.ttl_s is None else terms.ttl_s,
+            deadline_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(left_s * _SECOND_NS),
+            terms=encode_message(told, _UNANSWERED),
+        )
+        if kind == _LATE:
+            return [(Refused(RefuseReason.DEADLINE), UNKNOWN_INSTANCE)] * len(batch)
+        return [(STORED, stored_instance(reservation)) for reservation in ids] or None
 
     def _store_batch(
         self,

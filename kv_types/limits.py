@@ -56,6 +56,12 @@ ARENA_PAGES_MAX = 16 * 1024 * 1024
 CLIENT_ROWS_MAX = 1024
 LEASES_PER_CLIENT_MAX = 65_536
 RESERVATIONS_PER_CLIENT_MAX = 4096
+GRANTS_PER_CLIENT_MAX = 64
+"""Slots that one client may have in advance."""
+GRANT_IDLE_S = 5.0
+"""A client that has put nothing for so long has none."""
+POSTS_PER_TURN = 64
+"""Posts that are carried out without letting others run; one client can't have more on their way."""
 CLIENT_COUNT_MAX = 1 << 56
 """More pages or bytes than one client can have counted: clients write their counters, so anything may stand there."""
 COUNT_SUM_MAX = (1 << 64) - 1

@@ -36,6 +36,11 @@ void clear_row(const ArenaView& view, std::uint32_t number) {
   for (Word& reserved : row.reserved) reserved.store(0, std::memory_order_relaxed);
   for (Word& request : row.request_view) request.store(0, std::memory_order_relaxed);
   for (NamespaceCounts& counts : row.counts) clear_counts(counts);
+  Posts& posts = row.posts;
+  for (Word* word : {&posts.posted_bytes, &posts.posted_pages, &posts.settled_bytes, &posts.settled_pages}) {
+    word->store(0, std::memory_order_relaxed);
+  }
+  for (Grant& grant : posts.grants) grant.offer.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -115,6 +120,7 @@ std::optional<std::uint32_t> Arena::open_row(std::uint64_t pid, EngineMode engin
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].state != kRowFree) continue;
     clear_row(view_, row);
+    rows_[row] = ClientRow{};
     rows_[row].state = kRowAttached;
     rows_[row].pid = pid;
     rows_[row].engine = engine;
@@ -130,6 +136,7 @@ void Arena::orphan_row(std::uint32_t row) {
   check_row(row, true);
   rows_[row].state = kRowOrphaned;
   view_.row(row).state.store(kRowOrphaned, std::memory_order_release);
+  recall_all_grants(row);
   for (std::uint32_t entry = rows_[row].first_reservation; entry != kNoEntry; entry = pages_[entry].next_in_row) {
     if (pages_[entry].state == PageState::kReserved) quarantine(entry);
   }
@@ -139,6 +146,7 @@ void Arena::end_row(std::uint32_t row) {
   check_row(row, false);
   if (rows_[row].state == kRowFree) return;
   while (rows_[row].first_reservation != kNoEntry) end_reservation(rows_[row].first_reservation);
+  end_grants(row);
   Lease* leases = view_.leases(row);
   for (std::uint32_t i = 0; i < view_.geometry.leases_per_row; ++i) {
     leases[i].entry_and_kind.store(0, std::memory_order_relaxed);
@@ -160,6 +168,7 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
   out.applied_view = row.applied_view.load(std::memory_order_acquire);
   out.own_freshness_ns = row.own_freshness_ns.load(std::memory_order_acquire);
   out.reservations = rows_[number].reservations;
+  for (const std::uint32_t entry : rows_[number].grants) out.grants += entry != kNoEntry;
   for (const Word& request : row.request_view) {
     const std::uint64_t seen = request.load(std::memory_order_acquire);
     if (seen != 0) out.oldest_view = older(out.oldest_view, seen);
@@ -214,6 +223,8 @@ ArenaStatistics Arena::statistics() {
   out.entries_reserved = tally(PageState::kReserved).pages;
   out.entries_hidden_leased = tally(PageState::kHidden).pages;
   out.entries_quarantined = tally(PageState::kQuarantined).pages;
+  out.entries_granted = tally(PageState::kGranted).pages;
+  out.granted_bytes = tally(PageState::kGranted).bytes;
   out.resident_bytes = tally(PageState::kVisible).bytes;
   out.reserved_bytes = tally(PageState::kReserved).bytes + tally(PageState::kQuarantined).bytes;
   out.leased_bytes = leased_bytes_;
@@ -235,8 +246,9 @@ void Arena::set_state(std::uint32_t entry, PageState state) {
     ++tally(state).pages;
     tally(state).bytes += bytes;
   }
-  namespace_of(entry).entries += state != PageState::kFree;
-  namespace_of(entry).entries -= was != PageState::kFree;
+  const auto has_namespace = [](PageState one) { return one != PageState::kFree && one != PageState::kGranted; };
+  namespace_of(entry).entries += has_namespace(state);
+  namespace_of(entry).entries -= has_namespace(was);
 }
 
 }  // namespace stratakv

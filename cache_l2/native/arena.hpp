@@ -19,6 +19,7 @@
 #include "index.hpp"
 #include "mapping.hpp"
 #include "outcomes.hpp"
+#include "posts.hpp"
 #include "ring.hpp"
 #include "segments.hpp"
 #include "selection.hpp"
@@ -27,8 +28,8 @@
 
 namespace stratakv {
 
-enum class PageState : std::uint8_t { kFree, kReserved, kVisible, kHidden, kQuarantined };
-constexpr std::size_t kPageStates = 5;
+enum class PageState : std::uint8_t { kFree, kReserved, kVisible, kHidden, kQuarantined, kGranted };
+constexpr std::size_t kPageStates = 6;
 enum class HideCause : std::uint8_t { kCapacity, kTtl, kInvalidated, kSegment };
 
 struct Reserved {
@@ -54,6 +55,13 @@ struct ReserveRequest {
   std::uint64_t deadline_ns = 0;
   std::uint64_t now_ns = 0;
   bool gives_way = false;  // for a load: whoever stores the page itself gets the key
+  const std::uint64_t* granted = nullptr;  // a granted slot a page, which holds its bytes already; null: slots are looked for
+};
+
+struct GrantTerms {
+  std::uint32_t wanted = 0;     // slots
+  std::uint64_t bytes_max = 0;  // of what is granted to all rows together
+  std::uint64_t spared = kNoInstance;  // the chain up to this page is not evicted for it
 };
 
 struct CommitStamp {
@@ -70,13 +78,14 @@ struct CommitStamp {
 inline std::uint64_t older(std::uint64_t a, std::uint64_t b) { return a == 0 || (b != 0 && b < a) ? b : a; }
 
 struct RowStatistics {
-  std::uint64_t state = 0, pid = 0, engine = 0, leases = 0, leased_bytes = 0, reservations = 0;
+  std::uint64_t state = 0, pid = 0, engine = 0, leases = 0, leased_bytes = 0, reservations = 0, grants = 0;
   std::uint64_t applied_view = 0, own_freshness_ns = 0, oldest_view = 0, oldest_hidden_view = 0;
 };
 
 struct ArenaStatistics {
   std::uint64_t entries_total = 0, entries_visible = 0, entries_reserved = 0, entries_hidden_leased = 0;
-  std::uint64_t entries_quarantined = 0, resident_bytes = 0, reserved_bytes = 0, leased_bytes = 0;
+  std::uint64_t entries_quarantined = 0, entries_granted = 0;
+  std::uint64_t resident_bytes = 0, reserved_bytes = 0, granted_bytes = 0, leased_bytes = 0;
   std::uint64_t segments_total = 0, segments_free = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
@@ -128,6 +137,16 @@ class Arena {
   Committed publish_loaded(std::uint32_t row, std::uint64_t reservation, const CommitStamp& stamp, std::uint64_t birth,
                            std::uint64_t now_ns);
   void abort(std::uint32_t row, const std::vector<std::uint64_t>& reservations);
+  // Brings the slots on offer to a row up to what is wanted; returns how many there are.
+  std::uint32_t grant(std::uint32_t row, std::uint64_t payload_bytes, const GrantTerms& terms);
+  // Of posted pages that won't be published: their client has finished with the slots.
+  void drop_grant(std::uint32_t row, std::uint64_t id);
+  // Takes back what a row has on offer; what is in its client's hands stays there.
+  void recall_all_grants(std::uint32_t row);
+  // Rows that have posts, or may have.
+  std::vector<std::uint32_t> posting_rows() const;
+  std::optional<Post> next_post(std::uint32_t row);
+  void settle_post(std::uint32_t row);
   std::uint64_t expire(std::uint64_t now_ns);
   // Whether each reservation, once committed, has the instance `rests_on` among its ancestors; false where it is not held.
   std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
@@ -189,6 +208,10 @@ class Arena {
     std::uint64_t pid = 0;
     std::uint32_t first_reservation = kNoEntry;
     std::uint32_t reservations = 0;
+    std::vector<std::uint32_t> grants;  // entries, as in the shared row; empty until the first one
+    std::uint64_t settled_bytes = 0, settled_pages = 0;
+    std::uint64_t post_bytes = 0, post_pages = 0;  // of the post that was read last, until it is settled
+    bool garbled = false;  // its ring held what no client writes
   };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
 
@@ -211,6 +234,8 @@ class Arena {
   Reserved reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
   bool has_lost(std::uint32_t entry, const ReserveRequest& request);
   Reserved take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key);
+  std::optional<std::uint32_t> take_entry(const ReserveRequest& request, const ReserveWalk& walk);
+  bool find_room(const ReserveRequest& request, const ReserveWalk& walk);
   bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
   bool is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const;
   // arena_commit.cpp
@@ -227,6 +252,21 @@ class Arena {
   void take_out(std::uint32_t entry);
   void cut_off(std::uint32_t entry, std::uint32_t reason);
   void unlink_reservation(std::uint32_t entry);
+  // arena_grants.cpp
+  std::uint32_t take_slot(std::uint32_t row, std::uint32_t size_class);
+  void offer_slot(std::uint32_t row, std::uint32_t at, std::uint32_t size_class);
+  std::uint64_t reservation_of(std::uint32_t entry) const;
+  bool is_on_offer(std::uint32_t row, std::uint32_t at) const;
+  template <typename Chosen>
+  void recall_grants(std::uint32_t row, Chosen chosen);
+  void recall_grants_of_class(std::uint32_t row, std::uint32_t size_class);
+  void recall_grants_but(std::uint32_t size_class);
+  void recall_every_grant();
+  void end_grants(std::uint32_t row);
+  void end_grant(std::uint32_t entry);
+  std::optional<std::uint32_t> adopt_grant(std::uint32_t row, std::uint64_t id, std::uint32_t size_class);
+  std::optional<std::uint32_t> grant_of(std::uint32_t row, std::uint64_t id) const;
+  Post read_post(std::uint32_t row);
   // arena_hide.cpp
   std::uint64_t hide_subtree(std::uint32_t entry, HideCause cause);
   std::uint64_t oldest_hidden_view() const;

@@ -24,13 +24,14 @@ void Arena::check_invariants() {
   std::vector<Tally> namespaces(kNamespacesMax);
   std::vector<std::uint64_t> entries(kNamespacesMax);
   std::vector<std::uint32_t> reservations(rows_.size());
+  std::uint64_t granted = 0;
   Tally seen[kPageStates];
   for (std::uint32_t entry = 0; entry < pages_.size(); ++entry) {
     const Page& page = pages_[entry];
     check_entry(entry);
     Tally& of_state = seen[static_cast<std::size_t>(page.state)];
     ++of_state.pages;
-    if (page.state != PageState::kFree) ++entries[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
+    if (page.state != PageState::kFree && page.state != PageState::kGranted) ++entries[view_.entries[entry].namespace_slot.load(std::memory_order_relaxed)];
     of_state.bytes += view_.entries[entry].place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
     if (page.state == PageState::kReserved || page.state == PageState::kQuarantined) ++reservations[page.row];
     if (page.state == PageState::kVisible) {
@@ -47,7 +48,13 @@ void Arena::check_invariants() {
   }
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     require(reservations[row] == rows_[row].reservations, "row " + std::to_string(row) + " miscounts its reservations");
+    for (const std::uint32_t entry : rows_[row].grants) {
+      if (entry == kNoEntry) continue;
+      require(pages_[entry].state == PageState::kGranted && pages_[entry].row == row, entry, "is wrongly listed as granted");
+      ++granted;
+    }
   }
+  require(granted == tally(PageState::kGranted).pages, "a granted slot is no row's");
   for (std::size_t number = 0; number < kNamespacesMax; ++number) {
     const Tally& resident = namespaces_[number].resident;
     const bool equal = resident.pages == namespaces[number].pages && resident.bytes == namespaces[number].bytes;

@@ -47,6 +47,7 @@ std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
     if (was_pinned != kNoEntry) refresh_leaf(was_pinned);
     counters_.known += !request.gives_way && results.back().status == kPutKnown;
     counters_.refused += !request.gives_way && results.back().status == kPutRefused;
+    if (request.granted != nullptr && results.back().status != kPutStored) drop_grant(request.row, request.granted[i]);
   }
   return results;
 }
@@ -125,31 +126,30 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
     result.reason = kRefuseQuota;
     return result;
   }
-  if (!make_room(walk.size_class, walk.missing, !request.gives_way)) {
-    result.reason = kRefuseFull;
+  const std::optional<std::uint32_t> taken = take_entry(request, walk);
+  if (!taken) {
+    result.reason = request.granted != nullptr ? kRefuseExpired : kRefuseFull;
     return result;
   }
-  const std::uint32_t entry = free_entries_.back();
+  const std::uint32_t entry = *taken;
   Entry& shared = view_.entries[entry];
   // The fields are the reservation's from here on; its generation is odd until the commit.
   for (std::uint32_t i = 0; i < kKeyWords; ++i) shared.key[i].store(key.word[i], std::memory_order_relaxed);
   if (!index_.insert(key, entry)) {
     ++counters_.index_full;
     result.reason = kRefuseFull;
+    end_grant(entry);
     return result;
   }
-  free_entries_.pop_back();
-  const std::uint64_t offset = *segments_.allocate(walk.size_class, entry);
+  const std::uint64_t offset = pages_[entry].offset;
+  set_state(entry, PageState::kFree);  // of a grant's size
   shared.place.store(offset / kSlotAlign << 32 | request.payload_bytes, std::memory_order_relaxed);
   shared.parent_and_expiry.store(request.expiry_s, std::memory_order_relaxed);
   shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);
 
   Page& page = pages_[entry];
   set_state(entry, PageState::kReserved);
-  page.size_class = walk.size_class;
-  page.row = request.row;
   page.gives_way = request.gives_way;
-  page.offset = offset;
   page.deadline_ns = request.deadline_ns;
   page.next_in_row = client.first_reservation;
   if (page.next_in_row != kNoEntry) pages_[page.next_in_row].previous_in_row = entry;
@@ -167,6 +167,24 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   result.reservation = generation << 32 | (entry + 1);
   result.offset = offset;
   return result;
+}
+
+// An entry with a slot, as granted ones are: the one that the page was posted in, or a new one.
+std::optional<std::uint32_t> Arena::take_entry(const ReserveRequest& request, const ReserveWalk& walk) {
+  if (request.granted != nullptr) return adopt_grant(request.row, request.granted[walk.at], walk.size_class);
+  if (!find_room(request, walk)) return std::nullopt;
+  return take_slot(request.row, walk.size_class);
+}
+
+// A put that asks for room takes what its own client has in advance before anything is evicted, and everybody's before it is
+// refused.
+bool Arena::find_room(const ReserveRequest& request, const ReserveWalk& walk) {
+  const bool has_room = !free_entries_.empty() && segments_.available(walk.size_class) > 0;
+  if (!has_room) recall_grants_of_class(request.row, walk.size_class);
+  if (make_room(walk.size_class, walk.missing, !request.gives_way)) return true;
+  if (tally(PageState::kGranted).pages == 0) return false;
+  recall_every_grant();
+  return make_room(walk.size_class, walk.missing, !request.gives_way);
 }
 
 bool Arena::expired(std::uint32_t entry, std::uint64_t now_ns) const {

@@ -97,6 +97,7 @@ std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
 // Takes the coldest segment of another class whose pages, with all that stands on them, may go, if its latest access
 // lies before `heat_below`.
 bool Arena::move_segment_to(std::uint32_t size_class, std::uint64_t heat_below) {
+  recall_grants_but(size_class);  // a segment must not be held by slots that nobody uses
   std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;
   for (std::uint32_t segment = 0; segment < segments_.total(); ++segment) {
     const std::uint32_t owner = segments_.class_of_segment(segment);

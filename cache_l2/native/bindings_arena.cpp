@@ -109,6 +109,7 @@ nb::dict row_statistics(const PyArena& self, std::uint32_t row) {
   out["leases"] = s.leases;
   out["leased_bytes"] = s.leased_bytes;
   out["reservations"] = s.reservations;
+  out["grants"] = s.grants;
   out["applied_view"] = s.applied_view;
   out["own_freshness_ns"] = s.own_freshness_ns;
   out["oldest_view"] = s.oldest_view;
@@ -124,7 +125,7 @@ nb::dict row_counts(const PyArena& self, std::uint32_t row, std::uint32_t counte
 
 nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace_slot, const std::optional<nb::bytes>& parent,
                  nb::handle keys, std::uint64_t payload_bytes, std::uint32_t expiry_s, std::uint64_t deadline_ns,
-                 std::uint64_t now_ns, bool gives_way) {
+                 std::uint64_t now_ns, bool gives_way, const std::vector<std::uint64_t>& granted) {
   const BorrowedKeys chain(keys);
   PageKey parent_key{};
   if (parent) take_bytes(*parent, &parent_key, sizeof(parent_key), "parent");
@@ -139,11 +140,25 @@ nb::list reserve(const PyArena& self, std::uint32_t row, std::uint64_t namespace
   request.deadline_ns = deadline_ns;
   request.now_ns = now_ns;
   request.gives_way = gives_way;
+  if (!granted.empty()) {
+    if (granted.size() != request.pages || gives_way) throw nb::value_error("granted names one slot a page of a put");
+    request.granted = granted.data();
+  }
   nb::list out;
   for (const Reserved& r : self.core().reserve(request)) {
     out.append(nb::make_tuple(r.status, r.reason, r.reservation, r.offset));
   }
   return out;
+}
+
+// (namespace_slot, payload_bytes, parent, keys, ids, ttl_s, terms), or None.
+nb::object next_post(const PyArena& self, std::uint32_t row) {
+  const std::optional<Post> post = self.core().next_post(row);
+  if (!post) return nb::none();
+  const PostHead& head = post->head;
+  const nb::object parent = head.has_parent != 0 ? nb::object(give_bytes(head.parent, sizeof(head.parent))) : nb::none();
+  return nb::make_tuple(head.namespace_slot, head.payload_bytes, parent, give_bytes(post->keys.data(), post->keys.size()),
+                        post->ids, head.ttl_s, give_bytes(post->terms.data(), post->terms.size()));
 }
 
 CommitStamp commit_stamp(const nb::bytes& incarnation, std::uint64_t revision, std::uint64_t producer,
@@ -251,8 +266,10 @@ nb::dict statistics(const PyArena& self) {
   out["entries_reserved"] = s.entries_reserved;
   out["entries_hidden_leased"] = s.entries_hidden_leased;
   out["entries_quarantined"] = s.entries_quarantined;
+  out["entries_granted"] = s.entries_granted;
   out["resident_bytes"] = s.resident_bytes;
   out["reserved_bytes"] = s.reserved_bytes;
+  out["granted_bytes"] = s.granted_bytes;
   out["leased_bytes"] = s.leased_bytes;
   out["segments_total"] = s.segments_total;
   out["segments_free"] = s.segments_free;
@@ -338,7 +355,19 @@ nb::object chain(const PyArena& self, const nb::bytes& key, std::int64_t pages_m
 void bind_pages(nb::class_<PyArena>& arena) {
   arena.def("reserve", reserve, nb::kw_only(), nb::arg("row"), nb::arg("namespace_slot"), nb::arg("parent").none(),
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
-            nb::arg("gives_way") = false)
+            nb::arg("gives_way") = false, nb::arg("granted") = std::vector<std::uint64_t>{})
+      .def("grant", [](const PyArena& self, std::uint32_t row, std::uint64_t payload_bytes, std::uint32_t wanted,
+                       std::uint64_t bytes_max, std::uint64_t spared) {
+             return self.core().grant(row, payload_bytes, {wanted, bytes_max, spared});
+           }, nb::kw_only(), nb::arg("row"), nb::arg("payload_bytes"), nb::arg("wanted"), nb::arg("bytes_max"),
+           nb::arg("spared") = 0)
+      .def("recall_grants", [](const PyArena& self, std::uint32_t row) { self.core().recall_all_grants(row); }, nb::arg("row"))
+      .def("posting_rows", [](const PyArena& self) { return self.core().posting_rows(); })
+      .def("next_post", next_post, nb::arg("row"))
+      .def("drop_grants", [](const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& ids) {
+             for (const std::uint64_t id : ids) self.core().drop_grant(row, id);
+           }, nb::kw_only(), nb::arg("row"), nb::arg("ids"))
+      .def("settle_post", [](const PyArena& self, std::uint32_t row) { self.core().settle_post(row); }, nb::arg("row"))
       .def("publish_loaded", publish_loaded, nb::kw_only(), nb::arg("row"), nb::arg("reservation"), nb::arg("incarnation"),
            nb::arg("revision"), nb::arg("producer"), nb::arg("computed_from_ms"), nb::arg("computed_until_ms"),
            nb::arg("birth"), nb::arg("rests_on"), nb::arg("expiry_s"), nb::arg("now_ns"))

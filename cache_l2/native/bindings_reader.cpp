@@ -52,11 +52,13 @@ struct Room {
 
 class PyReader {
  public:
-  PyReader(int control_fd, int clients_fd, int data_fd, std::uint32_t row, const nb::bytes& life, bool writable, bool prefault) {
-    Descriptor control(control_fd), clients(clients_fd), data(data_fd);
+  PyReader(int control_fd, int clients_fd, int data_fd, std::uint32_t row, const nb::bytes& life, bool writable, bool prefault,
+           int doorbell_fd) {
+    Descriptor control(control_fd), clients(clients_fd), data(data_fd), doorbell(doorbell_fd);
     take_bytes(life, life_, sizeof(life_), "life");
     const nb::gil_scoped_release unlocked;
-    reader_ = Reader::attach(std::move(control), std::move(clients), std::move(data), row, life_, writable, prefault);
+    reader_ = Reader::attach(std::move(control), std::move(clients), std::move(data), std::move(doorbell), row, life_,
+                             writable, prefault);
     set_default_copy_choice(choice_of(reader_->arena().geometry));
   }
 
@@ -101,11 +103,13 @@ class PyReader {
     if (slot >= 0) reader->end_request(checked_slot(slot));
   }
 
-  std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::uint64_t namespace_slot, std::int64_t start) const {
+  std::pair<std::size_t, std::uint32_t> match(nb::handle keys, std::uint64_t namespace_slot, std::int64_t start,
+                                            bool may_await) const {
     const std::shared_ptr<Reader> reader = core();
     const BorrowedKeys packed(keys);
-    const Chain chain = chain_of(packed, namespace_slot, start);
-    const LookUpResult result = unlocked_if(chain.wanted() > kKeysUnderGil, [&] { return reader->match(chain); });
+    Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    chain.may_await = chain.may_await && may_await;
+    const LookUpResult result = unlocked_if(is_long(chain), [&] { return reader->match(chain); });
     return {result.pages, result.reason};
   }
 
@@ -114,7 +118,7 @@ class PyReader {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     const BorrowedKeys packed(keys);
-    const Chain chain = chain_of(packed, namespace_slot, start);
+    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
     const Room room(chain.wanted());
     reader->begin_counting(counter, chain.count);
     const LookUpResult result = pin(*reader, chain, room.pages);
@@ -128,7 +132,7 @@ class PyReader {
     check_counter(counter);
     check_reason(reason);
     const BorrowedKeys packed(keys);
-    const Chain chain = chain_of(packed, namespace_slot, start);
+    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
     const Room room(chain.wanted());
     LookUpResult result = pin(*reader, chain, room.pages);
     CountsDelta delta = counts_of(result, chain, bytes_of(room.pages, result.pages));
@@ -240,6 +244,25 @@ class PyReader {
     });
   }
 
+  nb::tuple post(std::uint32_t counter, nb::handle keys, nb::handle sources, std::uint64_t namespace_slot, std::int64_t start,
+                 std::size_t resident, std::uint64_t page_bytes, const nb::bytes& incarnation, std::uint64_t revision,
+                 std::int64_t ttl_s, std::uint64_t deadline_ns, const nb::bytes& terms) const {
+    const std::shared_ptr<Reader> reader = core();
+    check_counter(counter);
+    check_page_bytes(page_bytes);
+    if (ttl_s < -1) throw nb::value_error("ttl_s must be -1 (the sidecar's default), 0 (never) or more");
+    if (terms.size() > kPostTermsMax) throw nb::value_error("terms have at most 1024 bytes");
+    const BorrowedKeys packed(keys);
+    const Chain chain{namespace_slot, packed.data(), packed.start(start), packed.count()};
+    const BorrowedPages places(sources, chain.wanted(), page_bytes, false, "sources");
+    PostRequest request{chain, resident, places.places(), page_bytes, counter, {}, revision, ttl_s, deadline_ns,
+                        terms.c_str(), terms.size(), choice_of(reader->arena().geometry)};
+    take_bytes(incarnation, request.incarnation, sizeof(request.incarnation), "incarnation");
+    const PostResult result =
+        unlocked_if(chain.wanted() * page_bytes > kBytesUnderGil, [&] { return reader->post(request); });
+    return nb::make_tuple(static_cast<std::uint32_t>(result.kind), result.ids);
+  }
+
   nb::object slot(std::uint64_t offset, std::uint64_t size) const {
     std::shared_ptr<Reader> reader = core();
     check_page_bytes(size);
@@ -257,7 +280,7 @@ class PyReader {
             std::uint64_t bytes, std::int64_t start, std::uint64_t ns, std::int64_t kernel, nb::handle instances)
         : reader(from),
           packed((check_counter(counter), check_page_bytes(bytes), keys)),
-          chain(chain_of(packed, namespace_slot, start)),
+          chain(chain_of(from, packed, namespace_slot, start)),
           places(destinations, chain.wanted(), bytes, true, "destinations"),
           copier(checked_choice(from, kernel)),
           told(borrowed_words(instances, chain.count, "instances")),
@@ -268,7 +291,7 @@ class PyReader {
     LookUpResult run() const {
       auto* words = told ? reinterpret_cast<std::uint64_t*>(told->data()) : nullptr;
       const std::size_t wanted = chain.wanted();
-      return unlocked_if(wanted * page_bytes > kBytesUnderGil || wanted > kKeysUnderGil, [&] {
+      return unlocked_if(wanted * page_bytes > kBytesUnderGil || is_long(chain), [&] {
         return reader.copy_out(chain, places.places(), page_bytes, lease_ns, copier, words);
       });
     }
@@ -282,12 +305,15 @@ class PyReader {
     std::uint64_t lease_ns;
   };
 
-  static Chain chain_of(const BorrowedKeys& packed, std::uint64_t namespace_slot, std::int64_t start) {
-    return {namespace_slot, packed.data(), packed.start(start), packed.count()};
+  static Chain chain_of(const Reader& reader, const BorrowedKeys& packed, std::uint64_t namespace_slot, std::int64_t start) {
+    return {namespace_slot, packed.data(), packed.start(start), packed.count(), reader.may_await()};
   }
 
+  // Other threads run meanwhile.
+  static bool is_long(const Chain& chain) { return chain.may_await || chain.wanted() > kKeysUnderGil; }
+
   static LookUpResult pin(Reader& reader, const Chain& chain, FoundPage* pages) {
-    return unlocked_if(chain.wanted() > kKeysUnderGil, [&] { return reader.pin(chain, kLeaseView, 0, pages); });
+    return unlocked_if(is_long(chain), [&] { return reader.pin(chain, kLeaseView, 0, pages); });
   }
 
   static std::uint64_t bytes_of(const FoundPage* pages, std::size_t count) {
@@ -376,9 +402,9 @@ void bind_reader(nb::module_& m) {
   const auto start = nb::arg("start").noconvert() = 0;  // no bool is a number of pages
   bind_lease(m);
   nb::class_<PyReader>(m, "Reader", nb::is_final())
-      .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool>(), nb::kw_only(), nb::arg("control_fd"),
+      .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool, int>(), nb::kw_only(), nb::arg("control_fd"),
            nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"), nb::arg("writable"),
-           nb::arg("prefault") = true)
+           nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1)
       .def_prop_ro("life", &PyReader::life)
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
       .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
@@ -393,7 +419,7 @@ void bind_reader(nb::module_& m) {
       .def("begin_request", &PyReader::begin_request)
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
-      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start)
+      .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start, nb::arg("may_await") = true)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("namespace"),
            start, nb::arg("may_load") = false)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
@@ -413,6 +439,9 @@ void bind_reader(nb::module_& m) {
            nb::arg("reason"))
       .def("fill", &PyReader::fill, nb::arg("offsets"), nb::arg("sources"), nb::kw_only(), nb::arg("page_bytes"),
            nb::arg("counter") = 0, nb::arg("kernel") = -1)
+      .def("post", &PyReader::post, nb::arg("counter"), nb::arg("keys"), nb::arg("sources"), nb::kw_only(),
+           nb::arg("namespace"), start, nb::arg("resident"), nb::arg("page_bytes"), nb::arg("incarnation"),
+           nb::arg("revision"), nb::arg("ttl_s") = -1, nb::arg("deadline_ns"), nb::arg("terms"))
       .def("slot", &PyReader::slot, nb::arg("offset"), nb::arg("size"))
       .def("held", [](const PyReader& self) { return self.core()->held(); })
       .def("close", &PyReader::close);

@@ -44,8 +44,9 @@ void fill_offsets(Geometry& g) {
   g.entry_offset = round_up(g.bucket_offset + g.buckets * sizeof(Bucket), kPageBytes);
   g.control_bytes = round_up(g.entry_offset + g.entries * sizeof(Entry), kPageBytes);
   g.row_bytes = round_up(sizeof(Row) + g.leases_per_row * sizeof(Lease), kPageBytes);
-  g.row_offset = 0;
-  g.access_offset = g.rows * g.row_bytes;
+  g.row_offset = kPageBytes;
+  static_assert(kRowsMax / 8 <= kPageBytes, "the posting bits lie before the first row");
+  g.access_offset = g.row_offset + g.rows * g.row_bytes;
   g.clients_bytes = round_up(g.access_offset + g.entries * sizeof(AccessTimes), kPageBytes);
 }
 
@@ -78,6 +79,7 @@ ArenaView view_of(const Geometry& g, std::byte* control, std::byte* clients, std
   view.ring = reinterpret_cast<RingRecord*>(control + g.ring_offset);
   view.buckets = reinterpret_cast<Bucket*>(control + g.bucket_offset);
   view.entries = reinterpret_cast<Entry*>(control + g.entry_offset);
+  view.posting = reinterpret_cast<Word*>(clients);
   view.rows = clients + g.row_offset;
   view.access = reinterpret_cast<AccessTimes*>(clients + g.access_offset);
   view.data = data;

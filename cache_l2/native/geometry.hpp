@@ -37,12 +37,14 @@ struct ArenaView {
   Geometry geometry{};
   Header* header = nullptr;
   RingRecord* ring = nullptr;
+  Word* posting = nullptr;  // a bit a row: it has posts that are not settled
   Bucket* buckets = nullptr;
   Entry* entries = nullptr;
   std::byte* rows = nullptr;
   AccessTimes* access = nullptr;
   std::byte* data = nullptr;
 
+  std::uint32_t posting_words() const { return (geometry.rows + 63) / 64; }
   Row& row(std::uint32_t number) const { return *reinterpret_cast<Row*>(rows + number * geometry.row_bytes); }
   Lease* leases(std::uint32_t number) const {
     return reinterpret_cast<Lease*>(rows + number * geometry.row_bytes + sizeof(Row));

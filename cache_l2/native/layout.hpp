@@ -2,7 +2,7 @@
 //
 // Three anonymous memory files, little-endian, 64-bit only:
 //   control  Header | Ring[ring_records] | Bucket[buckets] | Entry[entries]     read-only to clients (sealed)
-//   clients  Row[rows] with leases | AccessTimes[entries]                        writable by clients
+//   clients  posting bits | Row[rows] with leases | AccessTimes[entries]         writable by clients
 //   data     segments of slots                                                   read-only unless attached as writer
 //
 // Words that two processes touch are std::atomic; everything else is written before the generation or tag that
@@ -15,7 +15,7 @@
 namespace stratakv {
 
 constexpr std::uint64_t kMagic = 0x31564B4154415254ULL;  // "TRATAKV1", read as little-endian
-constexpr std::uint32_t kLayoutVersion = 2;
+constexpr std::uint32_t kLayoutVersion = 3;
 constexpr std::uint32_t kCacheLine = 64;
 constexpr std::uint32_t kSlotAlign = 4096;
 constexpr std::uint32_t kKeyWords = 4;
@@ -24,6 +24,9 @@ constexpr std::uint32_t kRequestViews = 256;
 constexpr std::uint32_t kNamespacesPerRow = 32;
 constexpr std::uint32_t kMissReasons = 32;  // that a row has room for; those of kv_types.outcomes are fewer
 constexpr std::uint32_t kBucketWays = 8;
+constexpr std::uint32_t kGrantsPerRow = 64;             // slots that a client may have in advance
+constexpr std::uint32_t kPostRingBytes = 32 << 10;      // full of posts of one page each it holds more than that
+constexpr std::uint32_t kPostTermsMax = 1024;
 constexpr std::uint64_t kLineageUnknown = 1ULL << 32;      // bit of an entry's producer word
 constexpr std::uint64_t kProvenanceOverflow = 0xFFFFFFFF;  // a producer number that may stand for anybody (rule R3)
 
@@ -122,6 +125,23 @@ struct alignas(kCacheLine) NamespaceCounts {
 
 enum EngineMode : std::uint32_t { kEngineNone = 0, kEngineKeep = 1, kEngineDrop = 2 };
 
+// A slot that its client may fill without asking. Whoever swaps `offer` from the reservation's id to 0 has it: the client to
+// fill it, the sidecar to take it back. The client may swap it back.
+struct Grant {
+  Word offer;  // 0: none, or in somebody's hands
+  Word place;  // slot number (high 32 bits) and slot size (low), in units of kSlotAlign
+};
+
+// Puts that the sidecar hears of later: pages filled in granted slots, published in the order of the posts (posts.hpp).
+// Bytes and pages are counted from the row's beginning on; neither counter comes round.
+struct alignas(kCacheLine) Posts {
+  Word posted_bytes, posted_pages;  // by the client, behind what it has written
+  alignas(kCacheLine) Word settled_bytes, settled_pages;  // by the sidecar: carried out up to here
+  alignas(kCacheLine) Word key[kGrantsPerRow];  // first word of the key of page n, at n mod kGrantsPerRow
+  Grant grants[kGrantsPerRow];
+  Word ring[kPostRingBytes / 8];
+};
+
 // One client. `Lease[leases_per_row]` follows each row at sizeof(Row); header.row_bytes is the stride.
 struct alignas(kCacheLine) Row {
   Word state;               // 0 free, 1 attached, 2 orphaned (connection gone, process alive)
@@ -133,6 +153,7 @@ struct alignas(kCacheLine) Row {
   Word reserved[2];
   alignas(kCacheLine) Word request_view[kRequestViews];  // 0: idle; else a view at or below what the request loaded
   NamespaceCounts counts[kNamespacesPerRow];
+  Posts posts;
 };
 
 }  // namespace stratakv

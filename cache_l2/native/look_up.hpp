@@ -37,8 +37,10 @@ struct Chain {
   const std::uint8_t* keys;
   std::size_t start;
   std::size_t count;
+  bool may_await = false;  // an absent page that a client has posted is waited for, for a bounded time
 
   std::size_t wanted() const { return count - start; }
+  const std::uint8_t* key(std::size_t page) const { return keys + (start + page) * kKeyBytes; }
 };
 
 // Walks a chain and writes what it finds to `found`; pages of another namespace are none. Numbers out of shared memory

@@ -43,8 +43,8 @@ void cut_expired(const FoundPage* pages, const Walk& walk, LookUpResult& result)
 }  // namespace
 
 std::shared_ptr<Reader> Reader::attach(
-    Descriptor control, Descriptor clients, Descriptor data, std::uint32_t row, const std::uint8_t life[16], bool writable,
-    bool prefault) {
+    Descriptor control, Descriptor clients, Descriptor data, Descriptor doorbell, std::uint32_t row,
+    const std::uint8_t life[16], bool writable, bool prefault) {
   const std::uint64_t control_bytes = sealed_size(control.get(), "control");
   const std::uint64_t clients_bytes = sealed_size(clients.get(), "clients");
   const std::uint64_t data_bytes = sealed_size(data.get(), "data");
@@ -64,6 +64,7 @@ std::shared_ptr<Reader> Reader::attach(
   reader->control_ = std::move(control_map);
   reader->clients_ = std::move(clients_map);
   reader->data_ = std::move(data_map);
+  reader->doorbell_ = std::move(doorbell);
   return reader;
 }
 
@@ -112,6 +113,15 @@ void Reader::end_request(std::uint32_t slot) {
 }
 
 LookUpResult Reader::match(const Chain& chain) {
+  LookUpResult result = match_once(chain);
+  std::uint64_t until_ns = 0;
+  while (chain.may_await && result.reason == kMissAbsent && await_posted(chain.key(result.pages), until_ns)) {
+    result = match_once(chain);
+  }
+  return result;
+}
+
+LookUpResult Reader::match_once(const Chain& chain) {
   FoundPage* found = scratch<FoundPage>(chain.wanted());
   LookUpResult result;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -143,6 +153,18 @@ LookUpResult Reader::match(const Chain& chain) {
 }
 
 LookUpResult Reader::pin(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out) {
+  LookUpResult result = pin_once(chain, kind, lease_ns, out);
+  std::uint64_t until_ns = 0;
+  while (chain.may_await && result.reason == kMissAbsent && await_posted(chain.key(result.pages), until_ns)) {
+    unpin(out, result.pages);
+    const std::uint64_t collisions = result.collisions;
+    result = pin_once(chain, kind, lease_ns, out);
+    result.collisions += collisions;
+  }
+  return result;
+}
+
+LookUpResult Reader::pin_once(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out) {
   LookUpResult result;
   std::uint64_t collisions = 0;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {

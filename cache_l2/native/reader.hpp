@@ -13,6 +13,7 @@
 #include "lease_slots.hpp"
 #include "look_up.hpp"
 #include "mapping.hpp"
+#include "posts.hpp"
 #include "ring.hpp"
 
 namespace stratakv {
@@ -27,15 +28,40 @@ struct LookUpResult {
   std::uint64_t stands_on = kNoInstance;  // of keys[start − 1], on which the first page stands
 };
 
+// Pages to store without asking: keys[start …] of a chain, one source each.
+struct PostRequest {
+  Chain chain;
+  std::size_t resident;  // pages of the chain that a look-up has found just now
+  const std::byte* const* sources;
+  std::size_t page_bytes;
+  std::uint32_t counter;
+  std::uint64_t incarnation[2];  // of their stamp
+  std::uint64_t revision;
+  std::int64_t ttl_s;         // −1: the sidecar's default
+  std::uint64_t deadline_ns;  // CLOCK_BOOTTIME; filled later, nothing is posted
+  const char* terms;          // what the sidecar is told of all of them
+  std::size_t terms_bytes;    // up to kPostTermsMax
+  CopyChoice copier;
+};
+
+// kAsk: it can't be done without asking, and nothing has changed. kLate: the deadline passed, likewise.
+enum class PostKind : std::uint32_t { kAsk = 0, kPosted = 1, kLate = 2 };
+
+struct PostResult {
+  PostKind kind = PostKind::kAsk;
+  std::vector<std::uint64_t> ids;  // of the pages, once posted
+};
+
 // A claim of freshness that doesn't end.
 inline constexpr std::uint64_t kNoLimit = ~0ULL;
 
 class Reader {
  public:
-  // Maps the three files; takes over the descriptors. invalid_argument when header, life or sizes do not fit.
+  // Maps the three files; takes over the descriptors. Without a doorbell (none) nothing can be posted, nor is what others have
+  // posted waited for: so the sidecar reads its own arena. invalid_argument when header, life or sizes do not fit.
   static std::shared_ptr<Reader> attach(
-      Descriptor control, Descriptor clients, Descriptor data, std::uint32_t row, const std::uint8_t life[16],
-      bool writable, bool prefault);
+      Descriptor control, Descriptor clients, Descriptor data, Descriptor doorbell, std::uint32_t row,
+      const std::uint8_t life[16], bool writable, bool prefault);
   // Over memory that is mapped already (stress tests under sanitizers, which follow addresses).
   Reader(const ArenaView& view, std::uint32_t row, bool writable);
 
@@ -68,6 +94,10 @@ class Reader {
   // told those of the pages served and of the one that they stand on. Not counted.
   LookUpResult copy_out(const Chain& chain, std::byte* const* destinations, std::size_t page_bytes, std::uint64_t lease_ns,
                         CopyChoice copier, std::uint64_t* instances = nullptr);
+  // Fills granted slots and posts them, where that is as good as asking.
+  PostResult post(const PostRequest& request);
+  // Whether a page that is absent may have been posted: then its look-up should be allowed to wait.
+  bool may_await() const { return doorbell_.get() >= 0 && any_posting(view_); }
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 
@@ -80,13 +110,31 @@ class Reader {
   std::uint32_t held() const { return slots_.held(); }
 
  private:
+  struct Taken {
+    std::uint64_t id;
+    std::uint64_t offset;
+    std::uint32_t at;  // among the row's grants
+  };
+
   Row& row() const { return view_.row(row_); }
+  LookUpResult match_once(const Chain& chain);
+  LookUpResult pin_once(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out);
+  // reader_post.cpp
+  bool may_be_posted(const Chain& chain, std::size_t resident) const;
+  void keep_parent(const Chain& chain, std::uint64_t now_ns) noexcept;
+  bool take_grants(std::size_t page_bytes, std::size_t pages, Taken* out);
+  void give_back(const Taken* taken, std::size_t pages) noexcept;
+  bool write_post(const PostRequest& request, const Taken* taken);
+  void ring_doorbell() const noexcept;
+  bool await_posted(const std::uint8_t* key, std::uint64_t& until_ns) const;
   std::uint32_t publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result);
   std::size_t confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const;
   void touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
   void raise_high_water(std::uint32_t hazard) noexcept;
 
   std::unique_ptr<Mapping> control_, clients_, data_;
+  Descriptor doorbell_;  // an eventfd that wakes the sidecar
+  SpinLock post_lock_;
   ArenaView view_;
   std::uint32_t row_;
   bool writable_;

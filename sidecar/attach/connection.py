@@ -33,12 +33,16 @@ class AttachedProcess:
     row: int
     pid: int
     pidfd: int
+    doorbell: int
+    """An eventfd that the client rings when it has posted something."""
     name: str
     writable: bool
     connection: Connection | None
     attachment: int
     engine: EngineMode = EngineMode.NONE
     registered: set[int] = field(default_factory=set)
+    page_bytes: int = 0
+    """Of the pages that it reserved last."""
     listing: int = 0
     """Registrations that wait for the fleet's directory."""
     loads: dict[int, LoadUnderWay] = field(default_factory=dict)
@@ -132,7 +136,8 @@ class Asked:
     began: float
 
 
-def close_pidfd(process: AttachedProcess, loop: asyncio.AbstractEventLoop) -> None:
-    """Stop watching a process and close its pidfd."""
-    loop.remove_reader(process.pidfd)
-    os.close(process.pidfd)
+def stop_watching(process: AttachedProcess, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a process's pidfd and its doorbell."""
+    for descriptor in (process.pidfd, process.doorbell):
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -7,6 +7,8 @@ process (pidfd); with its connection alone it becomes an orphan (rule R17).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 import socket
 import time
@@ -41,7 +43,7 @@ from kv_types.limits import (
     LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
 )
 from kv_types.validity import EngineMode
-from sidecar.attach.connection import Asked, AttachedProcess, Connection, ReceiverTooSlowError, close_pidfd
+from sidecar.attach.connection import Asked, AttachedProcess, Connection, ReceiverTooSlowError, stop_watching
 from sidecar.attach.endpoint import listen_on, unlink_own
 from sidecar.attach.loads import ClientLoads
 from sidecar.attach.requests import Request, carry_out
@@ -138,7 +140,7 @@ class AttachServer:
         for connection in list(self._connections):
             self._close(connection)
         for process in list(self._processes.values()):
-            close_pidfd(process, loop)
+            stop_watching(process, loop)
         self._processes.clear()
 
     def statistics(self) -> Mapping[str, int]:
@@ -390,11 +392,13 @@ class AttachServer:
             self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, str(error)))
             return
         process = AttachedProcess(
-            row=row, pid=connection.pid, pidfd=descriptors[0], name=hello.name, writable=bool(hello.role),
+            row=row, pid=connection.pid, pidfd=descriptors[0], doorbell=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
+            name=hello.name, writable=bool(hello.role),
             connection=connection, attachment=secrets.randbits(64), engine=hello.engine,
         )  # fmt: skip
         try:
             self._running_loop().add_reader(process.pidfd, self._on_exit, process)
+            self._running_loop().add_reader(process.doorbell, self._on_doorbell, process)
         except OSError:
             self._store.end_client(row)
             raise
@@ -420,6 +424,15 @@ class AttachServer:
         )  # fmt: skip
         if process.engine is EngineMode.KEEP:
             self._engine_came()
+
+    def _on_doorbell(self, process: AttachedProcess) -> None:
+        with contextlib.suppress(BlockingIOError):  # its client has read it, too
+            os.eventfd_read(process.doorbell)
+        self._settle_posts()
+
+    def _settle_posts(self) -> None:
+        if self._store.settle_posts():
+            self._running_loop().call_soon(self._settle_posts)
 
     def _end_gone(self, connection: Connection, hello: Hello) -> None:
         """End what this process says it has unmapped; its connections may not be seen broken yet."""
@@ -457,7 +470,7 @@ class AttachServer:
     def _end(self, process: AttachedProcess) -> None:
         if self._processes.pop(process.row, None) is None:
             return
-        close_pidfd(process, self._running_loop())
+        stop_watching(process, self._running_loop())
         self._loads.abandon(process)
         self._counts["ended"] += 1
         self._store.end_client(process.row)

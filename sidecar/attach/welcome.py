@@ -54,7 +54,9 @@ def welcome(
     )  # fmt: skip
     descriptors = store.descriptors(writable=process.writable)
     try:
-        connection.send(message, request, descriptors=descriptors, version=PROTOCOL_VERSION)
+        connection.send(
+            message, request, descriptors=(*descriptors, process.doorbell), version=PROTOCOL_VERSION
+        )
     finally:
         close_all(descriptors)
 

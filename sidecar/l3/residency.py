@@ -34,6 +34,7 @@ def check_rows(rows: Sequence[LoadRow]) -> None:
 
 def resident(store: ArenaStore, row: LoadRow) -> tuple[int, MissReason]:
     """Pages of a row that a look-up would find now, and why it would end there."""
+    store.settle_posts()
     try:
         number = store.namespace(row.namespace).number
     except UnknownNamespaceError:

@@ -102,6 +102,7 @@ class ArenaService:
         """Pin what can be served of keys[start:], after a load of what the arena lacks."""
         if not self._loads.is_available or wait_s <= 0:
             return self._leased(self._store.lease(namespace, keys, start=start))
+        self._store.settle_posts()
         record = self._store.namespace(namespace)
         counter, reader = self._store.own_counter(record), self._store.reader
         here = reader.lease(counter, keys, namespace=record.number, start=start, may_load=True)

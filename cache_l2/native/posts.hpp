@@ -1,0 +1,85 @@
+// A row's ring of posts: what a client writes about pages that it has filled in granted slots, and how the sidecar reads it.
+//
+// A post is one contiguous run of bytes that may come round the ring's end: PostHead, keys (32 bytes a page), ids of the
+// granted slots (8 bytes a page), terms (the caller's bytes), zeros up to a multiple of 8. The client publishes it by
+// advancing posted_bytes; the sidecar copies it out before it looks at it, and bounds every number.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "geometry.hpp"
+#include "index.hpp"
+#include "layout.hpp"
+
+namespace stratakv {
+
+struct PostHead {
+  std::uint64_t namespace_slot;
+  std::int64_t ttl_s;  // −1: the sidecar's default, 0: never
+  std::uint32_t payload_bytes;
+  std::uint32_t pages;        // 1 … kGrantsPerRow
+  std::uint32_t terms_bytes;  // up to kPostTermsMax
+  std::uint32_t has_parent;   // 1: keys[0] stands on `parent`
+  std::uint8_t parent[kKeyBytes];
+
+  // Bytes of the whole post. Only for a head whose numbers are in their bounds.
+  std::uint64_t bytes() const {
+    const std::uint64_t all = sizeof(PostHead) + pages * (kKeyBytes + sizeof(std::uint64_t)) + terms_bytes;
+    return (all + 7) / 8 * 8;
+  }
+};
+static_assert(sizeof(PostHead) == 64);
+constexpr std::uint64_t kPostBytesMax = sizeof(PostHead) + kGrantsPerRow * (kKeyBytes + 8) + kPostTermsMax;
+static_assert(kPostBytesMax < kPostRingBytes);
+
+// What the sidecar has read of one post.
+struct Post {
+  PostHead head;
+  std::vector<std::uint8_t> keys;
+  std::vector<std::uint64_t> ids;
+  std::string terms;
+};
+
+// Copies bytes into the ring, or out of it, at a place counted from the row's beginning on.
+inline void ring_write(Posts& posts, std::uint64_t at, const void* from, std::size_t bytes) {
+  auto* ring = reinterpret_cast<std::byte*>(posts.ring);
+  const std::size_t place = at % kPostRingBytes;
+  const std::size_t first = std::min<std::size_t>(bytes, kPostRingBytes - place);
+  std::memcpy(ring + place, from, first);
+  std::memcpy(ring, static_cast<const std::byte*>(from) + first, bytes - first);
+}
+
+inline void ring_read(const Posts& posts, std::uint64_t at, void* to, std::size_t bytes) {
+  const auto* ring = reinterpret_cast<const std::byte*>(posts.ring);
+  const std::size_t place = at % kPostRingBytes;
+  const std::size_t first = std::min<std::size_t>(bytes, kPostRingBytes - place);
+  std::memcpy(to, ring + place, first);
+  std::memcpy(static_cast<std::byte*>(to) + first, ring, bytes - first);
+}
+
+// Whether a row has posts that are not settled. Read by everybody before a page counts as absent.
+inline bool any_posting(const ArenaView& view) {
+  std::uint64_t bits = 0;
+  for (std::uint32_t word = 0; word < view.posting_words(); ++word) bits |= view.posting[word].load(std::memory_order_acquire);
+  return bits != 0;
+}
+
+// The number of the page that a row has posted under a key and that is not settled. By the key's first word: another key's
+// page with the same one is waited for in vain, no more.
+inline std::optional<std::uint64_t> posted_page(const Posts& posts, const PageKey& key) {
+  const std::uint64_t settled = posts.settled_pages.load(std::memory_order_acquire);
+  const std::uint64_t posted = posts.posted_pages.load(std::memory_order_acquire);
+  if (posted - settled > kGrantsPerRow) return std::nullopt;
+  for (std::uint64_t page = settled; page != posted; ++page) {
+    if (posts.key[page % kGrantsPerRow].load(std::memory_order_relaxed) == key.word[0]) return page;
+  }
+  return std::nullopt;
+}
+
+}  // namespace stratakv
