@@ -404,6 +404,8 @@ class Reader:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
         """Leases held now."""
+    def abandon_in_child(self) -> None:
+        """Close the copy of the doorbell that a forked child has inherited; does nothing in the process that attached."""
     def close(self) -> bool:
         """Unmap when the last lease is released; further calls raise ValueError. True once that has happened: no lease or
         view is left and no other thread is inside a call, so that the row can be given back. Closing again asks again."""

@@ -396,6 +396,8 @@ class AttachedArena:
     def _abandon_in_child(self) -> None:
         self._forked = True
         self._channel.abandon_in_child()
+        if self._reader is not None:
+            self._reader.abandon_in_child()
 
 
 def _pages_of(keys: bytes) -> int:

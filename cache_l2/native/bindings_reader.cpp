@@ -71,6 +71,11 @@ class PyReader {
     return closed_.expired();
   }
 
+  // The maps are not there in a forked child; this descriptor is.
+  void abandon_in_child() const {
+    if (reader_ != nullptr && !reader_->present()) reader_->forget_doorbell();
+  }
+
   nb::tuple stamp() const {
     const std::optional<StampedView> s = read_stamp(core()->arena());
     if (!s) throw std::runtime_error("events overwrite the ring faster than it can be read; make ring_records larger");
@@ -444,6 +449,7 @@ void bind_reader(nb::module_& m) {
            nb::arg("revision"), nb::arg("ttl_s") = -1, nb::arg("deadline_ns"), nb::arg("terms"))
       .def("slot", &PyReader::slot, nb::arg("offset"), nb::arg("size"))
       .def("held", [](const PyReader& self) { return self.core()->held(); })
+      .def("abandon_in_child", &PyReader::abandon_in_child)
       .def("close", &PyReader::close);
 }
 

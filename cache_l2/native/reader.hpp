@@ -98,6 +98,8 @@ class Reader {
   PostResult post(const PostRequest& request);
   // Whether a page that is absent may have been posted: then its look-up should be allowed to wait.
   bool may_await() const { return doorbell_.get() >= 0 && any_posting(view_); }
+  // In a forked child, where nothing else of this may be used.
+  void forget_doorbell() { doorbell_ = Descriptor(); }
   void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 

@@ -94,7 +94,8 @@ def test_garbage_closes_its_sender_and_nobody_else_notices(site: AttachSite, att
         assert site.statistic("server.garbage") > 0
         assert site.statistic("server.handler_errors") == 0
         wait_until(lambda: site.statistic("server.connections") == 1, what="senders of garbage to be closed")
-        kept = site.statistic("server.processes") - 1  # their pidfds, watched until this process ends
+        # their pidfds and doorbells, watched until this process ends
+        kept = 2 * (site.statistic("server.processes") - 1)
         wait_until(lambda: open_descriptors(site) == before + kept, what="every descriptor to be closed")
     told = [entry for entry in logs if entry["event"].startswith("garbage")]
     assert all(entry["pid"] == os.getpid() for entry in told)
