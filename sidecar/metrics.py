@@ -236,6 +236,7 @@ def _arena_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         ("entries_visible", "Pages that look-ups can find."),
         ("entries_hidden_leased", "Pages hidden already whose last lease is still held."),
         ("entries_quarantined", "Late reservations whose writer may still write."),
+        ("entries_granted", "Slots that writers have in advance."),
     ):
         # "_total" at a gauge's end would make it look like a counter.
         yield GaugeMetricFamily(f"stratakv_{name.removesuffix('_total')}", text, value=arena.get(name, 0))

@@ -89,7 +89,7 @@ struct ArenaStatistics {
   std::uint64_t segments_total = 0, segments_free = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
-  std::uint64_t loaded = 0, gave_way = 0;
+  std::uint64_t posted = 0, loaded = 0, gave_way = 0;
   std::uint64_t oldest_hidden_view = 0;
 };
 

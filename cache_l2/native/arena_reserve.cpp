@@ -47,7 +47,9 @@ std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
     if (was_pinned != kNoEntry) refresh_leaf(was_pinned);
     counters_.known += !request.gives_way && results.back().status == kPutKnown;
     counters_.refused += !request.gives_way && results.back().status == kPutRefused;
-    if (request.granted != nullptr && results.back().status != kPutStored) drop_grant(request.row, request.granted[i]);
+    if (request.granted == nullptr) continue;
+    counters_.posted += results.back().status == kPutStored;
+    if (results.back().status != kPutStored) drop_grant(request.row, request.granted[i]);
   }
   return results;
 }

@@ -69,6 +69,8 @@ nb::dict geometry(const PyArena& self) {
   out["entries"] = g.entries;
   out["buckets"] = g.buckets;
   out["rows"] = g.rows;
+  out["row_offset"] = g.row_offset;
+  out["row_bytes"] = g.row_bytes;
   out["leases_per_row"] = g.leases_per_row;
   out["ring_records"] = g.ring_records;
   out["copy_kernel"] = g.copy_kernel;
@@ -281,6 +283,7 @@ nb::dict statistics(const PyArena& self) {
   out["known"] = s.known;
   out["refused"] = s.refused;
   out["index_full"] = s.index_full;
+  out["posted"] = s.posted;
   out["loaded"] = s.loaded;
   out["gave_way"] = s.gave_way;
   out["oldest_hidden_view"] = s.oldest_hidden_view;

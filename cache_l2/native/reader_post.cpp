@@ -20,7 +20,7 @@
 namespace stratakv {
 namespace {
 
-constexpr std::uint64_t kPostedWaitNs = 5'000'000;  // a look-up waits no longer for what others have posted
+constexpr std::uint64_t kPostedWaitNs = 20'000'000;  // a look-up waits no longer for what others have posted
 constexpr long kPostedPauseNs = 20'000;
 
 }  // namespace

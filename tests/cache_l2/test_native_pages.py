@@ -427,6 +427,7 @@ def test_limits_and_numbers_are_those_of_kv_types() -> None:
         "kAncestorsWalkedMax": limits.ANCESTORS_WALKED_MAX,
     }.items():
         assert _constant(text, name) == value, name
+    assert _constant((NATIVE / "layout.hpp").read_text(), "kGrantsPerRow") == limits.GRANTS_PER_CLIENT_MAX
     outcomes = (NATIVE / "outcomes.hpp").read_text()
     for miss in MissReason:
         name = "kMiss" + miss.name.title().replace("_", "")

@@ -120,12 +120,31 @@ class NativeArena:
         self.reader = self.attach(self.row)
         self.arena.publish_freshness(FAR_NS)
 
-    def attach(self, row: int, *, writable: bool = True) -> Reader:
-        """A reader over new descriptors under a row."""
+    def attach(self, row: int, *, writable: bool = True, doorbell: bool = False) -> Reader:
+        """A reader over new descriptors under a row; with a doorbell it may post, and waits for what others post."""
         control, clients, data = self.arena.duplicate_descriptors(writable=writable)
         return Reader(
-            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=self.life, writable=writable
-        )
+            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=self.life, writable=writable,
+            doorbell_fd=os.eventfd(0, os.EFD_NONBLOCK) if doorbell else -1,
+        )  # fmt: skip
+
+    def settle(self, *, revision: int = 0) -> list[list[tuple[int, int]]]:
+        """Carry out every post; the outcomes of each one's pages."""
+        settled = []
+        for row in self.arena.posting_rows():
+            while (post := self.arena.next_post(row)) is not None:
+                namespace, page_bytes, parent, keys, ids, _, _ = post
+                rows = self.arena.reserve(
+                    row=row, namespace_slot=namespace, parent=parent, keys=keys, payload_bytes=page_bytes,
+                    expiry_s=0, deadline_ns=FAR_NS, now_ns=now_ns(), granted=ids,
+                )  # fmt: skip
+                reserved = [one for status, _, one, _ in rows if status == 0]
+                committed = iter(self.commit(reserved, row=row, revision=revision))
+                settled.append(
+                    [next(committed) if status == 0 else (status, reason) for status, reason, _, _ in rows]
+                )
+                self.arena.settle_post(row)
+        return settled
 
     def reserve(
         self,

@@ -1,0 +1,181 @@
+"""Posted puts in a store that follows a log: judged when they are carried out, told, bounded, and never a slot lost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from cache_l2._native import Reader
+from cache_l2.attach_messages import Commit, Ping
+from cache_l2.attach_wire import encode_message
+from kv_types.clock import BoottimeClock, ManualClock
+from kv_types.ids import PageKey
+from kv_types.limits import GRANT_IDLE_S, GRANTS_PER_CLIENT_MAX
+from kv_types.outcomes import Hit, PutStatus, RefuseReason
+from kv_types.validity import NO_INSTANCE, stored_instance
+from tests.support.pages import chain, namespace_of, packed, pages_of
+from tests.support.stores import MIB, SECOND_NS, add, make_store
+
+POSTED = 1
+FAR_NS = 1 << 62
+DONE = (PutStatus.STORED, RefuseReason.NONE)
+
+
+class World:
+    """A store, and a client of it in this process, which has slots in advance."""
+
+    def __init__(self, **config: Any) -> None:
+        self.clock = ManualClock(BoottimeClock().now_ns())
+        self.store = make_store(self.clock, arena_bytes=16 * MIB, **config)
+        self.record = add(self.store, namespace_of("a"))
+        self.row = self.store.open_client(os.getpid())
+        self.store.bind_namespace(self.row, self.record)
+        self.reader = self._attach()
+        self.stored: list[int] = []
+        self.store.on_stored = self.stored.extend
+        self.offer()
+
+    def _attach(self) -> Reader:
+        control, clients, data = self.store.descriptors(writable=True)
+        return Reader(
+            control_fd=control, clients_fd=clients, data_fd=data, row=self.row, life=self.store.life,
+            writable=True, doorbell_fd=os.eventfd(0, os.EFD_NONBLOCK),
+        )  # fmt: skip
+
+    def offer(self, pages: int = 2) -> None:
+        self.store.offer_slots(self.row, self.record.page_bytes, [DONE] * pages)
+
+    @property
+    def grants(self) -> int:
+        return self.store.statistics()["entries_granted"]
+
+    def post(
+        self, keys: list[PageKey], *, start: int = 0, terms: bytes | None = None, **given: Any
+    ) -> list[int]:
+        """Post keys[start:]; the instances that they will be."""
+        stamp = self.store.stamp()
+        told = encode_message(Commit(reservations=(), stamp=stamp, rests_on=NO_INSTANCE), 0)
+        arguments: dict[str, Any] = {"namespace": self.record.number, "page_bytes": self.record.page_bytes}
+        kind, ids = self.reader.post(
+            0, packed(keys), pages_of(keys[start:], self.record.page_bytes), start=start, resident=start,
+            incarnation=stamp.incarnation, revision=stamp.revision, deadline_ns=FAR_NS,
+            terms=told if terms is None else terms, **arguments | given,
+        )  # fmt: skip
+        assert kind == POSTED
+        return [stored_instance(one) for one in ids]
+
+    def pages(self, keys: list[PageKey]) -> int:
+        outcome = self.store.look_up(self.record.id, packed(keys))
+        return outcome.pages if isinstance(outcome, Hit) else 0
+
+
+def test_whoever_asks_the_store_finds_what_was_posted_before() -> None:
+    world = World()
+    keys = chain(4)
+    posted = world.post(keys[:2]) + world.post(keys[:3], start=2)
+    assert world.pages(keys) == 3
+    assert world.stored == posted
+    (row,) = world.store.reserve(world.row, world.record, keys[2], packed(keys[3:]))
+    assert row[0] == PutStatus.STORED, "what stands on posted pages can be reserved"
+    facts = world.store.inspect(keys[1])
+    assert facts is not None
+    assert facts.stamp == world.store.stamp()
+
+
+def test_what_an_invalidation_took_between_post_and_settlement_is_never_seen() -> None:
+    world = World()
+    keys, other = chain(2), chain(2)
+    world.post(keys)
+    world.post(other)
+    world.store.hide_pages(packed(keys[:1]))
+    assert world.pages(keys) == 0
+    assert world.pages(other) == 2
+    assert world.store.statistics()["entries_reserved"] == 0
+    world.store.check_invariants()
+
+
+def test_slots_follow_what_was_put_and_go_back_when_nothing_is() -> None:
+    world = World()
+    assert world.grants == 8
+    world.post(chain(8))
+    world.store.settle_posts()
+    assert world.grants == 16
+    world.clock.advance(int((GRANT_IDLE_S - 1) * SECOND_NS))
+    world.store.tick()
+    assert world.grants == 16
+    world.clock.advance(2 * SECOND_NS)
+    world.store.tick()
+    assert world.grants == 0
+
+
+def test_a_put_too_large_for_slots_in_advance_gets_none_and_neither_does_one_that_failed() -> None:
+    world = World()
+    world.store.tick()
+    world.clock.advance(int((GRANT_IDLE_S + 1) * SECOND_NS))
+    world.store.tick()
+    world.offer(GRANTS_PER_CLIENT_MAX + 1)
+    assert world.grants == 0
+    world.store.offer_slots(world.row, world.record.page_bytes, [(PutStatus.REFUSED, RefuseReason.BUSY)])
+    assert world.grants == 0
+
+
+def test_what_a_client_posted_before_it_ended_is_stored_and_its_slots_return() -> None:
+    world = World()
+    keys = chain(3)
+    posted = world.post(keys)
+    world.store.end_client(world.row)
+    assert world.grants == 0
+    assert world.pages(keys) == 3
+    assert world.stored == posted
+    world.store.check_invariants()
+
+
+def test_an_orphans_posts_are_stored_and_what_it_had_on_offer_returns() -> None:
+    world = World()
+    keys = chain(3)
+    world.post(keys)
+    world.store.orphan_client(world.row)
+    assert world.grants == 0
+    assert world.pages(keys) == 3
+
+
+def _unregistered(world: World) -> dict[str, Any]:
+    return {"namespace": add(world.store, namespace_of("b")).number}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(_unregistered, id="a namespace that the client has not registered"),
+        pytest.param(lambda _: {"namespace": 1023}, id="a namespace that nobody has registered"),
+        pytest.param(lambda _: {"terms": b""}, id="no terms"),
+        pytest.param(lambda _: {"terms": b"\xff" * 100}, id="garbage as terms"),
+        pytest.param(lambda _: {"terms": encode_message(Ping(), 0)}, id="another message as terms"),
+        pytest.param(
+            lambda world: {"terms": encode_message(Commit(reservations=(1,), stamp=world.store.stamp()), 0)},
+            id="terms that name a reservation",
+        ),
+    ],
+)
+def test_a_post_that_no_client_writes_stores_nothing_and_what_follows_is_carried_out(lie: Any) -> None:
+    world = World()
+    keys, others = chain(2), chain(2)
+    world.post(keys, **lie(world))
+    world.post(others)
+    assert world.pages(keys) == 0
+    assert world.pages(others) == 2
+    assert world.store.statistics()["posts_garbled"] == 1
+    assert world.grants == 8
+    world.store.check_invariants()
+
+
+def test_a_draining_store_carries_out_nothing_any_more() -> None:
+    world = World()
+    keys = chain(2)
+    world.post(keys)
+    world.store.drain()
+    world.store.settle_posts()
+    world.store.check_invariants()
+    assert world.stored == []
