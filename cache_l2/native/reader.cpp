@@ -60,16 +60,15 @@ std::shared_ptr<Reader> Reader::attach(
   auto clients_map = std::make_unique<Mapping>(clients.get(), geometry.clients_bytes, true, prefault);
   auto data_map = std::make_unique<Mapping>(data.get(), geometry.data_bytes, writable, prefault);
   const ArenaView view = view_of(geometry, control_map->data(), clients_map->data(), data_map->data());
-  auto reader = std::make_shared<Reader>(view, row, writable);
+  auto reader = std::make_shared<Reader>(view, row, writable, std::move(doorbell));
   reader->control_ = std::move(control_map);
   reader->clients_ = std::move(clients_map);
   reader->data_ = std::move(data_map);
-  reader->doorbell_ = std::move(doorbell);
   return reader;
 }
 
-Reader::Reader(const ArenaView& view, std::uint32_t row, bool writable)
-    : view_(view), row_(row), writable_(writable), slots_(view.geometry.leases_per_row) {}
+Reader::Reader(const ArenaView& view, std::uint32_t row, bool writable, Descriptor doorbell)
+    : doorbell_(std::move(doorbell)), view_(view), row_(row), writable_(writable), slots_(view.geometry.leases_per_row) {}
 
 std::pair<int, StampedView> Reader::begin_request() {
   std::uint32_t slot = 0;

@@ -63,7 +63,7 @@ class Reader {
       Descriptor control, Descriptor clients, Descriptor data, Descriptor doorbell, std::uint32_t row,
       const std::uint8_t life[16], bool writable, bool prefault);
   // Over memory that is mapped already (stress tests under sanitizers, which follow addresses).
-  Reader(const ArenaView& view, std::uint32_t row, bool writable);
+  Reader(const ArenaView& view, std::uint32_t row, bool writable, Descriptor doorbell);
 
   const ArenaView& arena() const { return view_; }
   bool writable() const { return writable_; }

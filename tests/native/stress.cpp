@@ -66,7 +66,7 @@ class ReaderThread {
       if (shared_.stop.load()) return false;
       std::this_thread::yield();
     }
-    reader_ = std::make_unique<Reader>(shared_.view, static_cast<std::uint32_t>(row_), false);
+    reader_ = std::make_unique<Reader>(shared_.view, static_cast<std::uint32_t>(row_), false, Descriptor());
     seen_ = reader_->view_number();
     begun_ = 0;
     return true;
@@ -219,7 +219,7 @@ int run(double seconds, std::uint64_t seed) {
   settings.arena_bytes = 2 << 20;
   settings.segment_bytes = 64 << 10;
   settings.entries = 300;
-  settings.rows = kReaders + 2;
+  settings.rows = kClients + 2;
   settings.leases_per_row = 64;
   settings.ring_records = 8;
   Arena arena(settings);
@@ -229,9 +229,14 @@ int run(double seconds, std::uint64_t seed) {
   arena.publish_freshness(boottime_ns() + 5 * kNs);
 
   std::vector<std::thread> threads;
-  for (int i = 0; i < kReaders; ++i) {
-    shared.wanted_row[i].store(0);
+  for (int i = 0; i < kClients; ++i) {
+    shared.wanted_row[i].store(-2);
     shared.given_up[i].store(-1);
+  }
+  for (int i = kReaders; i < kClients; ++i) {
+    threads.emplace_back([&, i] { PosterThread(shared, prompts, i, mix(seed, static_cast<std::uint64_t>(i) + 1)).run(); });
+  }
+  for (int i = 0; i < kReaders; ++i) {
     threads.emplace_back([&, i] { ReaderThread(shared, prompts, i, mix(seed, static_cast<std::uint64_t>(i) + 1)).run(); });
   }
   threads.emplace_back([&] { move_bytes(shared.loads, shared.view.data, shared.stop); });
@@ -253,6 +258,8 @@ int run(double seconds, std::uint64_t seed) {
   show("copy leases that ran out", shared.expired.load());
   show("events followed", shared.events.load());
   show("pages pinned again", shared.pins.load());
+  show("posts", shared.posts.load());
+  show("stored out of posts", s.posted);
   show("stored", s.stored);
   show("loaded", s.loaded);
   show("loads that gave way", s.gave_way);
@@ -260,7 +267,7 @@ int run(double seconds, std::uint64_t seed) {
   show("evicted with segments", s.evictions_segment);
   show("expired", s.evictions_ttl);
   show("hidden", s.evictions_invalidated);
-  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), s.loaded,
+  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), s.loaded, s.posted,
                                   s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
     if (met == 0) fail("the run was too short to meet what it is there to meet");
   }

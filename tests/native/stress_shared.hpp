@@ -12,6 +12,8 @@ namespace stratakv::stress {
 
 constexpr std::uint64_t kNs = 1'000'000'000ULL;
 constexpr int kReaders = 4;
+constexpr int kPosters = 2;
+constexpr int kClients = kReaders + kPosters;
 constexpr std::size_t kLatePuts = 4;
 
 struct Shared {
@@ -25,9 +27,10 @@ struct Shared {
   Told told;
   Load loads[kLoads];
   std::atomic<bool> stop{false};
-  std::atomic<int> wanted_row[kReaders];  // a row asked for (-1), given (>= 0)
-  std::atomic<int> given_up[kReaders];    // a row to end, or -1
-  std::atomic<std::uint64_t> looks{0}, copies{0}, expired{0}, hits{0}, events{0}, pins{0};
+  std::atomic<int> wanted_row[kClients];  // a row asked for (-1), given (>= 0), or neither (-2)
+  std::atomic<int> given_up[kClients];    // a row to end, or -1
+  std::atomic<std::uint64_t> epoch{1};    // what a request that begins now may claim
+  std::atomic<std::uint64_t> posts{0}, looks{0}, copies{0}, expired{0}, hits{0}, events{0}, pins{0};
 };
 
 inline void check_sums(const CountsSnapshot& counts) {

@@ -12,6 +12,7 @@
 #include "arena.hpp"
 #include "clock.hpp"
 #include "outcomes.hpp"
+#include "stress_posts.hpp"
 #include "stress_shared.hpp"
 
 namespace stratakv::stress {
@@ -47,6 +48,7 @@ class Writer {
 
   void step() {
     serve_rows();
+    shared_.epoch.store(published_epoch(), std::memory_order_release);
     switch (random_() % 64) {
       case 0: case 1: begin_hiding(); break;
       case 2: storm(); break;
@@ -60,6 +62,9 @@ class Writer {
       case 13: reserve_late(); break;
       case 14: case 15: case 16: case 17: begin_load(); break;
       case 18: case 19: case 20: case 21: case 22: end_load(); break;
+      case 23: case 24: case 25: case 26: grant(); break;
+      case 27: case 28: case 29: case 30: case 31: settle_posts(); break;
+      case 32: recall(); break;
       default: commit(fill(reserve(row_, 10 * kNs)));
     }
     arena_.publish_freshness(boottime_ns() + 5 * kNs);
@@ -67,11 +72,13 @@ class Writer {
 
  private:
   void serve_rows() {
-    for (int i = 0; i < kReaders; ++i) {
+    for (int i = 0; i < kClients; ++i) {
       const int ended = shared_.given_up[i].load();
       if (ended >= 0) {
+        if (random_() % 2 == 0) settle_posts();
         if (random_() % 2 == 0) arena_.orphan_row(static_cast<std::uint32_t>(ended));
         arena_.end_row(static_cast<std::uint32_t>(ended));
+        shared_.wanted_row[i].store(-2);
         shared_.given_up[i].store(-1);
       }
       if (shared_.wanted_row[i].load() == -1) shared_.wanted_row[i].store(static_cast<int>(*arena_.open_row(2, kEngineDrop)));
@@ -279,6 +286,60 @@ class Writer {
       stamp.rests_on = load.rests_on;
       arena_.publish_loaded(row_, place.reservation, stamp, random_() >> 1 | 1, boottime_ns());
     }
+  }
+
+  int poster_row() { return shared_.wanted_row[kReaders + random_() % kPosters].load(); }
+
+  void grant() {
+    const int row = poster_row();
+    if (row < 0) return;
+    arena_.grant(static_cast<std::uint32_t>(row), kPageBytes[random_() % kGroups],
+                 {static_cast<std::uint32_t>(1 + random_() % 12), 256 << 10, kNoInstance});
+  }
+
+  void recall() {
+    const int row = poster_row();
+    if (row >= 0) arena_.recall_all_grants(static_cast<std::uint32_t>(row));
+  }
+
+  void settle_posts() {
+    for (const std::uint32_t row : arena_.posting_rows()) {
+      while (const std::optional<Post> post = arena_.next_post(row)) {
+        carry_out(row, *post);
+        arena_.settle_post(row);
+      }
+    }
+  }
+
+  // As a put: reserved in the slots that hold the pages already, judged by name and origin at this moment, and published.
+  void carry_out(std::uint32_t row, const Post& post) {
+    PostTerms terms;
+    if (post.terms.size() != sizeof(terms)) fail("post: its terms are of another");
+    std::memcpy(&terms, post.terms.data(), sizeof(terms));
+    const Prompt& prompt = prompts_[terms.prompt];
+    if (std::memcmp(post.keys.data(), prompt.bytes() + terms.depth * kKeyBytes, post.keys.size()) != 0) fail("post: of two posts");
+    const Origin origin = Origin::unpack(terms.origin);
+    ReserveRequest request;
+    request.row = row;
+    request.namespace_slot = post.head.namespace_slot;
+    request.parent = post.head.has_parent != 0 ? post.head.parent : nullptr;
+    request.keys = post.keys.data();
+    request.pages = post.head.pages;
+    request.payload_bytes = post.head.payload_bytes;
+    request.now_ns = boottime_ns();
+    request.deadline_ns = request.now_ns + 10 * kNs;
+    request.granted = post.ids.data();
+    const std::vector<Reserved> reserved = arena_.reserve(request);
+    std::vector<std::uint64_t> commits, aborts;
+    for (std::size_t i = 0; i < reserved.size(); ++i) {
+      if (reserved[i].status != kPutStored) continue;
+      const std::uint64_t judged = std::max(judged_[origin.provenance], judged_by_name(prompt, terms.depth + i));
+      (origin.epoch < judged ? aborts : commits).push_back(reserved[i].reservation);
+    }
+    arena_.abort(row, aborts);
+    CommitStamp stamp;
+    stamp.producer = origin.provenance;
+    arena_.commit(row, commits, stamp, boottime_ns());
   }
 
   // A client that is late and writes all the same: its places must be nobody else's yet.
