@@ -188,6 +188,19 @@ MUTATIONS = (
         Stress(TORN, ("reader.cpp",)),
     ),
     Mutation(
+        "R17, grants",
+        "a slot that its client has in its hands is taken back",
+        (
+            Edit(
+                _NATIVE + "arena_grants.cpp",
+                "    if (!view_.row(row).posts.grants[at].offer.compare_exchange_strong(offered, 0,"
+                " std::memory_order_acq_rel)) continue;\n",
+                "    view_.row(row).posts.grants[at].offer.exchange(offered = 0, std::memory_order_acq_rel);\n",
+            ),
+        ),
+        Stress(TORN, ("arena_grants.cpp",)),
+    ),
+    Mutation(
         "32",
         "the place of a reservation that ran out is given away while its writer may still write",
         (
