@@ -176,8 +176,8 @@ class Client:
         that an invalidation in between selects. Without one (None) every page is refused as STAMP_FOREIGN. What these
         pages rest on is unknown: any invalidation by producer, tag or time takes them too.
 
-        In shared memory a put of a few pages does not wait for the sidecar: they are in slots that it granted in advance, and whoever
-        looks for one waits for that. Should it be invalidated or evicted meanwhile, it was so right behind the put.
+        In shared memory a put of a few pages does not wait for the sidecar: they are in slots that it granted in advance,
+        and whoever looks for one waits for it. Should one be invalidated or evicted meanwhile, that was right behind the put.
 
         Pages that are known already are not sent. ttl_s: None takes the sidecar's default, 0 is never, a year the most.
         After the first refused page all later ones are refused, since they stand on it. What was not confirmed in time
