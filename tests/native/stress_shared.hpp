@@ -12,6 +12,7 @@ namespace stratakv::stress {
 
 constexpr std::uint64_t kNs = 1'000'000'000ULL;
 constexpr int kReaders = 4;
+constexpr std::size_t kHoldings = 12;
 constexpr std::size_t kLatePuts = 4;
 
 struct Shared {
@@ -27,7 +28,7 @@ struct Shared {
   std::atomic<bool> stop{false};
   std::atomic<int> wanted_row[kReaders];  // a row asked for (-1), given (>= 0)
   std::atomic<int> given_up[kReaders];    // a row to end, or -1
-  std::atomic<std::uint64_t> looks{0}, copies{0}, expired{0}, hits{0}, events{0}, pins{0};
+  std::atomic<std::uint64_t> looks{0}, copies{0}, expired{0}, hits{0}, events{0}, pins{0}, views{0};
 };
 
 inline void check_sums(const CountsSnapshot& counts) {

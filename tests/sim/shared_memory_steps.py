@@ -104,15 +104,15 @@ def _look(native: Path) -> tuple[str, ...]:
             "load F": r"= freshness_ns\(\)",
             "load view": r"result\.view = view_number\(\)",
             "walk": r"walk_chain\(",
-            "pin": r"publish_hazards\(",
+            "pin": r"publish_hazard\(",
             "clock": r"boottime_ns\(\)",
             "view again": r"view_number\(\) != result\.view",
         },
     )
     pin = _steps(
-        _cpp(source, "Reader::publish_hazards"),
+        _cpp(source, "Reader::publish_hazard"),
         {
-            "store hazards": r"entry_and_kind\.store\(static_cast",
+            "store hazards": r"cover\.store\(cover_of\(",
             "fence": r"fence_seq_cst\(\)",
             "re-check": r"confirm\(",
         },

@@ -17,6 +17,7 @@ RING = "ring: an event is not that of its view"
 COUNTERS = "counters: pages requested are not accounted for"
 LOADED = "a look-up got a page that was loaded onto another than it was computed from"
 PINNED = "FAILED: pin: "
+CHAIN = "FAILED: chain: "
 TAKEN = "a look-up got a page that an event up to its view had taken"
 FOREIGN = "a page of another namespace"
 TORN = (MIXED, TAKEN)
@@ -156,23 +157,59 @@ MUTATIONS = (
         (
             Edit(
                 _NATIVE + "reader.cpp",
-                "  result.pages = confirm(walk, out, pinned);\n",
-                "  result.pages = pinned;\n",
+                "    const std::size_t standing = confirm(walk, pages, left);\n",
+                "    const std::size_t standing = left;\n",
             ),
         ),
         Stress(TORN, ("reader.cpp",)),
     ),
     Mutation(
         "30, pins",
-        "no second look at the generation of a single page behind its hazard",
+        "a single page is pinned by its entry, whatever that holds by now",
         (
             Edit(
                 _NATIVE + "reader.cpp",
-                "  if (result.pages == 1 && fits) return true;\n",
-                "  if (pinned == 1 && fits) return true;\n",
+                "if ((out->generation & 1) != 0 || instance_of(*out) != instance) return result;",
+                "if ((out->generation & 1) != 0) return result;",
             ),
         ),
         Stress((PINNED,), ("reader.cpp",)),
+    ),
+    Mutation(
+        "30, the walk",
+        "a scan takes a hazard for one of its deepest page alone",
+        (
+            Edit(
+                _NATIVE + "arena_scan.cpp",
+                "      if (pages_[entry].state == PageState::kVisible) break;\n",
+                "      break;\n",
+            ),
+        ),
+        Stress(TORN, ("arena_scan.cpp",)),
+    ),
+    Mutation(
+        "30, the order of the walks",
+        "a walk that ends early hides from a scan what another covers below it",
+        (
+            Edit(
+                _NATIVE + "arena_scan.cpp",
+                "return a.lowest < b.lowest;",
+                "return a.lowest > b.lowest;",
+            ),
+        ),
+        Stress(TORN, ("arena_scan.cpp",)),
+    ),
+    Mutation(
+        "30, what is kept",
+        "a released lease keeps the deepest page that is looked at and none below it",
+        (
+            Edit(
+                _NATIVE + "held_pages.hpp",
+                "reader_->narrow(lease_, pages()[end_ - 1], end_ - first_);",
+                "reader_->narrow(lease_, pages()[end_ - 1], 1);",
+            ),
+        ),
+        Stress((CHAIN,), ("stress.cpp",)),
     ),
     Mutation(
         "31",
