@@ -19,7 +19,6 @@ from tests.inference_worker.worlds import (
     all_stored,
     chain,
     engine_namespace,
-    keys_of,
     namespace,
     page_under,
     pages_under,

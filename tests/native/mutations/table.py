@@ -44,7 +44,7 @@ class Stress:
 
 @dataclass(frozen=True)
 class Model:
-    """Found by one of the models (header, hazards, claims), its steps read from the patched sources."""
+    """Found by one of the models (header, hazards, hazards reordered, claims), its steps read from the patched sources."""
 
     message: str
     name: str
@@ -162,6 +162,104 @@ MUTATIONS = (
             ),
         ),
         Stress(TORN, ("reader.cpp",)),
+    ),
+    Mutation(
+        "30, what is left",
+        "what still stands is pinned in place of a chain whose end has gone, and not looked at again",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "    left = standing;\n",
+                "    result.pages = standing;\n    result.lease = slot;\n    narrow(slot, pages[standing - 1], standing);\n"
+                "    return;\n",
+            ),
+        ),
+        Model(BYTES, "hazards"),
+    ),
+    Mutation(
+        "30, a cleared hazard",
+        "a hazard is cleared before the last look under it",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                ".cover.store(0, std::memory_order_release);",
+                ".cover.store(0, std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, a smaller cover",
+        "a cover shrinks before the last look at what it lets go",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "cover.store(cover_of(kind, pages, deepest.entry), std::memory_order_release);",
+                "cover.store(cover_of(kind, pages, deepest.entry), std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the scan's acquire",
+        "a slot is filled anew before the scan that finds it free",
+        (
+            Edit(
+                _NATIVE + "arena_leases.hpp",
+                "leases[i].cover.load(std::memory_order_acquire);",
+                "leases[i].cover.load(std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the walk's acquire",
+        "a page is read before the generation that says it is there",
+        (
+            Edit(
+                _NATIVE + "look_up.cpp",
+                "out.generation = entry.generation.load(std::memory_order_acquire);",
+                "out.generation = entry.generation.load(std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the walk's fence",
+        "an entry's generation is loaded again before the fields that it vouches for",
+        (
+            Edit(
+                _NATIVE + "look_up.cpp",
+                "  fence_acquire();\n  if (entry.generation.load(std::memory_order_relaxed) != out.generation) "
+                "return Match::kNo;\n",
+                "  if (entry.generation.load(std::memory_order_relaxed) != out.generation) return Match::kNo;\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, a copy's fence",
+        "the generations of copied pages are checked before they are copied",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "    pause_here();  // copied, not checked\n    fence_acquire();\n",
+                "    pause_here();  // copied, not checked\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, what is published",
+        "a page is visible before its bytes are",
+        (
+            Edit(
+                _NATIVE + "arena_commit.cpp",
+                "  shared.generation.store(generation, std::memory_order_release);\n",
+                "  shared.generation.store(generation, std::memory_order_relaxed);\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
     ),
     Mutation(
         "30, pins",
