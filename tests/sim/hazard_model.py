@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from tests.sim.shared_memory_model import Move, Outcome, explore
@@ -19,9 +20,10 @@ from tests.sim.shared_memory_steps import Steps
 PARENT, CHILD = 0, 1
 """The entries. At first a chain of two pages; later each may carry a page of another chain."""
 _GENERATION, _KEY, _BYTES = (0, 1), (2, 3), (4, 5)
-_HAZARD = 6
+_HAZARD, _OTHER = 6, 7
 _NAMES = (
-    "parent's generation", "child's generation", "parent's key", "child's key", "parent's bytes", "child's bytes", "hazard",
+    "parent's generation", "child's generation", "parent's key", "child's key", "parent's bytes", "child's bytes",
+    "hazard", "other hazard",
 )  # fmt: skip
 _NONE, _OF_PARENT, _OF_CHILD, _OF_BOTH = range(4)
 """What a hazard says: nothing, either page alone, or the child and one page below it."""
@@ -41,7 +43,8 @@ class Protocol(NamedTuple):
     """The steps of both sides in their order, and the memory order of each, as the sources have them."""
 
     look: Sequence[str]
-    """walk, store hazard, fence, re-check; again: what has not passed is published and looked at anew, or narrow."""
+    """walk, store hazard, fence, re-check; again: what has not passed is published and looked at anew, or narrow. move: a
+    smaller cover is stored in another word, that scans look at before."""
     copy: Sequence[str]
     """fence, check: behind the bytes of a copy."""
     match: Sequence[str]
@@ -67,7 +70,7 @@ class _Entry(NamedTuple):
 
 
 class _State(NamedTuple):
-    memory: tuple[int, ...] = (0,) * 7
+    memory: tuple[int, ...] = (0,) * 8
     reader: tuple[_Step, ...] = ()  # under way, in the order of the program
     sidecar: tuple[_Step, ...] = ()
     reader_at: str = "start"
@@ -193,7 +196,7 @@ def _carried_out(state: _State, order: Order, *, mine: bool) -> Iterator[Move[_S
 
 
 def _told(step: _Step, value: int, *, mine: bool) -> str:
-    what = _HAZARDS[value] if step.place == _HAZARD else value
+    what = _HAZARDS[value] if step.place in (_HAZARD, _OTHER) else value
     verb = "stores" if step.kind == "store" else "finds"
     return f"{'reader' if mine else 'sidecar'} {verb} {_NAMES[step.place]}: {what}"
 
@@ -264,7 +267,9 @@ def _bytes(entry: int, generation: int) -> _Step:
     return _Step("bytes", _BYTES[entry], generation // 2, "relaxed")
 
 
-def _after(protocol: Protocol, pages: Mapping[int, int], *, revocable: bool) -> tuple[_Step, ...]:
+def _after(
+    protocol: Protocol, pages: Mapping[int, int], *, revocable: bool, hazard: int = _HAZARD
+) -> tuple[_Step, ...]:
     """What follows the last look at pages of these generations."""
     steps = {
         "fence": (_Step("fence", -1, 0, "acquire"),),
@@ -273,7 +278,7 @@ def _after(protocol: Protocol, pages: Mapping[int, int], *, revocable: bool) -> 
         ),
     }
     checks = [step for name in protocol.copy if name in steps for step in steps[name]] if revocable else []
-    return (*checks, _Step("store", _HAZARD, _NONE, protocol.orders["clear"]))
+    return (*checks, _Step("store", hazard, _NONE, protocol.orders["clear"]))
 
 
 def _used_both(protocol: Protocol, *, revocable: bool) -> Iterator[tuple[tuple[_Step, ...], str]]:
@@ -281,9 +286,12 @@ def _used_both(protocol: Protocol, *, revocable: bool) -> Iterator[tuple[tuple[_
     if revocable:
         yield (*both, *_after(protocol, {PARENT: 0, CHILD: 0}, revocable=True)), "end"
         return
+    place = _OTHER if "move" in protocol.look else _HAZARD
+    cleared = (_Step("store", _HAZARD, _NONE, protocol.orders["clear"]),) if place == _OTHER else ()
     for entry, hazard in ((PARENT, _OF_PARENT), (CHILD, _OF_CHILD)):
-        kept = _Step("store", _HAZARD, hazard, protocol.orders["narrow"])
-        yield (*both, kept, _bytes(entry, 0), *_after(protocol, {}, revocable=False)), "end"
+        kept = _Step("store", place, hazard, protocol.orders["narrow"])
+        after = _after(protocol, {}, revocable=False, hazard=place)
+        yield (*both, kept, *cleared, _bytes(entry, 0), *after), "end"
 
 
 # --- the sidecar ---
@@ -306,7 +314,8 @@ def _rounds(state: _State, protocol: Protocol, bounds: tuple[int, int, int]) -> 
             one._replace(generation=one.generation + 1) if entry in hidden else one
             for entry, one in enumerate(state.entries)
         )
-        for found in (_NONE, _OF_PARENT, _OF_CHILD, _OF_BOTH):
+        others = (_NONE, _OF_PARENT, _OF_CHILD) if "move" in protocol.look else (_NONE,)
+        for found in product(others, (_NONE, _OF_PARENT, _OF_CHILD, _OF_BOTH)):
             steps, reused = _round(protocol, hidden, entries, found, bounds[2])
             after = state._replace(
                 sidecar=state.sidecar + steps, entries=reused, scans=state.scans + 1,
@@ -330,7 +339,11 @@ def _subtree(entries: Sequence[_Entry], top: int | None) -> tuple[int, ...]:
 
 
 def _round(
-    protocol: Protocol, hidden: Sequence[int], entries: Sequence[_Entry], found: int, generations: int
+    protocol: Protocol,
+    hidden: Sequence[int],
+    entries: Sequence[_Entry],
+    found: tuple[int, int],
+    generations: int,
 ) -> tuple[tuple[_Step, ...], tuple[_Entry, _Entry]]:
     orders = protocol.orders
     steps = {
@@ -339,14 +352,17 @@ def _round(
             for entry in hidden
         ),
         "fence": (_Step("fence", -1, 0, "seq_cst"),),
-        "scan": (_Step("scan", _HAZARD, found, orders["scan"]),),
+        "scan": tuple(
+            _Step("scan", place, hazard, orders["scan"])
+            for place, hazard in zip((_OTHER, _HAZARD), found, strict=True)
+            if place == _HAZARD or "move" in protocol.look
+        ),
     }
     taken = [step for name in protocol.reuse if name in steps for step in steps[name]]
-    held = (
-        _covered(entries, found, walks="towards the root" in protocol.reuse)
-        if "scan" in protocol.reuse
-        else set()
-    )
+    walks = "towards the root" in protocol.reuse
+    held = {entry for hazard in found for entry in _covered(entries, hazard, walks=walks)}
+    if "scan" not in protocol.reuse:
+        held = set()
     after = list(entries)
     for entry, one in enumerate(entries):
         if one.generation % 2 == 0 or entry in held:

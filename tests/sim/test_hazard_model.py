@@ -54,6 +54,8 @@ LEFT_OUT: dict[str, tuple[Protocol, Sequence[Order]]] = {
         PROTOCOL._replace(look=(*without(LOOK, "again"), "narrow")),
         BOTH,
     ),
+    # A scan looks at one word after the other: at the new one before it is stored, at the old one after it is cleared.
+    "the word in which a cover shrinks": (PROTOCOL._replace(look=(*LOOK, "move")), BOTH),
     "the sidecar's fence": (PROTOCOL._replace(reuse=without(REUSE, "fence")), BOTH),
     "the scan": (PROTOCOL._replace(reuse=without(REUSE, "scan")), BOTH),
     "the scan behind the fence": (PROTOCOL._replace(reuse=moved(REUSE, "scan", before="fence")), BOTH),
