@@ -3,6 +3,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "arena_leases.hpp"
@@ -12,6 +13,8 @@
 
 namespace stratakv {
 namespace {
+
+constexpr std::uint64_t kLeasesToldMax = 0xFFFFFFFF;  // a client may say that it leases more
 
 std::uint64_t random_seed() {
   std::uint64_t seed = 0;
@@ -164,10 +167,13 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
     const std::uint64_t seen = request.load(std::memory_order_acquire);
     if (seen != 0) out.oldest_view = older(out.oldest_view, seen);
   }
+  const auto bytes_in = [&](PageState state) { return tallies_[static_cast<std::size_t>(state)].bytes; };
+  const std::uint64_t bytes_held = bytes_in(PageState::kVisible) + bytes_in(PageState::kHidden);
   each_live_lease(view_, number, boottime_ns(), [&](std::uint32_t deepest, std::uint32_t pages) {
     const std::uint64_t covered = pages_of(deepest, pages);
-    out.leases += covered;
-    out.leased_bytes += covered * payload_bytes_of(view_, deepest);  // pages of one namespace are of one size
+    out.leases = std::min(out.leases + covered, kLeasesToldMax);
+    // Pages of one namespace are of one size. A hostile client's must not add up to more than can be told.
+    out.leased_bytes += std::min(covered * payload_bytes_of(view_, deepest), bytes_held);
     // A page is hidden no later than the one below it.
     const Page& page = pages_[deepest];
     if (page.state == PageState::kHidden) out.oldest_hidden_view = older(out.oldest_hidden_view, page.hidden_view);

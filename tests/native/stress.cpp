@@ -54,7 +54,7 @@ class ReaderThread {
       for (std::size_t i = 0; i < looks && !shared_.stop.load(); ++i) step();
       check_counts();
       // As killed: whatever is still leased is left behind.
-      for (Holding& holding : holdings_) dead_.push_back(holding.held);
+      shared_.bury(std::move(holdings_));
       holdings_.clear();
       reader_.reset();
       shared_.given_up[number_].store(row_);
@@ -243,21 +243,6 @@ class ReaderThread {
     }
   }
 
-  // A page that was found, and how its bytes began.
-  struct Met {
-    const Prompt* prompt = nullptr;
-    std::size_t depth = 0;
-    FoundPage page{};
-    std::uint64_t nonce = 0;
-  };
-
-  // A lease that was released while some of its pages are still looked at.
-  struct Holding {
-    HeldPages* held;
-    std::vector<Met> views;
-    std::size_t first = 0;  // depth of its first page
-  };
-
   Shared& shared_;
   const std::vector<Prompt>& prompts_;
   int number_;
@@ -268,7 +253,6 @@ class ReaderThread {
   std::mt19937_64 random_;
   std::shared_ptr<Reader> reader_;
   std::vector<Holding> holdings_;
-  std::vector<HeldPages*> dead_;  // their rows are somebody else's now
 };
 
 int run(double seconds, std::uint64_t seed) {

@@ -4,8 +4,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "arena.hpp"
+#include "held_pages.hpp"
 #include "stress_loads.hpp"
 
 namespace stratakv::stress {
@@ -15,12 +19,34 @@ constexpr int kReaders = 4;
 constexpr std::size_t kHoldings = 12;
 constexpr std::size_t kLatePuts = 4;
 
+// A page that was found, and how its bytes began.
+struct Met {
+  const Prompt* prompt = nullptr;
+  std::size_t depth = 0;
+  FoundPage page{};
+  std::uint64_t nonce = 0;
+};
+
+// A lease that was released while some of its pages are still looked at.
+struct Holding {
+  HeldPages* held;
+  std::vector<Met> views;
+  std::size_t first = 0;  // depth of its first page
+};
+
 struct Shared {
   explicit Shared(Arena& arena) : view(arena.view()) {
     auto files = arena.duplicate_descriptors(true);
     data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true, true);
     view.data = data->data();
   }
+  // What a killed process held: it ends with its row, and must not end what another has in that row afterwards.
+  void bury(std::vector<Holding> holdings) {
+    static auto* const graves = new std::vector<std::vector<Holding>>();
+    const std::lock_guard<std::mutex> guard(burying);
+    graves->push_back(std::move(holdings));
+  }
+  std::mutex burying;
   ArenaView view;
   std::unique_ptr<Mapping> data;
   Told told;
