@@ -70,7 +70,7 @@ class Arena:
     def end_row(self, row: int) -> None:
         """The process is gone (or detached with nothing held): leases and reservations end, the row is free."""
     def row_statistics(self, row: int) -> dict[str, int]:
-        """state, pid, engine, leases, leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
+        """state, pid, engine, leases (in pages), leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
         request in flight), oldest_hidden_view (least view that was published when a page was hidden which it leases; 0:
         none). own_freshness_ns: until then the client may serve an index of its own without having applied (rule R18); 0:
         it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what open_row was told,
@@ -403,7 +403,7 @@ class Reader:
     def slot(self, offset: int, size: int) -> Buffer:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
-        """Leases held now."""
+        """Leases held now, each of however many pages."""
     def abandon_in_child(self) -> None:
         """Close the copy of the doorbell that a forked child has inherited; does nothing in the process that attached."""
     def close(self) -> bool:
@@ -434,7 +434,8 @@ class Lease:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> memoryview: ...
     def __iter__(self) -> Iterator[memoryview]: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """End the views. Pages at which something still looks stay pinned until it is gone, with what lies between them."""
     def __enter__(self) -> Lease: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -216,7 +216,7 @@ class ArenaStore(PageIntake):
             self.take_back_keep()  # the next renewal says that there are none: whoever attaches waits for a later one
 
     def client_leases(self, row: int) -> int:
-        """Leases that a row still holds."""
+        """Pages that a row still leases."""
         return self._arena.row_statistics(row)["leases"]
 
     def descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -284,9 +284,9 @@ class ArenaStore(PageIntake):
 
     def drained_view(self) -> int:
         """Newest view up to which nothing hidden is in use: no engine, no request in flight, no lease (rule R19)."""
-        hidden_view = self._arena.statistics()["oldest_hidden_view"]
-        views = [self.acknowledged_view(), oldest_view(self.clients(), view=self.view)]
-        return min([*views, hidden_view] if hidden_view else views)
+        clients = self.clients()
+        hidden = [client.oldest_hidden_view for client in clients if client.oldest_hidden_view]
+        return min([self.acknowledged_view(), oldest_view(clients, view=self.view), *hidden])
 
     def engines(self, mode: EngineMode) -> int:
         """Clients with an engine of this mode."""

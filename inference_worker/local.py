@@ -181,7 +181,7 @@ class LocalArena(Home):
         return 0, 0
 
     def held(self) -> int:
-        """Leases held now."""
+        """Leases held now, each of however many pages."""
         return self.reader.held()
 
     def close(self) -> None:

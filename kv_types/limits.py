@@ -428,7 +428,7 @@ assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
 )
 assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
-assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
+assert ARENA_PAGES_MAX < 1 << 30, "a lease must be able to name a whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
 assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (

@@ -137,8 +137,8 @@ class Settings(BaseSettings):
     client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
 
-    leases_per_client: Number = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
-    """Pages that one worker can hold leased at once; also the longest chain that one look-up can pin."""
+    leases_per_client: Number = Field(default=4096, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
+    """Leases that one worker can hold at once, each of as many pages as one look-up finds."""
 
     l3: bool = True
     """Whether there is anything beyond this node. Without (`--no-l3`), the invalidation log is this sidecar's own too,

@@ -190,6 +190,7 @@ class Arena {
     std::uint32_t next_in_row = kNoEntry, previous_in_row = kNoEntry;  // reservations of one client
     std::uint32_t parked_at = kNoEntry;
     std::uint32_t leased_epoch = 0;
+    std::uint32_t depth = 0;  // pages below it in its chain, once it is visible
     std::uint64_t offset = 0;
     std::uint64_t deadline_ns = 0;
     std::uint64_t hidden_view = 0;  // that was published when it was hidden
@@ -277,8 +278,19 @@ class Arena {
   void count_hidden(HideCause cause);
   void free_entry(std::uint32_t entry);
   void reclaim();
-  void scan_leases();
+  // As of the last scan. Exact of hidden pages and of leaves, which is what is asked: a leased page that has children may go by none.
   bool leased(std::uint32_t entry) const { return pages_[entry].leased_epoch == epoch_; }
+  // arena_scan.cpp
+  struct Cover {
+    std::uint32_t lowest;   // depth at which it ends
+    std::uint32_t deepest;  // entry
+  };
+  void list_covers(bool visible_too);
+  bool goes_on(const Cover& cover, std::uint32_t entry) const;
+  void scan_leases();
+  std::uint64_t leased_bytes();
+  std::uint32_t pages_of(std::uint32_t deepest, std::uint32_t pages) const;
+  std::uint32_t page_below(std::uint32_t entry) const;
   // arena_walk.cpp
   TreeWalk& begin_walk(TreeWalks& walks, const Selection& selection);
   TreeWalk& begin_count(const Selection& selection, std::uint64_t census);
@@ -329,7 +341,7 @@ class Arena {
   std::vector<bool> counted_;            // by entry, in that census
   ArenaStatistics counters_;
   Tally tallies_[kPageStates];           // of all states but free
-  std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan
+  std::vector<Cover> covers_;            // scratch of scan_leases
   std::uint32_t epoch_ = 0;
   std::uint64_t round_began_ns_ = 0;     // when room was last looked for
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim

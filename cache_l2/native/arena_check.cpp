@@ -142,6 +142,8 @@ void Arena::check_links(std::uint32_t entry) const {
   if (page.state != PageState::kVisible) return;
   const std::uint64_t parent_plus_one = shared.parent_and_expiry.load(std::memory_order_relaxed) >> 32;
   require(parent_plus_one == static_cast<std::uint32_t>(page.parent + 1), entry, "tells readers another parent");
+  require(page.depth == (page.parent == kNoEntry ? 0 : pages_[page.parent].depth + 1), entry, "miscounts the pages below it");
+  require(page_below(entry) == page.parent, entry, "leads a scan of the leases to another parent");
   if (page.parent == kNoEntry) return;
   const std::uint64_t parent_generation = view_.entries[page.parent].generation.load(std::memory_order_relaxed);
   require(shared.parent_generation.load(std::memory_order_relaxed) == parent_generation, entry,

@@ -158,6 +158,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_
     parent_generation = view_.entries[page.parent].generation.load(std::memory_order_relaxed);
     parent_plus_one = page.parent + 1;
   }
+  page.depth = page.parent == kNoEntry ? 0 : pages_[page.parent].depth + 1;
   page.line = Births::line(page.parent == kNoEntry ? 0 : pages_[page.parent].line, page.birth);
   shared.parent_generation.store(parent_generation, std::memory_order_relaxed);
   shared.parent_and_expiry.store(parent_plus_one << 32 | expiry_s, std::memory_order_relaxed);

@@ -160,20 +160,4 @@ std::uint64_t Arena::oldest_hidden_view() const {
   return oldest;
 }
 
-// Marks every entry that a live lease names with a new epoch.
-void Arena::scan_leases() {
-  ++epoch_;
-  leased_bytes_ = 0;
-  const std::uint64_t now = boottime_ns();
-  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row].state == kRowFree) continue;
-    each_live_lease(view_, row, now, [&](std::uint32_t entry) {
-      Page& page = pages_[entry];
-      const bool holds_page = page.state == PageState::kVisible || page.state == PageState::kHidden;
-      if (page.leased_epoch != epoch_ && holds_page) leased_bytes_ += payload_bytes_of(view_, entry);
-      page.leased_epoch = epoch_;
-    });
-  }
-}
-
 }  // namespace stratakv
