@@ -54,6 +54,8 @@ SEGMENT_BYTES_MAX = PAGE_BYTES_MAX
 ARENA_BYTES_MIN = 1024 * 1024
 ARENA_PAGES_MAX = 16 * 1024 * 1024
 CLIENT_ROWS_MAX = 1024
+CLIENT_ROWS_PER_PROCESS_MAX = 16
+"""Rows of one process, those whose connections broke among them: one that attaches again and again keeps nobody out."""
 LEASES_PER_CLIENT_MAX = 65_536
 RESERVATIONS_PER_CLIENT_MAX = 4096
 CLIENT_COUNT_MAX = 1 << 56
@@ -353,7 +355,7 @@ ATTACH_QUEUE_MESSAGES_MAX = 64
 ATTACHMENTS_GONE_MAX = 64
 """Broken attachments that a process names as gone when it attaches again."""
 ATTACH_HANDSHAKES_MAX = 64
-"""Connections that have not said hello yet; more are closed."""
+"""Connections that have not said hello yet; of more, the oldest one of the process that has most is closed."""
 FAILURE_CODE_BYTES_MAX = 64
 FAILURE_TEXT_BYTES_MAX = 2048
 PORT_MAX = 65_535
