@@ -367,6 +367,8 @@ GRPC_CHUNK_BYTES_MIN = 4 * 1024
 GRPC_MESSAGE_CHUNKS_MAX = 256
 """Chunks of one message, and so pages of one GetWhole: bounds the work that a message of tiny pages makes."""
 GRPC_CONCURRENT_CALLS_MAX = 256
+GRPC_CALLS_PER_CONNECTION_MAX = 128
+"""Further calls of one connection wait at its client, so that no single one takes all that the sidecar runs."""
 GRPC_COMPRESSION_BYTES_MIN = 1024
 """Answers up to this size are never compressed: it costs more than it saves."""
 METRICS_CONNECTIONS_MAX = 16
@@ -424,6 +426,7 @@ assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
 )
 assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
+assert GRPC_CALLS_PER_CONNECTION_MAX < GRPC_CONCURRENT_CALLS_MAX, "no connection may take all calls"
 assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
