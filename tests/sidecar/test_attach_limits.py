@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import time
 from pathlib import Path
 
-from cache_l2.attach_messages import Refusal, Refused, Welcome
-from kv_types.limits import ATTACH_HANDSHAKES_MAX, CLIENT_ROWS_PER_PROCESS_MAX
-from tests.support.attach_raw import attach_raw, dial, greet, hear, hello, rows_in_use
-from tests.support.attach_site import AttachSite
+import pytest
+
+from cache_l2.attach_messages import (
+    ChainToLoad,
+    ClientMessage,
+    Commit,
+    Load,
+    Refusal,
+    Refused,
+    Register,
+    Reserve,
+    ReservedPages,
+    SidecarMessage,
+    Welcome,
+)
+from cache_l2.attach_socket import send_datagram
+from cache_l2.attach_wire import encode_message
+from kv_types.limits import (
+    ATTACH_HANDSHAKES_MAX,
+    BATCH_PAGES_MAX,
+    CLIENT_ROWS_PER_PROCESS_MAX,
+    LOAD_KEYS_MAX,
+    NAMESPACES_MAX,
+    NAMESPACES_PER_CLIENT_MAX,
+    TAGS_PER_RECORD_MAX,
+)
+from tests.support.attach_raw import attach_raw, dial, greet, hear, hello, rows_in_use, still_serves
+from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker
+from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
 
 ROWS = 2 * CLIENT_ROWS_PER_PROCESS_MAX
@@ -52,3 +80,60 @@ def test_one_process_takes_its_rows_and_no_more(tmp_path: Path) -> None:
             assert isinstance(hear(again, descriptors=3), Welcome)
             assert rows_in_use(site) == 2
         attach_raw(site).close()
+
+
+def test_who_attaches_again_and_again_with_other_namespaces_fills_no_table(site: AttachSite) -> None:
+    for visit in range(NAMESPACES_MAX // NAMESPACES_PER_CLIENT_MAX + 2):
+        with site.attach() as arena:
+            for number in range(NAMESPACES_PER_CLIENT_MAX):
+                register(arena, namespace_of(f"{visit}/{number}"))
+    assert site.statistic("namespaces") == NAMESPACES_MAX
+    assert site.statistic("namespaces_recycled") > 0
+    still_serves(site)
+
+
+def test_c39_no_messages_of_a_client_keep_the_event_loop_for_20_ms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest ones, as many as go into its socket at once; processor time of the loop's longest step, round by round.
+
+    The collector of a process full of tests can spoil a round; what the code itself costs shows in every one.
+    """
+    steps: list[float] = []
+    longest: list[float] = []
+    plain = asyncio.Handle._run
+
+    def measured(self: asyncio.Handle) -> None:
+        began_s = time.thread_time()
+        plain(self)
+        steps.append(time.thread_time() - began_s)
+
+    with AttachSite(tmp_path, arena_bytes=32 << 20, pages_max=8192) as site, attach_raw(site) as client:
+        namespace = namespace_of()
+        _ask(client, Register(namespace.canonical, 4096))
+        monkeypatch.setattr(asyncio.Handle, "_run", measured)
+        for _ in range(5):
+            steps.clear()
+            reserves = [
+                Reserve(namespace_number=0, parent=None, keys=packed(chain(BATCH_PAGES_MAX)), ttl_s=None)
+                for _ in range(3)
+            ]
+            reserved = _ask(client, *reserves)
+            ids = [one.reservations for one in reserved if isinstance(one, ReservedPages)]
+            assert len(ids) == 3
+            stamp = site.call(lambda store: store.stamp())
+            tags = tuple(b"%d" % number for number in range(TAGS_PER_RECORD_MAX))
+            _ask(client, *(Commit(reservations=one, stamp=stamp, producer=b"p", tags=tags) for one in ids))
+            wanted = ChainToLoad(namespace_number=0, parent=None, keys=packed(chain(LOAD_KEYS_MAX // 2)))
+            _ask(client, Load((wanted, wanted), 10, False))
+            assert len(steps) > 5
+            longest.append(max(steps))
+        monkeypatch.undo()
+    assert min(longest) < 0.020, f"the longest steps took {longest} s"
+
+
+def _ask(client: socket.socket, *messages: ClientMessage) -> list[SidecarMessage | None]:
+    """Send all at once, then hear the answers."""
+    for number, message in enumerate(messages):
+        send_datagram(client, encode_message(message, number))
+    return [hear(client) for _ in messages]
