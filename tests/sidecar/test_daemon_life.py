@@ -67,6 +67,17 @@ def test_c23_a_second_daemon_on_the_directory_exits_and_names_the_holder(runtime
     assert left_over(runtime_dir) == ["sidecar.lock"]
 
 
+def test_c23_a_daemon_whose_lock_was_removed_is_not_robbed(runtime_dir: Path) -> None:
+    with Daemon(runtime_dir) as first:
+        first.wait_ready()
+        (runtime_dir / "sidecar.lock").unlink()
+        second = run_command("serve", "--runtime-dir", str(runtime_dir), "--arena-size", "64MiB")
+        assert second.returncode == 1
+        assert f"process {first.pid} listens at {runtime_dir / 'attach.sock'}" in second.stderr
+        with open_channel(first.grpc_address) as channel:
+            stored_page(RemoteStore(channel))
+
+
 @pytest.mark.parametrize("flag", ["--grpc-tcp", "--metrics-port"])
 def test_c23_a_port_that_is_taken_is_named(runtime_dir: Path, flag: str) -> None:
     with socket.socket() as holder:
