@@ -14,12 +14,14 @@
 
 #include "births.hpp"
 #include "counts.hpp"
+#include "evicted_keys.hpp"
 #include "eviction.hpp"
 #include "geometry.hpp"
 #include "index.hpp"
 #include "mapping.hpp"
 #include "outcomes.hpp"
 #include "ring.hpp"
+#include "segment_policy.hpp"
 #include "segments.hpp"
 #include "selection.hpp"
 #include "timed_queue.hpp"
@@ -77,7 +79,7 @@ struct RowStatistics {
 struct ArenaStatistics {
   std::uint64_t entries_total = 0, entries_visible = 0, entries_reserved = 0, entries_hidden_leased = 0;
   std::uint64_t entries_quarantined = 0, resident_bytes = 0, reserved_bytes = 0, leased_bytes = 0;
-  std::uint64_t segments_total = 0, segments_free = 0;
+  std::uint64_t segments_total = 0, segments_free = 0, segments_moved = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
   std::uint64_t loaded = 0, gave_way = 0;
@@ -190,6 +192,10 @@ class Arena {
     std::uint32_t first_reservation = kNoEntry;
     std::uint32_t reservations = 0;
   };
+  struct Vacating {
+    std::uint32_t segment;
+    std::uint64_t since_ns;
+  };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
 
   // arena.cpp
@@ -250,15 +256,24 @@ class Arena {
   void leave(TreeWalk& walk, const TreePlace& place);
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
-  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance);
+  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns);
   void survey_leases();
   std::optional<Victim> coldest_victim(std::uint32_t size_class);
   std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
   std::uint64_t evict_for_entries(std::uint64_t pages);
-  void rebalance(std::uint32_t size_class);
-  bool move_segment_to(std::uint32_t size_class, std::uint64_t heat_below);
-  std::optional<std::uint64_t> segment_heat(std::uint32_t segment) const;
-  bool subtree_may_go(std::uint32_t top) const;
+  void note_evicted(std::uint32_t entry);
+  void note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns);
+  // arena_segments.cpp
+  void follow_demand(std::uint32_t size_class, std::uint64_t now_ns);
+  bool take_in_need(std::uint32_t size_class, std::uint64_t now_ns);
+  std::uint32_t survey_donors(std::uint32_t size_class, std::uint64_t now_ns);
+  void survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work);
+  SegmentOffer look_at_segment(Donor& donor, std::uint32_t segment, std::uint64_t now_ns);
+  void examine_offer(SegmentOffer& offer, std::uint64_t& work) const;
+  void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
+  void go_on_vacating(std::uint64_t now_ns);
+  void vacate(std::uint32_t segment);
+  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages);
   // arena_check.cpp
   void check_index() const;
   void check_entry(std::uint32_t entry) const;
@@ -270,6 +285,8 @@ class Arena {
   ArenaView view_;
   Index index_;
   Segments segments_;
+  SegmentPolicy segment_policy_;
+  EvictedKeys evicted_keys_;
   std::unique_ptr<EvictionPolicy> policy_;
   Births births_;
   std::vector<Page> pages_;
@@ -278,7 +295,11 @@ class Arena {
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
-  std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class
+  std::vector<std::uint32_t> evicted_;        // by size class, modulo 2^32
+  std::vector<std::uint32_t> donor_cursors_;  // by size class: which of its segments are looked at next
+  std::uint32_t donor_classes_cursor_ = 0;
+  std::array<Donor, kDonorsMax> donors_;      // scratch of survey_donors
+  std::vector<Vacating> vacating_;            // segments on their way to another class
   TimedQueue page_expiries_;             // due in boot-time seconds
   TimedQueue reservation_deadlines_;     // due in nanoseconds
   std::vector<NamespacePages> namespaces_;  // by number

@@ -111,6 +111,7 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   --resident.pages;
   resident.bytes -= payload_bytes_of(view_, entry);
   count_hidden(cause);
+  if (cause == HideCause::kCapacity || cause == HideCause::kSegment) note_evicted(entry);
   pages_[entry].hidden_view = view_number();
   waiting_.push_back(entry);
 }

@@ -125,7 +125,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
     result.reason = kRefuseQuota;
     return result;
   }
-  if (!make_room(walk.size_class, walk.missing, !request.gives_way)) {
+  if (!make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns)) {
     result.reason = kRefuseFull;
     return result;
   }
@@ -140,6 +140,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   }
   free_entries_.pop_back();
   const std::uint64_t offset = *segments_.allocate(walk.size_class, entry);
+  note_taken(walk.size_class, key, request.now_ns);
   shared.place.store(offset / kSlotAlign << 32 | request.payload_bytes, std::memory_order_relaxed);
   shared.parent_and_expiry.store(request.expiry_s, std::memory_order_relaxed);
   shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);

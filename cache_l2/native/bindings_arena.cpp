@@ -256,6 +256,7 @@ nb::dict statistics(const PyArena& self) {
   out["leased_bytes"] = s.leased_bytes;
   out["segments_total"] = s.segments_total;
   out["segments_free"] = s.segments_free;
+  out["segments_moved"] = s.segments_moved;
   out["evictions_capacity"] = s.evictions_capacity;
   out["evictions_ttl"] = s.evictions_ttl;
   out["evictions_invalidated"] = s.evictions_invalidated;

@@ -71,6 +71,15 @@ void Segments::drain(std::uint32_t number) {
   if (segment.used == 0) retire(number);
 }
 
+void Segments::reopen(std::uint32_t number) {
+  Segment& segment = segments_[number];
+  if (!segment.draining) return;
+  segment.draining = false;
+  if (segment.free_slots.empty()) return;
+  classes_[segment.size_class].free_slots += segment.free_slots.size();
+  open(number);
+}
+
 void Segments::assign(std::uint32_t number, std::uint32_t size_class) {
   Segment& segment = segments_[number];
   const std::uint32_t slots = slots_per_segment(size_class);
@@ -78,7 +87,8 @@ void Segments::assign(std::uint32_t number, std::uint32_t size_class) {
   segment.owner.assign(slots, kNoOwner);
   segment.free_slots.clear();
   for (std::uint32_t slot = slots; slot-- > 0;) segment.free_slots.push_back(slot);
-  ++classes_[size_class].segments;
+  segment.listed_at = static_cast<std::uint32_t>(classes_[size_class].segments.size());
+  classes_[size_class].segments.push_back(number);
   classes_[size_class].free_slots += slots;
   open(number);
 }
@@ -105,7 +115,9 @@ void Segments::retire(std::uint32_t number) {
     owner.free_slots -= segment.free_slots.size();
     shut(number);
   }
-  --owner.segments;
+  segments_[owner.segments.back()].listed_at = segment.listed_at;
+  owner.segments[segment.listed_at] = owner.segments.back();
+  owner.segments.pop_back();
   segment = Segment{};
   free_.push_back(number);
 }
@@ -125,20 +137,22 @@ void Segments::check() const {
       continue;
     }
     ++owned[s.size_class];
+    const auto& listed = classes_[s.size_class].segments;
+    require(s.listed_at < listed.size() && listed[s.listed_at] == i, name + " is not where its class lists it");
     std::uint32_t used = 0;
     for (const std::uint32_t entry : s.owner) used += entry != kNoOwner;
     require(used == s.used, name + " miscounts its slots in use");
     require(used + s.free_slots.size() == s.owner.size(), name + " has lost slots");
     require((s.open_at != kNoSegment) == (!s.draining && !s.free_slots.empty()), name + " is wrongly open or shut");
     if (s.open_at != kNoSegment) {
-      require(classes_[s.size_class].open[s.open_at] == i, name + " is not where its class lists it");
+      require(classes_[s.size_class].open[s.open_at] == i, name + " is not where its class lists it as open");
       free_slots[s.size_class] += s.free_slots.size();
     }
   }
   require(unassigned_seen == free_.size(), "the list of free segments is wrong");
   for (std::uint32_t c = 0; c < classes(); ++c) {
     require(free_slots[c] == classes_[c].free_slots, "class " + std::to_string(c) + " miscounts its free slots");
-    require(owned[c] == classes_[c].segments, "class " + std::to_string(c) + " miscounts its segments");
+    require(owned[c] == classes_[c].segments.size(), "class " + std::to_string(c) + " miscounts its segments");
   }
 }
 
