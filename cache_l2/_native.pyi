@@ -215,8 +215,8 @@ class Arena:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
         reserved_bytes, leased_bytes, segments_total, segments_free, segments_moved (from one size class to another),
         evictions_capacity, evictions_ttl, evictions_invalidated, evictions_segment, stored, known, refused, index_full,
-        oldest_hidden_view (least
-        view that was published when a page was hidden, for whatever reason, that is still leased; 0: there is none)."""
+        oldest_hidden_view (least view that was published when a page was hidden, for whatever reason, that is still leased;
+        0: there is none)."""
     def namespace_statistics(self) -> dict[int, tuple[int, int]]:
         """namespace_slot -> (resident pages, resident bytes)."""
     def namespace_entries(self, namespace_slot: int) -> int:

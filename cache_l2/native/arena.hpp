@@ -18,6 +18,7 @@
 #include "eviction.hpp"
 #include "geometry.hpp"
 #include "index.hpp"
+#include "limits.hpp"
 #include "mapping.hpp"
 #include "outcomes.hpp"
 #include "ring.hpp"
@@ -161,24 +162,47 @@ class Arena {
   void check_invariants();
 
  private:
-  // The writer's own knowledge of an entry.
-  struct Page {
+  // The writer's own knowledge of an entry: one cache line each, as there are many. Where its slot lies the entry tells.
+  struct alignas(kCacheLine) Page {
     PageState state = PageState::kFree;
     bool gives_way = false;  // reserved for a load
     bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
-    std::uint32_t reason = kRefuseNone;
-    std::uint32_t size_class = 0;
-    std::uint32_t row = 0;
+    std::uint8_t reason = kRefuseNone;
+    std::uint8_t size_class = 0;
+    std::uint16_t row = 0;
     std::uint32_t parent = kNoEntry, first_child = kNoEntry, next_sibling = kNoEntry, previous_sibling = kNoEntry;
     std::uint32_t next_in_row = kNoEntry, previous_in_row = kNoEntry;  // reservations of one client
     std::uint32_t parked_at = kNoEntry;
     std::uint32_t leased_epoch = 0;
-    std::uint64_t offset = 0;
-    std::uint64_t deadline_ns = 0;
-    std::uint64_t hidden_view = 0;  // that was published when it was hidden
-    std::uint64_t birth = 0;
+    union {
+      std::uint64_t deadline_ns = 0;  // while it is reserved
+      std::uint64_t birth;            // while it is visible
+      std::uint64_t hidden_view;      // that was published when it was hidden
+    };
     std::uint64_t line = 0;
     std::uint64_t rests_on = 0;  // a line; kNoInstance: it was computed from nothing else, kUnknownInstance
+  };
+  static_assert(sizeof(Page) == kCacheLine);
+  static_assert(kSizeClassesMax <= 256 && kRowsMax <= 65'536);
+  // Entries that are free: a stack that goes through their pages.
+  class FreeEntries {
+   public:
+    explicit FreeEntries(std::vector<Page>& pages) : pages_(pages) {}
+    bool empty() const { return top_ == kNoEntry; }
+    std::uint32_t size() const { return size_; }
+    std::uint32_t back() const { return top_; }
+    void push_back(std::uint32_t entry) {
+      pages_[entry].next_sibling = std::exchange(top_, entry);
+      ++size_;
+    }
+    void pop_back() {
+      top_ = std::exchange(pages_[top_].next_sibling, kNoEntry);
+      --size_;
+    }
+
+   private:
+    std::vector<Page>& pages_;
+    std::uint32_t top_ = kNoEntry, size_ = 0;
   };
   struct NamespacePages {
     Tally resident;
@@ -201,6 +225,13 @@ class Arena {
   // arena.cpp
   void check_row(std::uint32_t row, bool in_use) const;
   void set_state(std::uint32_t entry, PageState state);
+  std::uint64_t offset_of(std::uint32_t entry) const {
+    return (view_.entries[entry].place.load(std::memory_order_relaxed) >> 32) * kSlotAlign;
+  }
+  std::uint64_t generation_of(std::uint32_t entry) const {
+    return view_.entries[entry].generation.load(std::memory_order_relaxed);
+  }
+  bool is_due_still(const TimedItem& item) const { return static_cast<std::uint32_t>(generation_of(item.entry)) == item.generation; }
   Tally& tally(PageState state) { return tallies_[static_cast<std::size_t>(state)]; }
   // arena_tree.cpp: parent and child links, leaves
   void link_child(std::uint32_t parent, std::uint32_t child);
@@ -291,7 +322,7 @@ class Arena {
   Births births_;
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
-  std::vector<std::uint32_t> free_entries_;
+  FreeEntries free_entries_{pages_};
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree

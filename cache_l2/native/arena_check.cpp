@@ -102,10 +102,11 @@ void Arena::check_entry(std::uint32_t entry) const {
     return;
   }
   const std::uint64_t place = shared.place.load(std::memory_order_relaxed);
-  require((place >> 32) * kSlotAlign == page.offset, entry, "its place contradicts the slot table");
-  const std::uint32_t segment = segments_.segment_of(page.offset);
+  const std::uint64_t offset = (place >> 32) * kSlotAlign;
+  const std::uint32_t segment = segments_.segment_of(offset);
+  require(segment < segments_.total(), entry, "its place is beyond the arena");
   const auto& owners = segments_.owners(segment);
-  const std::uint64_t within = page.offset % view_.geometry.segment_bytes;
+  const std::uint64_t within = offset % view_.geometry.segment_bytes;
   const std::uint64_t slot = within / segments_.slot_bytes(page.size_class);
   require(slot < owners.size() && owners[slot] == entry, entry, "does not own its slot");
 

@@ -147,10 +147,9 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
 
   Page& page = pages_[entry];
   set_state(entry, PageState::kReserved);
-  page.size_class = walk.size_class;
-  page.row = request.row;
+  page.size_class = static_cast<std::uint8_t>(walk.size_class);
+  page.row = static_cast<std::uint16_t>(request.row);
   page.gives_way = request.gives_way;
-  page.offset = offset;
   page.deadline_ns = request.deadline_ns;
   page.next_in_row = client.first_reservation;
   if (page.next_in_row != kNoEntry) pages_[page.next_in_row].previous_in_row = entry;
@@ -159,9 +158,8 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   link_child(walk.parent, entry);
 
   const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed);
-  reservation_deadlines_.push({request.deadline_ns, entry, generation}, [&](const TimedItem& item) {
-    return view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-  });
+  reservation_deadlines_.push({request.deadline_ns, entry, static_cast<std::uint32_t>(generation)},
+                              [&](const TimedItem& item) { return is_due_still(item); });
   walk.parent = entry;
   --walk.missing;
   result.status = kPutStored;

@@ -97,7 +97,7 @@ SegmentOffer Arena::look_at_segment(Donor& donor, std::uint32_t segment, std::ui
   offer.sampled = std::min(kSlotsLookedAt, donor.slots_per_segment);
   for (std::uint32_t i = 0; i < offer.sampled; ++i) {
     const std::uint32_t entry = owners[static_cast<std::uint64_t>(i) * donor.slots_per_segment / offer.sampled];
-    if (entry == kNoOwner) continue;
+    if (is_free_slot(entry)) continue;
     ++offer.used;
     if (pages_[entry].state != PageState::kVisible || leased(entry)) {
       ++offer.busy;
@@ -118,7 +118,7 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
   std::uint64_t elsewhere = 0;
   std::vector<std::uint32_t> open;
   for (const std::uint32_t owner : segments_.owners(offer.segment)) {
-    if (owner == kNoOwner) continue;
+    if (is_free_slot(owner)) continue;
     open.assign(1, owner);
     while (!open.empty()) {
       const std::uint32_t entry = open.back();
@@ -128,7 +128,7 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
       offer.busy += is_held || work == 0;
       if (is_held || work == 0) continue;
       --work;
-      const bool is_elsewhere = segments_.segment_of(page.offset) != offer.segment;
+      const bool is_elsewhere = segments_.segment_of(offset_of(entry)) != offer.segment;
       elsewhere += is_elsewhere;
       if (!is_elsewhere && entry != owner) continue;  // it comes, or came, by itself
       for (std::uint32_t child = page.first_child; child != kNoEntry; child = pages_[child].next_sibling) {
@@ -167,7 +167,7 @@ void Arena::vacate(std::uint32_t segment) {
   const std::vector<std::uint32_t>& owners = segments_.owners(segment);
   for (std::size_t slot = 0; slot < owners.size() && left > 0; ++slot) {
     const std::uint32_t entry = owners[slot];
-    if (entry == kNoOwner || pages_[entry].state != PageState::kVisible) continue;
+    if (is_free_slot(entry) || pages_[entry].state != PageState::kVisible) continue;
     left -= std::min(left, hide_from_leaves_but_needed(entry, left));
   }
   reclaim();

@@ -9,7 +9,10 @@ namespace stratakv {
 
 constexpr std::uint32_t kNoClass = 0xFFFFFFFFu;
 constexpr std::uint32_t kNoSegment = 0xFFFFFFFFu;
-constexpr std::uint32_t kNoOwner = 0xFFFFFFFFu;
+// What a slot's owner is while the slot is free: this bit, and the next free slot of its segment.
+constexpr std::uint32_t kFreeSlot = 0x80000000u;
+constexpr std::uint32_t kNoFreeSlot = 0xFFFFFFFFu;
+constexpr bool is_free_slot(std::uint32_t owner) { return (owner & kFreeSlot) != 0; }
 
 class Segments {
  public:
@@ -33,7 +36,7 @@ class Segments {
   bool draining(std::uint32_t segment) const { return segments_[segment].draining; }
   std::uint32_t class_of_segment(std::uint32_t segment) const { return segments_[segment].size_class; }
   std::uint32_t slots_per_segment(std::uint32_t size_class) const { return segment_bytes_ / classes_[size_class].slot_bytes; }
-  // Entry numbers of the slots in use, kNoOwner for free ones.
+  // Entry numbers of the slots in use; the others are free slots.
   const std::vector<std::uint32_t>& owners(std::uint32_t segment) const { return segments_[segment].owner; }
 
   std::uint32_t total() const { return static_cast<std::uint32_t>(segments_.size()); }
@@ -58,8 +61,9 @@ class Segments {
     std::uint32_t open_at = kNoSegment;  // place in its class's list of segments with free slots
     std::uint32_t listed_at = 0;         // place in its class's list of segments
     bool draining = false;
+    std::uint32_t first_free = kNoFreeSlot;
     std::vector<std::uint32_t> owner;
-    std::vector<std::uint32_t> free_slots;
+    std::uint32_t free_slots() const { return static_cast<std::uint32_t>(owner.size()) - used; }
   };
   struct SizeClass {
     std::uint32_t slot_bytes = 0;
