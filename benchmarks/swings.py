@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 from bisect import bisect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -24,6 +24,7 @@ KIB = 1024
 SEGMENT_BYTES = 1024 * KIB
 SEGMENTS = 48
 REQUEST_NS = 100_000
+COLUMNS = ("asked for", "pages", "ideal", "×", "bytes", "ideal", "×", "segments moved a turnover")
 CHAIN_GROUP = 8
 """Chains that share their first pages."""
 
@@ -254,18 +255,40 @@ def _describe(phase: Phase) -> str:
     )
 
 
-def main() -> None:
-    """Print each phase's hit ratio, the ideal one and their quotient, counted in pages and in bytes."""
-    table = Table("phase", "pages", "ideal", "×", "bytes", "ideal", "×", "segments moved a turnover")
+def rows() -> Iterator[tuple[str, ...]]:
+    """Of each swing its title alone, then of each phase what it asks for and found; what `COLUMNS` names."""
     for title, swing in SWINGS.items():
-        table.add_section()
-        table.add_row(title)
+        yield (title, *[""] * (len(COLUMNS) - 1))
         for phase, outcome in zip(swing.phases, measure(swing), strict=True):
             cells = []
             for kind, worth in worths(swing).items():
                 ratio, (ideal, split) = outcome.ratio(worth), outcome.found_ideally[kind]
                 cells += [f"{ratio:.1%}", f"{ideal:.1%} {split}", f"{ratio / ideal:.3f}"]
-            table.add_row("  " + _describe(phase), *cells, f"{outcome.moves_per_turnover:.1%}")
+            yield (f"— {_describe(phase)}", *cells, f"{outcome.moves_per_turnover:.1%}")
+
+
+def lines() -> list[str]:
+    """The part of docs/benchmarks.md."""
+    return [
+        "## Demand that swings between models in one arena",
+        "",
+        "`python -m benchmarks.swings`: hit ratios from the second turnover of each phase on, in pages and in bytes, beside",
+        "those of the best of all splits of the arena among the models that would have held from the beginning (segments of",
+        "each). The clock runs by requests, so a run is the same everywhere. Chains are asked for by Zipf's law, pages are a",
+        "16th of usual ones (192 KiB, 1 MiB). Where a page of one model is worth 64 of another's, no split is near the best",
+        "of both counts.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows()),
+    ]
+
+
+def main() -> None:
+    """Print each phase's hit ratio, the ideal one and their quotient, counted in pages and in bytes."""
+    table = Table(*COLUMNS)
+    for row in rows():
+        table.add_row(*row)
     Console(width=150).print(table)
 
 

@@ -16,7 +16,7 @@ class EvictedKeys {
  public:
   explicit EvictedKeys(std::uint64_t entries) {
     std::uint64_t buckets = 1;
-    while (buckets * kWays < entries) buckets *= 2;
+    while (buckets * 2 * kWays <= entries + entries / 2) buckets *= 2;
     buckets_.resize(buckets);
   }
 
