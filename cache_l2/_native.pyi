@@ -105,7 +105,7 @@ class Arena:
 
         `granted`: ids of slots of `grant` that hold the pages already, one a key; those of pages that aren't reserved end.
         """
-    def grant(self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, spared: int = 0) -> int:
+    def grant(self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0) -> int:
         """Bring the slots for such pages that are on offer to a row up to `wanted`; returns how many there are. Evicts for
         them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes."""
     def recall_grants(self, row: int) -> None:
@@ -230,9 +230,10 @@ class Arena:
         visible page that is this instance; None: it is gone. Looks at no lease."""
     def statistics(self) -> dict[str, int]:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
-        reserved_bytes, leased_bytes, segments_total, segments_free, evictions_capacity, evictions_ttl,
-        evictions_invalidated, evictions_segment, stored, known, refused, index_full, oldest_hidden_view (least view that
-        was published when a page was hidden, for whatever reason, that is still leased; 0: there is none)."""
+        reserved_bytes, leased_bytes, segments_total, segments_free, segments_moved (from one size class to another),
+        evictions_capacity, evictions_ttl, evictions_invalidated, evictions_segment, stored, known, refused, index_full,
+        oldest_hidden_view (least view that was published when a page was hidden, for whatever reason, that is still leased;
+        0: there is none)."""
     def namespace_statistics(self) -> dict[int, tuple[int, int]]:
         """namespace_slot -> (resident pages, resident bytes)."""
     def namespace_entries(self, namespace_slot: int) -> int:
@@ -243,6 +244,48 @@ class Arena:
     def check_invariants(self) -> None:
         """Walk everything; raises RuntimeError naming the first broken invariant. For tests and `--debug`."""
     def close(self) -> None: ...
+
+@final
+class Donor:
+    """A size class that could give a segment, as a sample of its pages shows it. `ages_ns` are ages of at most 512 of its
+    pages; `sampled` slots of the segment that it offers were looked at, of which `warm` were read lately and `fresh` stored
+    lately; `busy` pages of it are held, `elsewhere` segments' worth of pages would go with it."""
+
+    def __init__(
+        self,
+        *,
+        size_class: int,
+        slots_per_segment: int,
+        slots: int,
+        free_slots: int = 0,
+        ages_ns: Sequence[int],
+        sampled: int,
+        warm: int = 0,
+        fresh: int = 0,
+        busy: int = 0,
+        elsewhere: float = 0.0,
+    ) -> None: ...
+
+@final
+class SegmentPolicy:
+    """Which size class gets a segment of another one (segment_policy.hpp), apart from any arena."""
+
+    def __init__(self, *, segments: int) -> None: ...
+    def took(self, *, slots_per_segment: int, now_ns: int) -> None: ...
+    def evicted(self, size_class: int, *, slots_per_segment: int) -> None: ...
+    def returned(self, size_class: int, *, slots_per_segment: int, distance: int) -> None: ...
+    def asks(self, size_class: int, *, slots_per_segment: int) -> bool: ...
+    def answered(self, size_class: int, *, got: bool) -> None: ...
+    @property
+    def window_ns(self) -> int: ...
+    def gain(self, size_class: int) -> float:
+        """Segments' worth of hits a nanosecond that a segment more would have had lately, at most."""
+    def choose(
+        self, size_class: int, *, slots_per_segment: int, own_age_ns: int, donors: Sequence[Donor]
+    ) -> int | None:
+        """The place in `donors` of the one whose offered segment is worth more to the class; None: there is none."""
+    def choose_in_need(self, donors: Sequence[Donor]) -> int | None:
+        """The place of the one that loses least."""
 
 @final
 class Reader:

@@ -52,6 +52,8 @@ Arena::Arena(const ArenaSettings& settings)
     : view_{affordable_geometry(settings)},
       index_(view_),
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
+      segment_policy_(view_.geometry.segments()),
+      evicted_keys_(view_.geometry.entries),
       births_(random_seed(), random_seed()),
       pages_(view_.geometry.entries),
       rows_(view_.geometry.rows),

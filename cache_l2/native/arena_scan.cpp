@@ -16,7 +16,7 @@ constexpr std::uint64_t kPagesLookedAt = 131'072;  // for figures alone, which a
 
 // How many pages a hazard covers that says so many: no more than there are down to the root.
 std::uint32_t Arena::pages_of(std::uint32_t deepest, std::uint32_t pages) const {
-  return std::clamp(pages, 1u, pages_[deepest].depth + 1);
+  return std::clamp(pages, 1u, depth_of(deepest) + 1);
 }
 
 // The page that a visible or hidden page stands on, hidden or not, for as long as it isn't freed; else none.
@@ -45,7 +45,7 @@ void Arena::list_covers(bool visible_too) {
     each_live_lease(view_, row, now, [&](std::uint32_t deepest, std::uint32_t pages) {
       Page& page = pages_[deepest];
       if (page.state == PageState::kHidden || (visible_too && page.state == PageState::kVisible)) {
-        covers_.push_back({page.depth + 1 - pages_of(deepest, pages), deepest});
+        covers_.push_back({depth_of(deepest) + 1 - pages_of(deepest, pages), deepest});
       } else {
         page.leased_epoch = epoch_;
       }
@@ -55,7 +55,7 @@ void Arena::list_covers(bool visible_too) {
 }
 
 bool Arena::goes_on(const Cover& cover, std::uint32_t entry) const {
-  return entry != kNoEntry && pages_[entry].depth >= cover.lowest && !leased(entry);
+  return entry != kNoEntry && depth_of(entry) >= cover.lowest && !leased(entry);
 }
 
 // Marks what live leases hold: of hidden pages every one, for nothing of them may be freed; of visible ones those at which a
@@ -82,7 +82,7 @@ std::uint64_t Arena::leased_bytes() {
       pages_[entry].leased_epoch = epoch_;
       bytes += payload_bytes_of(view_, entry);
     }
-    if (goes_on(cover, entry)) bytes += (pages_[entry].depth + 1 - cover.lowest) * payload_bytes_of(view_, entry);
+    if (goes_on(cover, entry)) bytes += (depth_of(entry) + 1 - cover.lowest) * payload_bytes_of(view_, entry);
   }
   return std::min(bytes, tally(PageState::kVisible).bytes + tally(PageState::kHidden).bytes);
 }
@@ -95,11 +95,11 @@ std::uint64_t Arena::leases_on(std::uint32_t wanted) const {
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].state == kRowFree) continue;
     each_live_lease(view_, row, now, [&](std::uint32_t deepest, std::uint32_t pages) {
-      const std::uint32_t depth = pages_[wanted].depth;
-      if (pages_[deepest].depth < depth || pages_[deepest].depth - depth >= pages_of(deepest, pages)) return;
+      const std::uint32_t depth = depth_of(wanted);
+      if (depth_of(deepest) < depth || depth_of(deepest) - depth >= pages_of(deepest, pages)) return;
       std::uint32_t entry = deepest;
-      for (; entry != kNoEntry && pages_[entry].depth > depth && left > 0; --left) entry = page_below(entry);
-      count += entry == wanted || (entry != kNoEntry && pages_[entry].depth > depth);
+      for (; entry != kNoEntry && depth_of(entry) > depth && left > 0; --left) entry = page_below(entry);
+      count += entry == wanted || (entry != kNoEntry && depth_of(entry) > depth);
     });
   }
   return count;

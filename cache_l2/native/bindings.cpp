@@ -89,5 +89,6 @@ NB_MODULE(_native, m) {
   m.def("copy_bytes", copy_bytes, nb::arg("destination"), nb::arg("source"), nb::kw_only(), nb::arg("kernel") = -1);
   m.def("calibrate_copy", calibrate, nb::kw_only(), nb::arg("bytes") = 1 << 20);
   bind_arena(m);
+  bind_policy(m);
   bind_reader(m);
 }

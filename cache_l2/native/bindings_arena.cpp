@@ -275,6 +275,7 @@ nb::dict statistics(const PyArena& self) {
   out["leased_bytes"] = s.leased_bytes;
   out["segments_total"] = s.segments_total;
   out["segments_free"] = s.segments_free;
+  out["segments_moved"] = s.segments_moved;
   out["evictions_capacity"] = s.evictions_capacity;
   out["evictions_ttl"] = s.evictions_ttl;
   out["evictions_invalidated"] = s.evictions_invalidated;
@@ -360,10 +361,10 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
             nb::arg("gives_way") = false, nb::arg("granted") = std::vector<std::uint64_t>{})
       .def("grant", [](const PyArena& self, std::uint32_t row, std::uint64_t payload_bytes, std::uint32_t wanted,
-                       std::uint64_t bytes_max, std::uint64_t spared) {
-             return self.core().grant(row, payload_bytes, {wanted, bytes_max, spared});
+                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared) {
+             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared});
            }, nb::kw_only(), nb::arg("row"), nb::arg("payload_bytes"), nb::arg("wanted"), nb::arg("bytes_max"),
-           nb::arg("spared") = 0)
+           nb::arg("now_ns"), nb::arg("spared") = 0)
       .def("recall_grants", [](const PyArena& self, std::uint32_t row) { self.core().recall_all_grants(row); }, nb::arg("row"))
       .def("posting_rows", [](const PyArena& self) { return self.core().posting_rows(); })
       .def("next_post", next_post, nb::arg("row"))
