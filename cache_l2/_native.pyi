@@ -242,7 +242,11 @@ class Reader:
         writable: bool,
         prefault: bool = True,
     ) -> None:
-        """Takes over the descriptors. Raises ValueError when the header is not of this layout and life."""
+        """Takes over the descriptors. With `prefault` the index is pre-faulted here and the pages' bytes by a thread of its
+        own. Raises ValueError when the header is not of this layout and life."""
+    @property
+    def prefault_ended(self) -> bool:
+        """Whether nothing is being pre-faulted any more."""
     @property
     def life(self) -> bytes: ...
     @property

@@ -238,7 +238,8 @@ class Settings(BaseSettings):
     """How log lines look: for people, or one JSON object a line; auto: console on a terminal, else JSON."""
 
     prefault: bool = True
-    """Touch all of the arena at start, so that no copy pays for a first touch later."""
+    """Map all of the arena into the sidecar, so that no copy pays for a first touch later: the index before it is ready, the
+    pages' memory, which is committed by then, by a thread of its own."""
 
     copy_kernel: TextOrAuto = None
     """Copy routine, by name; auto: the fastest one by a measurement at start."""

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <fstream>
@@ -24,6 +26,9 @@
 
 namespace stratakv {
 namespace {
+
+// About a quarter of a millisecond with small pages; a multiple of every huge page but the gigantic ones.
+constexpr std::uint64_t kPrefaultStep = 4 << 20;
 
 std::atomic<std::uint64_t> forks{0};
 
@@ -139,6 +144,40 @@ Mapping::Mapping(int fd, std::uint64_t bytes, bool writable, bool prefault) : by
 
 Mapping::~Mapping() {
   if (present()) munmap(data_, bytes_);
+}
+
+BackgroundPrefault::BackgroundPrefault(const Mapping& mapping, bool writable) : mapping_(mapping), writable_(writable) {
+  // Signals are for the process's own threads, whose waits they are to interrupt.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+  } catch (const std::system_error&) {  // no thread to be had: done here
+    run();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+BackgroundPrefault::~BackgroundPrefault() {
+  if (!thread_) return;
+  if (!mapping_.present()) {  // a forked child has the object and not the thread
+    static_cast<void>(thread_.release());
+    return;
+  }
+  stopping_.store(true, std::memory_order_relaxed);
+  thread_->join();
+}
+
+void BackgroundPrefault::run() noexcept {
+  for (std::uint64_t at = 0; at < mapping_.bytes() && !stopping_.load(std::memory_order_relaxed); at += kPrefaultStep) {
+    try {
+      populate(mapping_.data() + at, std::min(kPrefaultStep, mapping_.bytes() - at), writable_);
+    } catch (const std::system_error&) {
+      break;  // no memory for page tables now: first uses will ask again
+    }
+  }
+  ended_.store(true, std::memory_order_release);
 }
 
 }  // namespace stratakv

@@ -1,11 +1,13 @@
 // Memory files and their mappings: creation, sealing, pre-faulting, and what a fork does to them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace stratakv {
@@ -68,6 +70,25 @@ class Mapping {
   std::byte* data_;
   std::uint64_t bytes_;
   std::uint64_t born_;
+};
+
+// Pre-faults a mapping on a thread of its own, in steps so short that nobody waits for the lock on this process's memory:
+// page tables of a large arena take seconds, and what is not done yet is faulted in at its first use. Ends before its mapping.
+class BackgroundPrefault {
+ public:
+  BackgroundPrefault(const Mapping& mapping, bool writable);
+  BackgroundPrefault(const BackgroundPrefault&) = delete;
+  BackgroundPrefault& operator=(const BackgroundPrefault&) = delete;
+  ~BackgroundPrefault();
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+
+ private:
+  void run() noexcept;
+
+  const Mapping& mapping_;
+  const bool writable_;
+  std::atomic<bool> stopping_{false}, ended_{false};
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace stratakv

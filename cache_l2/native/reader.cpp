@@ -58,12 +58,13 @@ std::shared_ptr<Reader> Reader::attach(
     throw std::invalid_argument("row " + std::to_string(row) + " is beyond the arena's " + std::to_string(geometry.rows));
   }
   auto clients_map = std::make_unique<Mapping>(clients.get(), geometry.clients_bytes, true, prefault);
-  auto data_map = std::make_unique<Mapping>(data.get(), geometry.data_bytes, writable, prefault);
+  auto data_map = std::make_unique<Mapping>(data.get(), geometry.data_bytes, writable, false);
   const ArenaView view = view_of(geometry, control_map->data(), clients_map->data(), data_map->data());
   auto reader = std::make_shared<Reader>(view, row, writable);
   reader->control_ = std::move(control_map);
   reader->clients_ = std::move(clients_map);
   reader->data_ = std::move(data_map);
+  if (prefault) reader->prefault_ = std::make_unique<BackgroundPrefault>(*reader->data_, writable);
   return reader;
 }
 

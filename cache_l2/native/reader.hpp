@@ -78,6 +78,8 @@ class Reader {
   // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
   std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
   std::uint32_t held() const { return slots_.held(); }
+  // Whether the data file is not being pre-faulted any more.
+  bool prefault_ended() const { return !prefault_ || prefault_->ended(); }
 
  private:
   Row& row() const { return view_.row(row_); }
@@ -87,6 +89,7 @@ class Reader {
   void raise_high_water(std::uint32_t hazard) noexcept;
 
   std::unique_ptr<Mapping> control_, clients_, data_;
+  std::unique_ptr<BackgroundPrefault> prefault_;  // of data_, before which it ends
   ArenaView view_;
   std::uint32_t row_;
   bool writable_;
