@@ -88,7 +88,7 @@ def _await_prefault(reader: Reader) -> None:
 def _arena(starts: Starts) -> Iterator[tuple[Arena, bytes]]:
     config, life = ArenaConfig(arena_bytes=starts.arena_bytes), new_life_id()
     began = time.monotonic()
-    arena = create_arena(config, life)
+    arena, _ = create_arena(config, life)
     own = map_own(arena, arena.open_row(os.getpid()), life, prefault=True)
     starts.note("start", began)
     try:
