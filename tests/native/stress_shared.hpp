@@ -17,7 +17,7 @@ constexpr std::size_t kLatePuts = 4;
 struct Shared {
   explicit Shared(Arena& arena) : view(arena.view()) {
     auto files = arena.duplicate_descriptors(true);
-    data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true, true);
+    data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true);
     view.data = data->data();
   }
   ArenaView view;
