@@ -147,7 +147,7 @@ def check_arena_fits(
     if in_huge_pages:
         _require_pool(sizes, probe)
     for limit in _limits(probe, in_huge_pages=in_huge_pages, node=node):
-        _require(limit.need, limit.bound, sizes)
+        _require(limit, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def auto_arena_size(
         limits.append(_Limit(_huge_page_bytes, bound))
     for limit in limits:
         left = limit.bound.available_bytes
-        if limit.is_shared:
+        if limit.is_for_all:
             left = min(int(left * share), left - AUTO_HEADROOM_BYTES)
         fitting = _fitting_bytes(limit.need, left, sizes(max(ARENA_BYTES_MIN, left)))
         if chosen is None or fitting < chosen.arena_bytes:
@@ -190,26 +190,34 @@ def auto_arena_size(
     if chosen.arena_bytes < AUTO_ARENA_BYTES_MIN:
         raise ArenaTooLargeError(
             f"arena_size is auto, and {chosen.bound.source} leaves {mebibytes(max(0, chosen.bound.available_bytes))}, of which "
-            f"an arena would get less than {mebibytes(AUTO_ARENA_BYTES_MIN)}: {chosen.bound.remedy}, or name a size"
+            f"an arena would get less than {mebibytes(AUTO_ARENA_BYTES_MIN)}: {chosen.bound.remedy}, or name a size",
+            missing_bytes=AUTO_ARENA_BYTES_MIN,
         )
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A bound, what of an arena counts towards it, and whether others live under it as well."""
+    """A bound, and what of an arena counts towards it."""
 
     need: Callable[[ArenaSizes], int]
     bound: Bound
-    is_shared: bool = False
+    others_use: bool = False
+    """Whether other processes take of it, too, and may give back what they have."""
+    is_for_all: bool = False
+    """Whether it is for memory of all kinds, of which an arena by itself takes a share alone."""
 
 
 def _limits(probe: MemoryProbe, *, in_huge_pages: bool, node: int | None) -> Iterator[_Limit]:
     if in_huge_pages:
-        yield from (_Limit(_huge_page_bytes, bound) for bound in probe.huge_page_bounds())
+        yield from (_Limit(_huge_page_bytes, bound, others_use=True) for bound in probe.huge_page_bounds())
     else:
         bounds = [*probe.bounds(), *([] if node is None else [probe.node_memory(node)])]
-        yield from (_Limit(_needed_bytes, bound, is_shared=True) for bound in bounds if bound is not None)
+        yield from (
+            _Limit(_needed_bytes, bound, others_use=True, is_for_all=True)
+            for bound in bounds
+            if bound is not None
+        )
     address_space = probe.address_space()
     if address_space is not None:
         yield _Limit(lambda parts: parts.mapped_bytes, address_space)
@@ -239,18 +247,21 @@ def _require_pool(sizes: ArenaSizes, probe: MemoryProbe) -> None:
     raise ArenaTooLargeError(
         f"an arena of {mebibytes(sizes.arena_bytes)} needs {sizes.huge_pages} huge pages of {mebibytes(HUGE_PAGE_BYTES)} with "
         f"its index, but of the {pool.pages} that this machine has set apart {pool.available} are to be had: "
-        f"{smaller}use --huge-pages transparent, or {pool.remedy(sizes.huge_pages)}"
+        f"{smaller}use --huge-pages transparent, or {pool.remedy(sizes.huge_pages)}",
+        missing_bytes=(sizes.huge_pages - pool.available) * HUGE_PAGE_BYTES,
     )
 
 
-def _require(need: Callable[[ArenaSizes], int], bound: Bound, sizes: ArenaSizes) -> None:
+def _require(limit: _Limit, sizes: ArenaSizes) -> None:
+    need, bound = limit.need, limit.bound
     if need(sizes) <= bound.available_bytes:
         return
     fitting = _fitting_bytes(need, bound.available_bytes, sizes)
     advice = f"choose an arena of at most {mebibytes(fitting)}" if fitting else "no arena fits"
     raise ArenaTooLargeError(
         f"an arena of {mebibytes(sizes.arena_bytes)} needs {mebibytes(need(sizes))} with its index and headroom, but "
-        f"{bound.source} leaves {mebibytes(max(0, bound.available_bytes))}: {advice}, or {bound.remedy}"
+        f"{bound.source} leaves {mebibytes(max(0, bound.available_bytes))}: {advice}, or {bound.remedy}",
+        missing_bytes=need(sizes) - bound.available_bytes if limit.others_use else 0,
     )
 
 

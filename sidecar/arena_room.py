@@ -20,7 +20,9 @@ from sidecar.logs import logger
 
 _LOOK_AGAIN_S = 0.1
 _PIDS_TOLD = 8
-_CONTROL, _DATA = "/memfd:stratakv-control", "/memfd:stratakv-data"
+_ARENA, _INDEX = "/memfd:stratakv-", "/memfd:stratakv-control"
+_File = tuple[str, str]
+"""Device and inode."""
 
 _log = logger("arena")
 
@@ -34,7 +36,7 @@ class LeftArenas:
 
     def __str__(self) -> str:
         pids = ", ".join(map(str, self.pids[:_PIDS_TOLD])) + (" …" if len(self.pids) > _PIDS_TOLD else "")
-        return f"arenas of sidecars that are gone, {mebibytes(self.size_bytes)}, are still held by the processes {pids}"
+        return f"Arenas of sidecars that are gone, {mebibytes(self.size_bytes)}, are still held by the processes {pids}"
 
 
 def base_config(settings: Settings) -> ArenaConfig:
@@ -78,14 +80,15 @@ async def with_room(
             problem = error
         if problem is not None or chosen is not None:
             left = await asyncio.to_thread(left_arenas, proc)
-        if not left.pids or time.monotonic() >= ends:
+        would_help = problem is None or 0 < problem.missing_bytes <= left.size_bytes
+        if not left.pids or not would_help or time.monotonic() >= ends:
             break
         if not is_waiting:
             _log.info("waiting for clients to let go of arenas from before", reason=str(left))
             is_waiting = True
         await asyncio.sleep(_LOOK_AGAIN_S)
     if problem is not None:
-        told = f"; {left}: end them, or have them release their leases" if left.pids else ""
+        told = f". {left}: end them, or have them release their leases" if would_help and left.pids else ""
         raise ArenaTooLargeError(f"{problem}{told}") from problem
     if chosen is None:
         return settings
@@ -101,9 +104,9 @@ async def with_room(
 
 def left_arenas(proc: Path = Path("/proc")) -> LeftArenas:
     """Look through the mappings of all processes that this one may look at."""
-    holders: dict[tuple[str, str], set[int]] = {}
-    sizes: dict[tuple[str, str], int] = {}
-    served: set[tuple[str, str]] = set()
+    sizes: dict[_File, int] = {}
+    holders: dict[_File, set[int]] = {}
+    served: set[_File] = set()
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
@@ -111,27 +114,27 @@ def left_arenas(proc: Path = Path("/proc")) -> LeftArenas:
             lines = (folder / "maps").read_text(errors="replace").splitlines()
         except OSError:  # it has ended, or is another user's
             continue
-        mine, is_sidecar = _data_files(lines)
-        for file, size_bytes in mine.items():
+        files, is_sidecar = _arena_files(lines)
+        sizes |= files
+        for file in files:
             holders.setdefault(file, set()).add(int(folder.name))
-            sizes[file] = size_bytes
-        served |= mine.keys() if is_sidecar else set()
-    left = {file: pids for file, pids in holders.items() if file not in served}
-    return LeftArenas(sum(sizes[file] for file in left), tuple(sorted(set().union(*left.values()))))
+        served |= files.keys() if is_sidecar else set()
+    left = sizes.keys() - served
+    pids: set[int] = set().union(*(holders[file] for file in left))
+    return LeftArenas(sum(sizes[file] for file in left), tuple(sorted(pids)))
 
 
-def _data_files(maps: Iterable[str]) -> tuple[dict[tuple[str, str], int], bool]:
-    """The arenas' data files that a process has mapped, with their sizes, and whether it writes an index, as sidecars do."""
-    files: dict[tuple[str, str], int] = {}
+def _arena_files(maps: Iterable[str]) -> tuple[dict[_File, int], bool]:
+    """Files of arenas that a process has mapped, with their sizes, and whether it writes an index, as sidecars do."""
+    files: dict[_File, int] = {}
     is_sidecar = False
     for line in maps:
-        if "/memfd:stratakv-" not in line:
+        if _ARENA not in line:
             continue
         addresses, access, _, device, inode, name = line.split(maxsplit=5)
         low, high = (int(part, 16) for part in addresses.split("-"))
-        if name.startswith(_DATA):
-            files[device, inode] = high - low
-        is_sidecar |= name.startswith(_CONTROL) and "w" in access
+        files[device, inode] = high - low
+        is_sidecar |= name.startswith(_INDEX) and "w" in access
     return files, is_sidecar
 
 
