@@ -29,6 +29,13 @@ def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None
 def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[tuple[int, int], dict[str, tuple[float, float]]]:
     """Measure every kernel on copies of this size: the best for (cold, warm) destinations, and such seconds of each."""
 
+def placement_policy() -> tuple[int, bytes]:
+    """(mode, nodes) of set_mempolicy(2) for memory that this thread asks for; node n is bit n % 8 of byte n // 8. Raises
+    OSError."""
+
+def set_placement_policy(mode: int, nodes: bytes) -> None:
+    """Set it. Raises OSError."""
+
 @final
 class Arena:
     """Single-threaded writer: creates the three memory files, fills the index, evicts, publishes."""
@@ -47,7 +54,12 @@ class Arena:
         copy_kernel: int = 0,
         warm_copy_kernel: int = 0,
         prefault: bool = True,
-    ) -> None: ...
+        huge_pages: int = 1,
+        commit_through_mapping: bool = False,
+    ) -> None:
+        """Commits all memory. `huge_pages`: 0 off, 1 transparent, 2 explicit (of 2 MiB, out of the machine's pool).
+        `commit_through_mapping`: for kernels that give transparent ones only to mappings that ask for them. Raises
+        MemoryError, OSError where memory or such pages are not to be had."""
     @property
     def geometry(self) -> dict[str, int]: ...
     def duplicate_descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -105,7 +117,9 @@ class Arena:
 
         `granted`: ids of slots of `grant` that hold the pages already, one a key; those of pages that aren't reserved end.
         """
-    def grant(self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0) -> int:
+    def grant(
+        self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0
+    ) -> int:
         """Bring the slots for such pages that are on offer to a row up to `wanted`; returns how many there are. Evicts for
         them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes."""
     def recall_grants(self, row: int) -> None:
@@ -303,8 +317,12 @@ class Reader:
         prefault: bool = True,
         doorbell_fd: int = -1,
     ) -> None:
-        """Takes over the descriptors. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted.
-        Raises ValueError when the header is not of this layout and life."""
+        """Takes over the descriptors. With `prefault` the index is pre-faulted here and the pages' bytes by a thread of its
+        own. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted. Raises ValueError when the
+        header is not of this layout and life."""
+    @property
+    def prefault_ended(self) -> bool:
+        """Whether nothing is being pre-faulted any more."""
     @property
     def life(self) -> bytes: ...
     @property

@@ -52,6 +52,13 @@ SLOT_ALIGN_BYTES = 4096
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_BYTES_MAX = PAGE_BYTES_MAX
 ARENA_BYTES_MIN = 1024 * 1024
+AUTO_ARENA_BYTES_MIN = 64 * 1024 * 1024
+"""Less than this is no arena that a machine would be asked to choose by itself."""
+AUTO_HEADROOM_BYTES = 512 * 1024 * 1024
+"""What an arena that chooses its own size leaves at least of the memory that others live in, too."""
+AUTO_SHARE_MAX = 0.95
+ARENA_RELEASE_S_MAX = 10.0
+"""How long a start waits for clients of sidecars that are gone to let go of their arenas."""
 ARENA_PAGES_MAX = 16 * 1024 * 1024
 CLIENT_ROWS_MAX = 1024
 CLIENT_ROWS_PER_PROCESS_MAX = 16

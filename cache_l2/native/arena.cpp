@@ -25,7 +25,9 @@ std::uint64_t random_seed() {
 // Checked before anything is allocated.
 Geometry affordable_geometry(const ArenaSettings& settings) {
   const Geometry geometry = plan_geometry(settings, random_seed());
-  require_memory(geometry.control_bytes + geometry.clients_bytes + geometry.data_bytes);
+  if (settings.huge_pages != HugePages::kExplicit) {  // those are set apart, and no memory that is available
+    require_memory(geometry.control_bytes + geometry.clients_bytes + geometry.data_bytes);
+  }
   return geometry;
 }
 
@@ -59,12 +61,20 @@ Arena::Arena(const ArenaSettings& settings)
       rows_(view_.geometry.rows),
       namespaces_(kNamespacesMax) {
   const Geometry& g = view_.geometry;
-  control_file_ = create_memory_file("stratakv-control", g.control_bytes);
-  clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
-  data_file_ = create_memory_file("stratakv-data", g.data_bytes);
+  const auto create = [&](const char* name, std::uint64_t bytes) {
+    return create_memory_file(name, bytes, settings.huge_pages, settings.commit_through_mapping);
+  };
+  const auto map = [&](const Descriptor& file, const char* what) {
+    auto mapping = std::make_unique<Mapping>(file.get(), file_size(file.get(), what), true);
+    mapping->prepare(g.wish_huge_pages(), settings.prefault);
+    return mapping;
+  };
+  control_file_ = create("stratakv-control", g.control_bytes);
+  clients_file_ = create("stratakv-clients", g.clients_bytes);
+  data_file_ = create("stratakv-data", g.data_bytes);
   data_file_.forbid_reopening_for_writing();
-  control_ = std::make_unique<Mapping>(control_file_.get(), g.control_bytes, true, settings.prefault);
-  clients_ = std::make_unique<Mapping>(clients_file_.get(), g.clients_bytes, true, settings.prefault);
+  control_ = map(control_file_, "control");
+  clients_ = map(clients_file_, "clients");
   seal_memory_file(control_file_, true);
   seal_memory_file(clients_file_, false);
   seal_memory_file(data_file_, false);

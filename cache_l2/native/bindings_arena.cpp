@@ -39,7 +39,8 @@ class PyArena {
 
 void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
                std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
-               std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault) {
+               std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault,
+               std::uint32_t huge_pages, bool commit_through_mapping) {
   ArenaSettings settings;
   settings.arena_bytes = arena_bytes;
   settings.segment_bytes = segment_bytes;
@@ -55,6 +56,9 @@ void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_byt
   settings.copy_kernel = copy_kernel_number;
   settings.warm_copy_kernel = warm_copy_kernel_number;
   settings.prefault = prefault;
+  if (huge_pages > static_cast<std::uint32_t>(HugePages::kExplicit)) throw nb::value_error("huge_pages must be 0, 1 or 2");
+  settings.huge_pages = static_cast<HugePages>(huge_pages);
+  settings.commit_through_mapping = commit_through_mapping;
   new (at) PyArena(settings);
 }
 
@@ -417,7 +421,7 @@ void bind_arena(nb::module_& m) {
   arena.def("__init__", construct, nb::kw_only(), nb::arg("arena_bytes"), nb::arg("segment_bytes"), nb::arg("entries"),
             nb::arg("rows"), nb::arg("leases_per_row"), nb::arg("ring_records"), nb::arg("life"),
             nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("warm_copy_kernel") = 0,
-            nb::arg("prefault") = true)
+            nb::arg("prefault") = true, nb::arg("huge_pages") = 1, nb::arg("commit_through_mapping") = false)
       .def_prop_ro("geometry", geometry)
       .def("duplicate_descriptors", duplicate_descriptors, nb::kw_only(), nb::arg("writable"))
       .def("publish_event", publish_event, nb::kw_only(), nb::arg("incarnation"), nb::arg("revision"), nb::arg("kind"),

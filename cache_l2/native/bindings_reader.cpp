@@ -409,6 +409,7 @@ void bind_reader(nb::module_& m) {
            nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"), nb::arg("writable"),
            nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1)
       .def_prop_ro("life", &PyReader::life)
+      .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
       .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
       .def("stamp", &PyReader::stamp)

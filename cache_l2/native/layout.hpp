@@ -43,7 +43,7 @@ struct alignas(kCacheLine) Header {
   std::uint64_t created_boottime_ns;
   std::uint64_t hash_seed;
   std::uint64_t hash_mask;  // all ones but in tests that force index collisions
-  std::uint64_t reserved0;
+  std::uint64_t huge_pages;  // 0 off, 1 transparent: whoever maps asks for them, 2 explicit
 
   std::uint64_t control_bytes, clients_bytes, data_bytes;
   std::uint64_t ring_offset, bucket_offset, entry_offset;   // in control

@@ -114,6 +114,8 @@ class Reader {
   std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
   // Leases, each of however many pages.
   std::uint32_t held() const { return slots_.held(); }
+  // Whether the data file is not being pre-faulted any more.
+  bool prefault_ended() const { return !prefault_ || prefault_->ended(); }
 
  private:
   struct Taken {
@@ -139,6 +141,7 @@ class Reader {
   void raise_high_water(std::uint32_t hazard) noexcept;
 
   std::unique_ptr<Mapping> control_, clients_, data_;
+  std::unique_ptr<BackgroundPrefault> prefault_;  // of data_, before which it ends
   Descriptor doorbell_;  // an eventfd that wakes the sidecar
   SpinLock post_lock_;
   ArenaView view_;

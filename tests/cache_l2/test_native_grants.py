@@ -47,7 +47,12 @@ class Poster:
 
     def grant(self, slots: int, *, page_bytes: int = PAGE, bytes_max: int = PLENTY, spared: int = 0) -> int:
         return self.world.arena.grant(
-            row=self.row, payload_bytes=page_bytes, wanted=slots, bytes_max=bytes_max, now_ns=now_ns(), spared=spared
+            row=self.row,
+            payload_bytes=page_bytes,
+            wanted=slots,
+            bytes_max=bytes_max,
+            now_ns=now_ns(),
+            spared=spared,
         )
 
     def post(self, keys: Sequence[bytes], *, start: int = 0, **given: Any) -> tuple[int, list[int]]:

@@ -39,7 +39,7 @@ struct Holding {
 struct Shared {
   explicit Shared(Arena& arena) : view(arena.view()) {
     auto files = arena.duplicate_descriptors(true);
-    data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true, true);
+    data = std::make_unique<Mapping>(files[2].get(), view.geometry.data_bytes, true);
     view.data = data->data();
   }
   // What a killed process held: it ends with its row, and must not end what another has in that row afterwards.

@@ -39,6 +39,7 @@ from kv_types.ids import Stamp, new_log_incarnation
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, LOG_REPORT_S_MIN, NAMESPACES_PER_CLIENT_MAX
 from kv_types.outcomes import STORED, RefuseReason
 from kv_types.outcomes import Refused as PutRefused
+from sidecar.arena_memory import MemoryPicture
 from sidecar.status_report import Addresses, StatusReport
 from tests.support.attach_raw import (
     attach_raw,
@@ -303,7 +304,8 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
 
 def test_garbage_in_clients_counters_keeps_nobody_from_reading_the_figures(site: AttachSite) -> None:
     report = StatusReport(
-        site.store, log_picture, no_l3, version="1", clock=BoottimeClock(), addresses=Addresses()
+        site.store, log_picture, no_l3, MemoryPicture(site.store).message, version="1", clock=BoottimeClock(),
+        addresses=Addresses(),
     )  # fmt: skip
     namespace = namespace_of()
     liars = [attach_raw(site) for _ in range(2)]
