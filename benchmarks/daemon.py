@@ -48,6 +48,8 @@ def attached_client(runtime: Path) -> Iterator[Client]:
     with Client.connect(runtime, settings=ClientSettings(deadline_s=10.0)) as client:
         if not client.wait_ready(deadline_s=30.0):
             raise RuntimeError(f"no sidecar to measure: {client.statistics()}")
+        while client.statistics()["prefaulting"]:
+            time.sleep(0.01)
         yield client
 
 

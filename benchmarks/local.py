@@ -153,15 +153,23 @@ def measure_match(client: Client, results: Results, *, rounds: int) -> None:
         for _ in range(20):
             client.match(long.namespace, long.chain(number))
 
+    def lease_long(number: int) -> None:
+        chain, namespace, lease = long.chain(number), long.namespace, client.lease
+        for _ in range(20):
+            with lease(namespace, chain):
+                pass
+
     scenarios = [
         Scenario("match_lease_release", lease_release, inner=200),
         Scenario("match_512", match, inner=20),
+        Scenario("lease_512", lease_long, inner=20),
         Scenario("key_512", lambda _: _discard(page_keys(draw.namespace.id, tokens, page_tokens=64))),
     ]
     expect_hit(client.match(long.namespace, long.chain(0)), 512)
     samples = interleave(scenarios, rounds=rounds)
     results.keys["match_lease_release_us_p50"] = samples["match_lease_release"].p50_s * 1e6
     results.keys["match_512_us_p50"] = samples["match_512"].p50_s * 1e6
+    results.keys["lease_512_us_p50"] = samples["lease_512"].p50_s * 1e6
     results.keys["key_512_pages_ms_p50"] = samples["key_512"].p50_s * 1e3
 
 

@@ -1,4 +1,4 @@
-"""Regenerates docs/benchmarks.md and its plots: parts from one node, L3, fleets and one event loop (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: parts from one node, L3, fleets, one event loop, a full arena (`make bench`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, l3, local, loop_turns
+from benchmarks import fleet_report, l3, local, loop_turns, million, swings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -46,6 +46,8 @@ class Part(StrEnum):
     FLEET = "fleet"
     REDIS = "redis"
     LOOP = "loop"
+    MILLION = "million"
+    SWINGS = "swings"
 
 
 def document(parts: Mapping[Part, str]) -> str:
@@ -182,6 +184,14 @@ def main(
         console.print(loop_turns.table(figures))
         told = [*loop_turns.lines(figures), "", fleet_report.circumstances(load_average)]
         parts[Part.LOOP] = "\n".join([*told, "", machine_line(local.machine())])
+    if Part.MILLION in wanted:
+        load_average = os.getloadavg()[0]
+        figures = million.measure(pages=million.PAGES, rounds=million.ROUNDS)
+        console.print(million.table(figures))
+        told = [*million.lines(figures), "", fleet_report.circumstances(load_average)]
+        parts[Part.MILLION] = "\n".join([*told, "", machine_line(local.machine())])
+    if Part.SWINGS in wanted:
+        parts[Part.SWINGS] = "\n".join(swings.lines())
     page.write_text(document(parts))
     console.print(f"written: {page}")
 

@@ -29,6 +29,13 @@ def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None
 def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[tuple[int, int], dict[str, tuple[float, float]]]:
     """Measure every kernel on copies of this size: the best for (cold, warm) destinations, and such seconds of each."""
 
+def placement_policy() -> tuple[int, bytes]:
+    """(mode, nodes) of set_mempolicy(2) for memory that this thread asks for; node n is bit n % 8 of byte n // 8. Raises
+    OSError."""
+
+def set_placement_policy(mode: int, nodes: bytes) -> None:
+    """Set it. Raises OSError."""
+
 @final
 class Arena:
     """Single-threaded writer: creates the three memory files, fills the index, evicts, publishes."""
@@ -47,7 +54,12 @@ class Arena:
         copy_kernel: int = 0,
         warm_copy_kernel: int = 0,
         prefault: bool = True,
-    ) -> None: ...
+        huge_pages: int = 1,
+        commit_through_mapping: bool = False,
+    ) -> None:
+        """Commits all memory. `huge_pages`: 0 off, 1 transparent, 2 explicit (of 2 MiB, out of the machine's pool).
+        `commit_through_mapping`: for kernels that give transparent ones only to mappings that ask for them. Raises
+        MemoryError, OSError where memory or such pages are not to be had."""
     @property
     def geometry(self) -> dict[str, int]: ...
     def duplicate_descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -70,7 +82,7 @@ class Arena:
     def end_row(self, row: int) -> None:
         """The process is gone (or detached with nothing held): leases and reservations end, the row is free."""
     def row_statistics(self, row: int) -> dict[str, int]:
-        """state, pid, engine, leases, leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
+        """state, pid, engine, leases (in pages), leased_bytes, reservations, applied_view, own_freshness_ns, oldest_view (0: no
         request in flight), oldest_hidden_view (least view that was published when a page was hidden which it leases; 0:
         none). own_freshness_ns: until then the client may serve an index of its own without having applied (rule R18); 0:
         it has none or asks the header at each look-up, 2**64 - 1: without limit. engine and pid are what open_row was told,
@@ -105,7 +117,9 @@ class Arena:
 
         `granted`: ids of slots of `grant` that hold the pages already, one a key; those of pages that aren't reserved end.
         """
-    def grant(self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, spared: int = 0) -> int:
+    def grant(
+        self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0
+    ) -> int:
         """Bring the slots for such pages that are on offer to a row up to `wanted`; returns how many there are. Evicts for
         them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes."""
     def recall_grants(self, row: int) -> None:
@@ -230,9 +244,10 @@ class Arena:
         visible page that is this instance; None: it is gone. Looks at no lease."""
     def statistics(self) -> dict[str, int]:
         """entries_total, entries_visible, entries_reserved, entries_hidden_leased, entries_quarantined, resident_bytes,
-        reserved_bytes, leased_bytes, segments_total, segments_free, evictions_capacity, evictions_ttl,
-        evictions_invalidated, evictions_segment, stored, known, refused, index_full, oldest_hidden_view (least view that
-        was published when a page was hidden, for whatever reason, that is still leased; 0: there is none)."""
+        reserved_bytes, leased_bytes, segments_total, segments_free, segments_moved (from one size class to another),
+        evictions_capacity, evictions_ttl, evictions_invalidated, evictions_segment, stored, known, refused, index_full,
+        oldest_hidden_view (least view that was published when a page was hidden, for whatever reason, that is still leased;
+        0: there is none)."""
     def namespace_statistics(self) -> dict[int, tuple[int, int]]:
         """namespace_slot -> (resident pages, resident bytes)."""
     def namespace_entries(self, namespace_slot: int) -> int:
@@ -243,6 +258,48 @@ class Arena:
     def check_invariants(self) -> None:
         """Walk everything; raises RuntimeError naming the first broken invariant. For tests and `--debug`."""
     def close(self) -> None: ...
+
+@final
+class Donor:
+    """A size class that could give a segment, as a sample of its pages shows it. `ages_ns` are ages of at most 512 of its
+    pages; `sampled` slots of the segment that it offers were looked at, of which `warm` were read lately and `fresh` stored
+    lately; `busy` pages of it are held, `elsewhere` segments' worth of pages would go with it."""
+
+    def __init__(
+        self,
+        *,
+        size_class: int,
+        slots_per_segment: int,
+        slots: int,
+        free_slots: int = 0,
+        ages_ns: Sequence[int],
+        sampled: int,
+        warm: int = 0,
+        fresh: int = 0,
+        busy: int = 0,
+        elsewhere: float = 0.0,
+    ) -> None: ...
+
+@final
+class SegmentPolicy:
+    """Which size class gets a segment of another one (segment_policy.hpp), apart from any arena."""
+
+    def __init__(self, *, segments: int) -> None: ...
+    def took(self, *, slots_per_segment: int, now_ns: int) -> None: ...
+    def evicted(self, size_class: int, *, slots_per_segment: int) -> None: ...
+    def returned(self, size_class: int, *, slots_per_segment: int, distance: int) -> None: ...
+    def asks(self, size_class: int, *, slots_per_segment: int) -> bool: ...
+    def answered(self, size_class: int, *, got: bool) -> None: ...
+    @property
+    def window_ns(self) -> int: ...
+    def gain(self, size_class: int) -> float:
+        """Segments' worth of hits a nanosecond that a segment more would have had lately, at most."""
+    def choose(
+        self, size_class: int, *, slots_per_segment: int, own_age_ns: int, donors: Sequence[Donor]
+    ) -> int | None:
+        """The place in `donors` of the one whose offered segment is worth more to the class; None: there is none."""
+    def choose_in_need(self, donors: Sequence[Donor]) -> int | None:
+        """The place of the one that loses least."""
 
 @final
 class Reader:
@@ -260,8 +317,12 @@ class Reader:
         prefault: bool = True,
         doorbell_fd: int = -1,
     ) -> None:
-        """Takes over the descriptors. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted.
-        Raises ValueError when the header is not of this layout and life."""
+        """Takes over the descriptors. With `prefault` the index is pre-faulted here and the pages' bytes by a thread of its
+        own. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted. Raises ValueError when the
+        header is not of this layout and life."""
+    @property
+    def prefault_ended(self) -> bool:
+        """Whether nothing is being pre-faulted any more."""
     @property
     def life(self) -> bytes: ...
     @property
@@ -403,7 +464,7 @@ class Reader:
     def slot(self, offset: int, size: int) -> Buffer:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
-        """Leases held now."""
+        """Leases held now, each of however many pages."""
     def abandon_in_child(self) -> None:
         """Close the copy of the doorbell that a forked child has inherited; does nothing in the process that attached."""
     def close(self) -> bool:
@@ -434,7 +495,8 @@ class Lease:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> memoryview: ...
     def __iter__(self) -> Iterator[memoryview]: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """End the views. Pages at which something still looks stay pinned until it is gone, with what lies between them."""
     def __enter__(self) -> Lease: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from cache_l2 import numa
 from cache_l2._native import Arena, Reader
-from cache_l2.memory import ArenaSizes, MemoryProbe, arena_sizes, check_arena_fits, mebibytes
+from cache_l2.huge_pages import ArenaMemory, HugePages, transparent_note
+from cache_l2.memory import ArenaSizes, arena_sizes, check_arena_fits, mebibytes
+from cache_l2.memory_probe import MemoryProbe
 from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.ids import LifeId
 from kv_types.limits import (
@@ -26,6 +29,9 @@ _ROW_BYTES = 64 * 1024
 _LEASE_BYTES = 16
 _RING_RECORD_BYTES = 512
 
+_OFF, _TRANSPARENT, _EXPLICIT = range(3)
+"""What the native core calls them."""
+
 _log = structlog.get_logger("stratakv.arena")
 
 
@@ -35,6 +41,7 @@ class ArenaConfig:
 
     `copy_kernel` and `warm_copy_kernel` number one of `_native.COPY_KERNELS`, for destinations out of
     the caches and in them; `default_ttl_s` 0: pages never expire;
+    `numa_node` is what numa.placement_of takes;
     `client_rows` includes the sidecar's own; `skew_bound_s` widens the times of selectors (rule R3). Raises ConfigError.
     """
 
@@ -42,7 +49,7 @@ class ArenaConfig:
     segment_bytes: int = 0
     pages_max: int = 0
     client_rows: int = 64
-    leases_per_client: int = 16_384
+    leases_per_client: int = 4096
     ring_records: int = 1024
     skew_bound_s: float = SKEW_BOUND_S_DEFAULT
     reservation_s: float = RESERVATION_S_DEFAULT
@@ -51,6 +58,8 @@ class ArenaConfig:
     copy_kernel: int = 0
     warm_copy_kernel: int = 0
     prefault: bool = True
+    huge_pages: HugePages = HugePages.TRANSPARENT
+    numa_node: str = numa.AUTO
 
     def __post_init__(self) -> None:
         _check_range("client_rows", self.client_rows, 2, CLIENT_ROWS_MAX)
@@ -74,31 +83,90 @@ class ArenaConfig:
         )
 
 
-def create_arena(config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None = None) -> Arena:
-    """Check that the arena fits, make it, and commit its memory. Raises ArenaTooLargeError, ConfigError."""
-    sizes = config.sizes()
-    check_arena_fits(sizes, probe)
+def create_arena(
+    config: ArenaConfig, life: LifeId, *, probe: MemoryProbe | None = None
+) -> tuple[Arena, ArenaMemory]:
+    """Check that the arena fits, make it, commit its memory, and say what memory it is.
+
+    Raises ArenaTooLargeError, ConfigError.
+    """
+    probe = probe or MemoryProbe()
+    sizes, placement = config.sizes(), numa.placement_of(config.numa_node, probe.nodes())
     begun = time.monotonic()
+    with numa.placed(placement) as placed:
+        arena, memory = _made(config, life, probe)
+    memory = replace(memory, placement=placed.told, placement_note=placed.note)
+    _log.info(
+        "arena ready",
+        arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, pages_max=sizes.pages_max,
+        prefault=config.prefault, **memory.described(), seconds=round(time.monotonic() - begun, 3),
+    )  # fmt: skip
+    return arena, memory
+
+
+def check_room(config: ArenaConfig, probe: MemoryProbe) -> str | None:
+    """Raise ArenaTooLargeError, with the numbers and a remedy, when the arena does not fit as it is asked for.
+
+    None: it fits in explicit huge pages. Else why it is not to lie there, empty where that wasn't asked for.
+    """
+    note = ""
+    if config.huge_pages in (HugePages.TRY, HugePages.EXPLICIT):
+        try:
+            check_arena_fits(config.sizes(), probe, in_huge_pages=True)
+        except ArenaTooLargeError as error:
+            if config.huge_pages is HugePages.EXPLICIT:
+                raise
+            note = str(error)
+        else:
+            return None
+    placement = numa.placement_of(config.numa_node, probe.nodes())
+    check_arena_fits(config.sizes(), probe, node=None if placement is None else placement.bound_node)
+    return note
+
+
+def _made(config: ArenaConfig, life: LifeId, probe: MemoryProbe) -> tuple[Arena, ArenaMemory]:
+    """The arena in the pages that were asked for, or in those that come next."""
+    asked, note = config.huge_pages, check_room(config, probe)
+    if note is None:
+        try:
+            return _native_arena(config, life, _EXPLICIT), ArenaMemory(asked, in_huge_pages=True)
+        except (
+            ArenaTooLargeError
+        ) as error:  # somebody was faster, or this kernel's huge pages can't be sealed
+            if asked is HugePages.EXPLICIT:
+                raise
+            note = str(error)
+            check_arena_fits(config.sizes(), probe)
+    if note:
+        _log.warning("no explicit huge pages", reason=note)
+    if asked is HugePages.OFF:
+        return _native_arena(config, life, _OFF), ArenaMemory(asked)
+    offered = probe.shared_huge_pages()
+    arena = _native_arena(config, life, _TRANSPARENT, through_mapping=offered == "advise")
+    return arena, ArenaMemory(
+        asked, note="; ".join(part for part in (note, transparent_note(offered)) if part)
+    )
+
+
+def _native_arena(
+    config: ArenaConfig, life: LifeId, huge_pages: int, *, through_mapping: bool = False
+) -> Arena:
+    sizes = config.sizes()
     try:
-        arena = Arena(
+        return Arena(
             arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, entries=sizes.pages_max,
             rows=config.client_rows, leases_per_row=config.leases_per_client, ring_records=config.ring_records,
             life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
-            warm_copy_kernel=config.warm_copy_kernel,
-            prefault=config.prefault,
+            warm_copy_kernel=config.warm_copy_kernel, prefault=config.prefault,
+            huge_pages=huge_pages, commit_through_mapping=through_mapping,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"the arena's settings do not fit together: {error}") from error
     except (MemoryError, OSError) as error:
         raise ArenaTooLargeError(
             f"the kernel did not give an arena of {mebibytes(sizes.total_bytes)}: {error}; choose a smaller one"
+            f"{', or --huge-pages transparent' if huge_pages == _EXPLICIT else ''}"
         ) from error
-    _log.info(
-        "arena ready",
-        arena_bytes=sizes.arena_bytes, segment_bytes=sizes.segment_bytes, pages_max=sizes.pages_max,
-        prefault=config.prefault, seconds=round(time.monotonic() - begun, 3),
-    )  # fmt: skip
-    return arena
 
 
 def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:

@@ -18,6 +18,7 @@ from cache_l2.attach_wire import (
     decode_sidecar_message,
     encode_message,
 )
+from cache_l2.memory_probe import HUGE_PAGE_BYTES
 from kv_types.errors import HandshakeError, InvalidArgumentError, ProtocolError, SidecarUnreachableError
 from kv_types.validity import EngineMode
 
@@ -156,7 +157,7 @@ def _accepted(reply: SidecarMessage, descriptors: tuple[int, ...], before_ns: in
     sizes = (reply.control_bytes, reply.clients_bytes, reply.data_bytes)
     for what, descriptor, size in zip(("control", "clients", "data"), descriptors[:3], sizes, strict=True):
         actual = os.fstat(descriptor).st_size
-        if actual != size:
+        if not size <= actual < size + HUGE_PAGE_BYTES:  # files of huge pages end with a whole one
             raise HandshakeError(f"the {what} file has {actual} bytes where the sidecar announced {size}")
     return reply
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from cache_l2.memory_probe import HUGE_PAGE_BYTES, Bound, MemoryProbe
 from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.limits import (
     ARENA_BYTES_MIN,
     ARENA_PAGES_MAX,
+    AUTO_ARENA_BYTES_MIN,
+    AUTO_HEADROOM_BYTES,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
     SLOT_ALIGN_BYTES,
@@ -31,19 +31,6 @@ MAPPINGS_PER_PROCESS = 2
 
 _ADVICE_STEP_BYTES = 1 << 19
 """Half a MiB: what one decimal of a MiB shows exactly."""
-_UNLIMITED_BYTES = 1 << 60
-"""cgroup v1 writes its 'no limit' as a number near 2^63."""
-
-Limits = Callable[[int], tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One limit: `available_bytes` more could be taken under it now; `source` and `remedy` are for a person."""
-
-    available_bytes: int
-    source: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +59,16 @@ class ArenaSizes:
     def largest_file_bytes(self) -> int:
         """The larger of the memory files."""
         return max(self.arena_bytes, self.index_bytes)
+
+    @property
+    def huge_pages(self) -> int:
+        """Explicit huge pages that the arena takes: of the pages' bytes, and of the two files of the index."""
+        return -(-self.arena_bytes // HUGE_PAGE_BYTES) - (-self.index_bytes // HUGE_PAGE_BYTES) + 1
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """Bytes of these huge pages."""
+        return self.huge_pages * HUGE_PAGE_BYTES
 
     def resized(self, arena_bytes: int) -> ArenaSizes:
         """The same settings for an arena of another size."""
@@ -135,89 +132,136 @@ def default_pages_max(arena_bytes: int) -> int:
     return min(ARENA_PAGES_MAX, max(PAGES_MIN, arena_bytes // PAGE_BYTES_EXPECTED_MIN))
 
 
-class MemoryProbe:
-    """Reads the limits of this process from /proc, /sys/fs/cgroup and getrlimit; tests give it other roots."""
+def check_arena_fits(
+    sizes: ArenaSizes,
+    probe: MemoryProbe | None = None,
+    *,
+    in_huge_pages: bool = False,
+    node: int | None = None,
+) -> None:
+    """Raise ArenaTooLargeError, with the numbers and a remedy, when any limit allows less than the arena needs.
 
-    def __init__(
-        self,
-        *,
-        proc: Path = Path("/proc"),
-        cgroup_root: Path = Path("/sys/fs/cgroup"),
-        limits: Limits = resource.getrlimit,
-    ) -> None:
-        self._proc = proc
-        self._cgroup_root = cgroup_root
-        self._limits = limits
-
-    def bounds(self) -> Iterator[Bound]:
-        """Every limit on anonymous shared memory that could be found; none is invented where a file is missing."""
-        yield from self._machine()
-        yield from self._cgroups()
-
-    def address_space(self) -> Bound | None:
-        """What RLIMIT_AS leaves; each mapping of the arena takes its size of it."""
-        soft, _ = self._limits(resource.RLIMIT_AS)
-        if soft == resource.RLIM_INFINITY:
-            return None
-        used = _kilobytes(self._proc / "self" / "status").get("VmSize", 0)
-        return Bound(soft - used, "RLIMIT_AS of this process", "raise it (ulimit -v)")
-
-    def file_size(self) -> Bound | None:
-        """What RLIMIT_FSIZE allows one memory file; beyond it the kernel sends SIGXFSZ."""
-        soft, _ = self._limits(resource.RLIMIT_FSIZE)
-        if soft == resource.RLIM_INFINITY:
-            return None
-        return Bound(soft, "RLIMIT_FSIZE of this process", "raise it (ulimit -f)")
-
-    def _machine(self) -> Iterator[Bound]:
-        figures = _kilobytes(self._proc / "meminfo")
-        if "MemAvailable" in figures:
-            yield Bound(figures["MemAvailable"], "MemAvailable of this machine", "free memory")
-        mode = _number(self._proc / "sys" / "vm" / "overcommit_memory")
-        if mode == 2 and {"CommitLimit", "Committed_AS"} <= figures.keys():
-            left = figures["CommitLimit"] - figures["Committed_AS"]
-            yield Bound(
-                left, "CommitLimit of this machine (vm.overcommit_memory is 2)", "raise vm.overcommit_ratio"
-            )
-
-    def _cgroups(self) -> Iterator[Bound]:
-        for controllers, path in _memberships(self._proc / "self" / "cgroup"):
-            if controllers == "":
-                names = ("memory.max", "memory.current", "inactive_file")
-                roots = [self._cgroup_root, self._cgroup_root / "unified"]
-            elif "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                roots = [self._cgroup_root / "memory"]
-            else:
-                continue
-            for root in roots:
-                for folder in _ancestry(root, path):
-                    bound = _cgroup_bound(folder, *names)
-                    if bound is not None:
-                        yield bound
-
-
-def check_arena_fits(sizes: ArenaSizes, probe: MemoryProbe | None = None) -> None:
-    """Raise ArenaTooLargeError, with the numbers and a remedy, when any limit allows less than the arena needs."""
+    `in_huge_pages`: explicit ones, which are set apart from other memory. `node`: the one NUMA node it is bound to.
+    """
     probe = probe or MemoryProbe()
-    for bound in probe.bounds():
-        _require(lambda parts: parts.needed_bytes, bound, sizes)
+    if in_huge_pages:
+        _require_pool(sizes, probe)
+    for limit in _limits(probe, in_huge_pages=in_huge_pages, node=node):
+        _require(limit, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSize:
+    """What `auto` came to: the arena's size, and the limit that decided it."""
+
+    arena_bytes: int
+    bound: Bound
+
+
+def auto_arena_size(
+    probe: MemoryProbe, *, share: float, sizes: Callable[[int], ArenaSizes], in_huge_pages: bool = False
+) -> ChosenSize:
+    """The largest arena that takes at most `share` of the memory that may be had now, and leaves AUTO_HEADROOM_BYTES of it.
+
+    Explicit huge pages are set apart for such use: all that are free are taken. `sizes` completes the sizes of an arena of so
+    many bytes. Raises ArenaTooLargeError when that is less than AUTO_ARENA_BYTES_MIN.
+    """
+    chosen: ChosenSize | None = None
+    pool = probe.huge_page_pool() if in_huge_pages else None
+    limits = list(_limits(probe, in_huge_pages=in_huge_pages, node=None))
+    if pool is not None:
+        bound = Bound(
+            pool.available * HUGE_PAGE_BYTES,
+            "the machine's pool of huge pages",
+            pool.remedy(sizes(AUTO_ARENA_BYTES_MIN).huge_pages),
+        )
+        limits.append(_Limit(_huge_page_bytes, bound))
+    for limit in limits:
+        left = limit.bound.available_bytes
+        if limit.is_for_all:
+            left = min(int(left * share), left - AUTO_HEADROOM_BYTES)
+        fitting = _fitting_bytes(limit.need, left, sizes(max(ARENA_BYTES_MIN, left)))
+        if chosen is None or fitting < chosen.arena_bytes:
+            chosen = ChosenSize(fitting, limit.bound)
+    if chosen is None:
+        raise ConfigError(
+            "arena_size is auto, and this machine does not say how much memory it has; name a size"
+        )
+    if chosen.arena_bytes < AUTO_ARENA_BYTES_MIN:
+        raise ArenaTooLargeError(
+            f"arena_size is auto, and {chosen.bound.source} leaves {mebibytes(max(0, chosen.bound.available_bytes))}, of which "
+            f"an arena would get less than {mebibytes(AUTO_ARENA_BYTES_MIN)}: {chosen.bound.remedy}, or name a size",
+            missing_bytes=AUTO_ARENA_BYTES_MIN,
+        )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A bound, and what of an arena counts towards it."""
+
+    need: Callable[[ArenaSizes], int]
+    bound: Bound
+    others_use: bool = False
+    """Whether other processes take of it, too, and may give back what they have."""
+    is_for_all: bool = False
+    """Whether it is for memory of all kinds, of which an arena by itself takes a share alone."""
+
+
+def _limits(probe: MemoryProbe, *, in_huge_pages: bool, node: int | None) -> Iterator[_Limit]:
+    if in_huge_pages:
+        yield from (_Limit(_huge_page_bytes, bound, others_use=True) for bound in probe.huge_page_bounds())
+    else:
+        bounds = [*probe.bounds(), *([] if node is None else [probe.node_memory(node)])]
+        yield from (
+            _Limit(_needed_bytes, bound, others_use=True, is_for_all=True)
+            for bound in bounds
+            if bound is not None
+        )
     address_space = probe.address_space()
     if address_space is not None:
-        _require(lambda parts: parts.mapped_bytes, address_space, sizes)
+        yield _Limit(lambda parts: parts.mapped_bytes, address_space)
     file_size = probe.file_size()
     if file_size is not None:
-        _require(lambda parts: parts.largest_file_bytes, file_size, sizes)
+        yield _Limit(lambda parts: parts.largest_file_bytes, file_size)
 
 
-def _require(need: Callable[[ArenaSizes], int], bound: Bound, sizes: ArenaSizes) -> None:
+def _needed_bytes(sizes: ArenaSizes) -> int:
+    return sizes.needed_bytes
+
+
+def _huge_page_bytes(sizes: ArenaSizes) -> int:
+    return sizes.huge_page_bytes
+
+
+def _require_pool(sizes: ArenaSizes, probe: MemoryProbe) -> None:
+    pool = probe.huge_page_pool()
+    if pool is None:
+        raise ArenaTooLargeError(
+            f"this kernel has no huge pages of {mebibytes(HUGE_PAGE_BYTES)}; use --huge-pages transparent"
+        )
+    if pool.available >= sizes.huge_pages:
+        return
+    fitting = _fitting_bytes(_huge_page_bytes, pool.available * HUGE_PAGE_BYTES, sizes)
+    smaller = f"choose an arena of at most {mebibytes(fitting)}, " if fitting else ""
+    raise ArenaTooLargeError(
+        f"an arena of {mebibytes(sizes.arena_bytes)} needs {sizes.huge_pages} huge pages of {mebibytes(HUGE_PAGE_BYTES)} with "
+        f"its index, but of the {pool.pages} that this machine has set apart {pool.available} are to be had: "
+        f"{smaller}use --huge-pages transparent, or {pool.remedy(sizes.huge_pages)}",
+        missing_bytes=(sizes.huge_pages - pool.available) * HUGE_PAGE_BYTES,
+    )
+
+
+def _require(limit: _Limit, sizes: ArenaSizes) -> None:
+    need, bound = limit.need, limit.bound
     if need(sizes) <= bound.available_bytes:
         return
     fitting = _fitting_bytes(need, bound.available_bytes, sizes)
     advice = f"choose an arena of at most {mebibytes(fitting)}" if fitting else "no arena fits"
     raise ArenaTooLargeError(
         f"an arena of {mebibytes(sizes.arena_bytes)} needs {mebibytes(need(sizes))} with its index and headroom, but "
-        f"{bound.source} leaves {mebibytes(max(0, bound.available_bytes))}: {advice}, or {bound.remedy}"
+        f"{bound.source} leaves {mebibytes(max(0, bound.available_bytes))}: {advice}, or {bound.remedy}",
+        missing_bytes=need(sizes) - bound.available_bytes if limit.others_use else 0,
     )
 
 
@@ -237,68 +281,3 @@ def _fitting_bytes(need: Callable[[ArenaSizes], int], available_bytes: int, size
 def mebibytes(size_bytes: int) -> str:
     """Size for a person."""
     return f"{size_bytes / (1 << 20):,.1f} MiB"
-
-
-def _cgroup_bound(folder: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> Bound | None:
-    limit = _number(folder / limit_name)
-    usage = _number(folder / usage_name)
-    if limit is None or usage is None or limit >= _UNLIMITED_BYTES:
-        return None
-    reclaimable = _table(folder / "memory.stat").get(reclaimable_name, 0)
-    return Bound(
-        limit - usage + reclaimable, f"{folder / limit_name}", "raise that limit of the container or service"
-    )
-
-
-def _ancestry(root: Path, path: str) -> Iterator[Path]:
-    """The group of this process and its ancestors: each of them limits it.
-
-    Inside a container the path may be that of the host and lead nowhere; then what is mounted at the root is the
-    container's own group.
-    """
-    folder = root / path.lstrip("/")
-    while folder != root and root in folder.parents:
-        if folder.is_dir():
-            yield folder
-        folder = folder.parent
-    if root.is_dir():
-        yield root
-
-
-def _memberships(file: Path) -> Iterator[tuple[str, str]]:
-    """(controllers, path) of each line of /proc/self/cgroup; cgroup v2 has no controllers."""
-    for line in _lines(file):
-        parts = line.split(":", 2)
-        if len(parts) == 3 and ".." not in Path(parts[2]).parts:
-            yield parts[1], parts[2]
-
-
-def _kilobytes(file: Path) -> dict[str, int]:
-    """`Name:   123 kB` lines, in bytes."""
-    found: dict[str, int] = {}
-    for line in _lines(file):
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
-            found[name] = int(words[0]) * 1024
-    return found
-
-
-def _table(file: Path) -> dict[str, int]:
-    """`name 123` lines."""
-    rows = (line.split() for line in _lines(file))
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
-
-
-def _number(file: Path) -> int | None:
-    """The one number in a file, or None where the file is missing or says something else (such as `max`)."""
-    lines = list(_lines(file))
-    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
-
-
-def _lines(file: Path) -> list[str]:
-    """Lines of a small kernel file; none where this kernel or container does not show it."""
-    try:
-        return os.fsdecode(file.read_bytes()).splitlines()
-    except OSError:
-        return []

@@ -79,7 +79,7 @@ class PostedPuts:
             self._put_ns[row] = self._clock.now_ns()
             self._arena.grant(
                 row=row, payload_bytes=page_bytes, wanted=wanted, bytes_max=granted_bytes_max(self._arena_bytes),
-                spared=spared,
+                now_ns=self._put_ns[row], spared=spared,
             )  # fmt: skip
 
     def recall_idle(self) -> None:

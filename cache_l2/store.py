@@ -11,10 +11,11 @@ from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
 from cache_l2.figures import client_figures, page_figures
+from cache_l2.huge_pages import ArenaMemory
 from cache_l2.inspection import PageFacts, entry_number, page_facts
 from cache_l2.intake import PageIntake
 from cache_l2.judging import CommitJudge
-from cache_l2.memory import MemoryProbe
+from cache_l2.memory_probe import MemoryProbe
 from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
@@ -59,7 +60,8 @@ class ArenaStore(PageIntake):
         know. Raises ArenaTooLargeError, ConfigError.
         """
         self.life = life or new_life_id()
-        arena = create_arena(config, self.life, probe=memory)
+        arena, memory_got = create_arena(config, self.life, probe=memory)
+        self.memory: ArenaMemory = memory_got
         namespaces = NamespaceRegistry(give_up=self._give_up_namespace)
         super().__init__(arena, config, clock=clock, judge=judge, namespaces=namespaces, wall_ms=wall_ms)
         self._position = Stamp(NO_INCARNATION, 0)
@@ -216,7 +218,7 @@ class ArenaStore(PageIntake):
             self.take_back_keep()  # the next renewal says that there are none: whoever attaches waits for a later one
 
     def client_leases(self, row: int) -> int:
-        """Leases that a row still holds."""
+        """Pages that a row still leases."""
         return self._arena.row_statistics(row)["leases"]
 
     def descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -284,9 +286,9 @@ class ArenaStore(PageIntake):
 
     def drained_view(self) -> int:
         """Newest view up to which nothing hidden is in use: no engine, no request in flight, no lease (rule R19)."""
-        hidden_view = self._arena.statistics()["oldest_hidden_view"]
-        views = [self.acknowledged_view(), oldest_view(self.clients(), view=self.view)]
-        return min([*views, hidden_view] if hidden_view else views)
+        clients = self.clients()
+        hidden = [client.oldest_hidden_view for client in clients if client.oldest_hidden_view]
+        return min([self.acknowledged_view(), oldest_view(clients, view=self.view), *hidden])
 
     def engines(self, mode: EngineMode) -> int:
         """Clients with an engine of this mode."""

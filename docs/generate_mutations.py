@@ -50,7 +50,10 @@ MUTATIONS: Mapping[int, tuple[str, str]] = {
     27: ("R5", "stamps of another incarnation are accepted"),
     28: ("R16", "a worker compares revisions, which are equal across lives"),
     29: ("R16", "the tag of a record in the ring is not checked"),
-    30: ("R17", "no fence between hazard and second look, or no second look"),
+    30: (
+        "R17",
+        "a hazard without one of its fences, orders or second looks, or a scan that takes it for less than it covers",
+    ),
     31: ("R17", "two bits of a generation are compared"),
     32: ("R17", "the place of a reservation that ran out is used again while its writer may live"),
     33: ("R18", "an engine evicts once, and does not mark requests that used what went"),

@@ -180,8 +180,15 @@ class LocalArena(Home):
             self.reader.claim_freshness(0)
         return 0, 0
 
+    def is_prefaulting(self) -> bool:
+        """Whether the arena's pages are still being mapped in, in the background."""
+        try:
+            return not self.reader.prefault_ended
+        except ValueError:
+            return False
+
     def held(self) -> int:
-        """Leases held now."""
+        """Leases held now, each of however many pages."""
         return self.reader.held()
 
     def close(self) -> None:

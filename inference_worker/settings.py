@@ -24,8 +24,9 @@ class ClientSettings:
 
     name: what `stratakv status` shows this client as, and the producer of what it stores (at most 64 bytes).
     shared_memory: False uses gRPC alone, even on the sidecar's own node. writable: False attaches read-only; puts
-    then go over gRPC. prefault: touch the arena's pages at attach, not at first use. deadline_s: for calls that name
-    none. attach_deadline_s: for one attempt to attach, and how long `connect` waits for the first.
+    then go over gRPC. prefault: map the arena's pages in right after the attach, in the background, not at first use.
+    deadline_s: for calls that name none. attach_deadline_s: for one attempt to attach, and how long `connect` waits for
+    the first.
     wait_for_reconnect: let calls wait, within their own deadline, for a reconnection; False answers unreachable at
     once. reattach_s: how often a client that was refused shared memory, and uses gRPC instead, asks again.
     copy_lease_s: how long one copying get may take before its pages may be taken away. prefetches_in_flight_max:

@@ -58,9 +58,16 @@ class ConfigError(StrataError):
 
 
 class ArenaTooLargeError(ConfigError):
-    """The arena does not fit into the memory that this process may have."""
+    """The arena does not fit into the memory that this process may have.
+
+    `missing_bytes` of memory that others have now would have to be free; 0 where that wouldn't help.
+    """
 
     code = "arena_too_large"
+
+    def __init__(self, *arguments: object, missing_bytes: int = 0) -> None:
+        super().__init__(*arguments)
+        self.missing_bytes = missing_bytes
 
 
 class EndpointInUseError(StrataError):

@@ -52,8 +52,17 @@ SLOT_ALIGN_BYTES = 4096
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_BYTES_MAX = PAGE_BYTES_MAX
 ARENA_BYTES_MIN = 1024 * 1024
+AUTO_ARENA_BYTES_MIN = 64 * 1024 * 1024
+"""Less than this is no arena that a machine would be asked to choose by itself."""
+AUTO_HEADROOM_BYTES = 512 * 1024 * 1024
+"""What an arena that chooses its own size leaves at least of the memory that others live in, too."""
+AUTO_SHARE_MAX = 0.95
+ARENA_RELEASE_S_MAX = 10.0
+"""How long a start waits for clients of sidecars that are gone to let go of their arenas."""
 ARENA_PAGES_MAX = 16 * 1024 * 1024
 CLIENT_ROWS_MAX = 1024
+CLIENT_ROWS_PER_PROCESS_MAX = 16
+"""Rows of one process, those whose connections broke among them: one that attaches again and again keeps nobody out."""
 LEASES_PER_CLIENT_MAX = 65_536
 RESERVATIONS_PER_CLIENT_MAX = 4096
 GRANTS_PER_CLIENT_MAX = 64
@@ -359,7 +368,7 @@ ATTACH_QUEUE_MESSAGES_MAX = 64
 ATTACHMENTS_GONE_MAX = 64
 """Broken attachments that a process names as gone when it attaches again."""
 ATTACH_HANDSHAKES_MAX = 64
-"""Connections that have not said hello yet; more are closed."""
+"""Connections that have not said hello yet; of more, the oldest one of the process that has most is closed."""
 FAILURE_CODE_BYTES_MAX = 64
 FAILURE_TEXT_BYTES_MAX = 2048
 PORT_MAX = 65_535
@@ -371,6 +380,8 @@ GRPC_CHUNK_BYTES_MIN = 4 * 1024
 GRPC_MESSAGE_CHUNKS_MAX = 256
 """Chunks of one message, and so pages of one GetWhole: bounds the work that a message of tiny pages makes."""
 GRPC_CONCURRENT_CALLS_MAX = 256
+GRPC_CALLS_PER_CONNECTION_MAX = 128
+"""Further calls of one connection wait at its client, so that no single one takes all that the sidecar runs."""
 GRPC_COMPRESSION_BYTES_MIN = 1024
 """Answers up to this size are never compressed: it costs more than it saves."""
 METRICS_CONNECTIONS_MAX = 16
@@ -428,7 +439,8 @@ assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
 )
 assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
-assert CHAIN_PAGES_MAX <= LEASES_PER_CLIENT_MAX, "one client must be able to lease one whole chain"
+assert ARENA_PAGES_MAX < 1 << 30, "a lease must be able to name a whole chain"
+assert GRPC_CALLS_PER_CONNECTION_MAX < GRPC_CONCURRENT_CALLS_MAX, "no connection may take all calls"
 assert METRIC_NAMESPACES_MAX <= NAMESPACES_MAX, "metrics cannot show more namespaces than exist"
 assert NAMESPACE_BYTES_MAX < ATTACH_MESSAGE_BYTES_MAX, "a namespace must fit one attach message"
 assert min(LOG_SCOPES_MAX, LOG_TOMBSTONES_PER_SCOPE_MAX) >= INVALIDATE_SELECTORS_MAX, (

@@ -33,7 +33,7 @@ class MissReason(IntEnum):
     LEASE_EXPIRED = 5
     """A timed copy took longer than its lease; its destination must not be used."""
     LEASE_LIMIT = 6
-    """This client already leases as many pages as it may."""
+    """This client already leases as much as it may."""
     ABORTED = 7
     """The client died or cancelled before the look-up completed."""
     DEADLINE = 8

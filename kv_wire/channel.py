@@ -55,7 +55,7 @@ def server_options() -> Options:
         ("grpc.http2.max_frame_size", limits.GRPC_MESSAGE_BYTES_MAX),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        ("grpc.max_concurrent_streams", limits.GRPC_CONCURRENT_CALLS_MAX * 2),
+        ("grpc.max_concurrent_streams", limits.GRPC_CALLS_PER_CONNECTION_MAX),
     ]
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from cache_l2 import numa
+from cache_l2.huge_pages import HugePages
 from kv_types import limits
 from kv_types.errors import ConfigError
 from kv_wire.addresses import default_runtime_dir, host_and_port
@@ -23,6 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 OFF = "off"
+_NODE_WORDS = (numa.AUTO, numa.INTERLEAVE, numa.NONE)
 
 
 def _word(word: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -98,6 +101,17 @@ def without_secrets(urls: str) -> str:
     return re.sub(r"(password=)[^&]*?(?=&|$|,\S+://)", r"\1***", shown)
 
 
+def _node(value: Any) -> Any:
+    text = str(value).strip().lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if text not in _NODE_WORDS and not text.isdecimal():
+        raise ValueError(f"it takes {', '.join(_NODE_WORDS)} or the number of a node")
+    return text
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
 Directory = Annotated[Path, BeforeValidator(_path)]
 Number = Annotated[int, BeforeValidator(_number)]
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -109,6 +123,7 @@ TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Fraction = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name)]
+NodeOrWord = Annotated[str, BeforeValidator(_node)]
 ServersOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _servers))]
 
 
@@ -125,8 +140,28 @@ class Settings(BaseSettings):
     runtime_dir: Directory = Field(default_factory=lambda: default_runtime_dir(os.environ))
     """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
 
-    arena_size: Size = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
-    """Host memory for pages. All of it is committed at start: an arena that does not fit is refused then."""
+    arena_size: SizeOrAuto = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
+    """Host memory for pages. All of it is committed at start: an arena that does not fit is refused then. auto: by what the
+    cgroups, the machine and this process's limits leave at that time (see arena_share); the log says which of them decided.
+    It is no default, since what others will need on this machine later is nothing a sidecar could know. To change it, start
+    the sidecar anew with another one: workers attach again by themselves, and let go of the old arena at once."""
+
+    arena_share: Fraction = Field(default=0.5, ge=0.01, le=limits.AUTO_SHARE_MAX)
+    """The part of the memory that may be had at start which an arena_size of auto takes, index included; it leaves 512 MiB at
+    least, and does not start with less than 64 MiB. With explicit huge pages, all that are free are taken."""
+
+    huge_pages: HugePages = HugePages.TRANSPARENT
+    """off; transparent: those that the kernel makes by itself where the machine is set to give them to shared memory
+    (/sys/kernel/mm/transparent_hugepage/shmem_enabled), small pages elsewhere; explicit: pages of 2 MiB that the machine has set
+    apart (vm.nr_hugepages), and no start where they are too few; try: explicit ones where there are enough, else transparent
+    ones. The log and `stratakv status` say what was got, and what to do for more. A pool that is set apart may be meant for
+    somebody else, so it is not used unasked."""
+
+    numa_node: NodeOrWord = AUTO
+    """Where the arena's memory lies on a machine of several NUMA nodes: the number of the one it is bound to; interleave: on
+    all of them in turn; none: wherever the kernel puts it; auto: on that of the processors that the sidecar may run on if
+    that is one (others take what doesn't fit there), else interleaved, as workers of all nodes read it. Where a container
+    doesn't allow this, the sidecar says so and goes on."""
 
     segment_size: SizeOrAuto = Field(default=None, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
     """Unit in which memory moves between page sizes, and the largest page; auto: by the arena's size."""
@@ -137,8 +172,8 @@ class Settings(BaseSettings):
     client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
 
-    leases_per_client: Number = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
-    """Pages that one worker can hold leased at once; also the longest chain that one look-up can pin."""
+    leases_per_client: Number = Field(default=4096, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
+    """Leases that one worker can hold at once, each of as many pages as one look-up finds."""
 
     l3: bool = True
     """Whether there is anything beyond this node. Without (`--no-l3`), the invalidation log is this sidecar's own too,
@@ -238,7 +273,8 @@ class Settings(BaseSettings):
     """How log lines look: for people, or one JSON object a line; auto: console on a terminal, else JSON."""
 
     prefault: bool = True
-    """Touch all of the arena at start, so that no copy pays for a first touch later."""
+    """Map all of the arena into the sidecar, so that no copy pays for a first touch later: the index before it is ready, the
+    pages' memory, which is committed by then, by a thread of its own."""
 
     copy_kernel: TextOrAuto = None
     """Copy routine, by name; auto: the fastest one by a measurement at start."""
@@ -283,12 +319,21 @@ class Settings(BaseSettings):
                 "l3_url names servers and l3 is off; leave one of them out, or name log_url instead"
             )
         self._check_replicas()
-        if self.segment_size is not None and self.segment_size > self.arena_size:
+        if self.segment_size is None or self.arena_size is None:
+            return self
+        if self.segment_size > self.arena_size:
             raise ValueError(
                 f"segment_size {format_size(self.segment_size)} is larger than arena_size "
                 f"{format_size(self.arena_size)}; make the arena larger or leave segment_size at auto"
             )
         return self
+
+    @property
+    def arena_bytes(self) -> int:
+        """arena_size, once it is chosen where it is auto."""
+        if self.arena_size is None:
+            raise RuntimeError("arena_size is auto and has not been chosen yet")
+        return self.arena_size
 
     def _check_replicas(self) -> None:
         """Raise ValueError where a failover is expected and nobody could notice that its old primary lives on (rule R10)."""
@@ -359,6 +404,10 @@ def accepted(name: str) -> str:
         kind = ", ".join(get_args(annotation))
     else:
         kind = "name" if name in ("copy_kernel", "fleet") else "number"
+    if name == "numa_node":
+        return f"number, {', '.join(_NODE_WORDS[:-1])} or {_NODE_WORDS[-1]}"
+    if name == "huge_pages":
+        return ", ".join(HugePages)
     if get_origin(annotation) is UnionType:
         kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
     return kind

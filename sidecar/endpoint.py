@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cache_l2.attach_socket import peer_of
 from kv_types.errors import ConfigError, EndpointInUseError
 from kv_types.limits import SOCKET_PATH_BYTES_MAX
 from kv_wire.addresses import ATTACH_SOCKET, GRPC_SOCKET
@@ -71,6 +72,15 @@ class RuntimeDirectory:
             raise EndpointInUseError(
                 f"another sidecar holds {self.path}: {holder}; stop it, or choose another --runtime-dir"
             ) from None
+        # A lock that somebody removed says nothing: whoever holds it still listens.
+        for path in (self.attach_path, self.grpc_path):
+            listener = holder_of(path)
+            if listener is not None:
+                os.close(fd)
+                raise EndpointInUseError(
+                    f"{listener} listens at {path}, though the lock {self.lock_path} is free; stop it, or choose "
+                    "another --runtime-dir"
+                )
         os.fchmod(fd, 0o600)
         body = json.dumps({"pid": os.getpid(), "started": datetime.now(UTC).isoformat(timespec="seconds")})
         os.ftruncate(fd, 0)
@@ -106,6 +116,21 @@ class RuntimeDirectory:
             return os.path.samestat(os.fstat(self._lock_fd), self.lock_path.lstat())
         except OSError:
             return False
+
+
+def holder_of(path: Path) -> str | None:
+    """Who listens on the Unix socket at a path: "process 123", or "somebody" whom one can't connect to; None: nobody does."""
+    status = errno.EPROTOTYPE
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        if status != errno.EPROTOTYPE:
+            break
+        with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
+            status = probe.connect_ex(os.fspath(path))
+            if status == 0:
+                return f"process {peer_of(probe).pid}"
+    if status in (errno.ENOENT, errno.ECONNREFUSED):
+        return None
+    return f"somebody ({os.strerror(status)})"
 
 
 def remove_private_sockets(runtime_dir: Path) -> None:

@@ -240,6 +240,11 @@ def _arena_metrics(snapshot: Snapshot) -> Iterable[Metric]:
     ):
         # "_total" at a gauge's end would make it look like a counter.
         yield GaugeMetricFamily(f"stratakv_{name.removesuffix('_total')}", text, value=arena.get(name, 0))
+    yield CounterMetricFamily(
+        "stratakv_segments_moved",
+        "Segments given from one page size to another.",
+        value=arena.get("segments_moved", 0),
+    )
     evictions = CounterMetricFamily("stratakv_evictions", "Pages dropped, by cause.", labels=("cause",))
     for name, value in sorted(arena.items()):
         if name.startswith(_EVICTION_PREFIX):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from cache_l2.store import ArenaConfig, ArenaStore
 from invalidation.listing import ListedJudge, Listings
 from invalidation.validity import Validity
 from kv_types.clock import BoottimeClock, Clock
 from kv_wire.allocator import keep_freed_memory
+from sidecar.arena_room import base_config, with_room
 from sidecar.config import Settings
 from sidecar.copy_kernel import choose_copy_kernels
 from sidecar.endpoint import RuntimeDirectory
@@ -34,19 +35,7 @@ _log = logger("runtime")
 def arena_config(settings: Settings) -> ArenaConfig:
     """Return the arena's part of the settings; measures the copy kernels on the way."""
     cold, warm = choose_copy_kernels(settings.copy_kernel)
-    return ArenaConfig(
-        arena_bytes=settings.arena_size,
-        segment_bytes=settings.segment_size or 0,
-        pages_max=settings.pages_max or 0,
-        client_rows=settings.client_rows,
-        leases_per_client=settings.leases_per_client,
-        skew_bound_s=settings.skew_bound,
-        reservation_s=settings.reservation_time,
-        default_ttl_s=math.ceil(settings.default_ttl),
-        copy_kernel=cold,
-        warm_copy_kernel=warm,
-        prefault=settings.prefault,
-    )
+    return replace(base_config(settings), copy_kernel=cold, warm_copy_kernel=warm)
 
 
 class Sidecar:
@@ -69,7 +58,8 @@ class Sidecar:
         directory = RuntimeDirectory(self._settings.runtime_dir)
         directory.acquire()
         try:
-            # The log first: a server that must not be used is refused before a large arena is committed.
+            self._settings = await with_room(self._settings)
+            # Then the log: a server that must not be used is refused before a large arena is committed.
             chosen = await choose_log(self._settings, directory.path, clock=self._clock)
             try:
                 validity, listings = Validity(skew_ms=int(self._settings.skew_bound * 1000)), Listings()
@@ -117,6 +107,7 @@ class Sidecar:
             background = [
                 tasks.create_task(_periodically(_TICK_S, store.tick), name="expiry"),
                 tasks.create_task(_measure_lag(services.metrics), name="lag"),
+                tasks.create_task(services.memory.watch(), name="memory"),
                 *following.start(tasks),
             ]
             if not await following.wait_confirmed(self._settings.log_deadline):

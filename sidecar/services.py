@@ -13,6 +13,7 @@ from kv_wire.gen import cache_pb2
 from sidecar.admin.administration import Administration
 from sidecar.admin.inspection import Inspection
 from sidecar.admin.service import AdminService
+from sidecar.arena_memory import MemoryPicture
 from sidecar.attach.server import AttachServer
 from sidecar.config import Settings
 from sidecar.endpoint import RuntimeDirectory
@@ -67,10 +68,12 @@ class Services:
             store, directory=self.following.directory, loads=self._l3.loads, clock=clock,
             prefetch_s=settings.l3_deadline,
         )  # fmt: skip
+        self.memory = MemoryPicture(store)
         self._report = StatusReport(
             store,
             self.following.picture,
             self._l3.state,
+            self.memory.message,
             version=version,
             clock=clock,
             addresses=self._addresses,

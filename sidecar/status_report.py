@@ -39,6 +39,7 @@ class StatusReport:
         store: ArenaStore,
         log: Callable[[], LogPicture],
         l3: Callable[[], L3State],
+        memory: Callable[[], cache_pb2.MemoryStatus],
         *,
         version: str,
         clock: Clock,
@@ -47,6 +48,7 @@ class StatusReport:
         self._store = store
         self._log = log
         self._l3 = l3
+        self._memory = memory
         self._version = version
         self._clock = clock
         self._addresses = addresses
@@ -75,6 +77,7 @@ class StatusReport:
             freshness_remaining_ms=int(self._freshness_remaining_s() * 1000),
             log=_log_status(log),
             l3=_l3_status(self._l3()),
+            memory=self._memory(),
             weights_versions=log.weights,
         )
         for record in self._store.namespaces():

@@ -88,7 +88,7 @@ def as_plain(answer: cache_pb2.StatusResponse) -> dict[str, Any]:
 
 def render(answer: cache_pb2.StatusResponse) -> Group:
     """Return the answer as tables for a terminal."""
-    parts: list[Any] = [_headline(answer), *_log(answer), *render_l3(answer.l3), _memory(answer)]
+    parts: list[Any] = [_headline(answer), *_log(answer), *render_l3(answer.l3), *_memory(answer)]
     if answer.namespaces:
         parts.append(_namespaces(answer))
     parts.append(_clients(answer))
@@ -173,9 +173,20 @@ def _where(log: cache_pb2.LogStatus) -> str:
     return f"{place} ({log.kind}{why}){used}, fleet {log.fleet}"
 
 
-def _memory(answer: cache_pb2.StatusResponse) -> Table:
-    arena = answer.arena
-    table = table_of("memory", "arena", "resident", "leased", "reserved", "pages", "evicted", "expired")
+def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
+    arena, memory = answer.arena, answer.memory
+    headings = (
+        "arena",
+        "resident",
+        "leased",
+        "reserved",
+        "pages",
+        "evicted",
+        "expired",
+        "huge pages",
+        "NUMA",
+    )
+    table = table_of("memory", *headings)
     table.add_row(
         format_size(answer.arena_bytes),
         format_size(arena.get("resident_bytes", 0)),
@@ -184,8 +195,20 @@ def _memory(answer: cache_pb2.StatusResponse) -> Table:
         f"{arena.get('entries_visible', 0):,}",
         f"{arena.get('evictions_capacity', 0):,}",
         f"{arena.get('evictions_ttl', 0):,}",
+        _huge_pages(memory),
+        plain(memory.placement),
     )
-    return table
+    notes = [note for note in (memory.huge_pages_note, memory.placement_note) if note]
+    # What was asked for and not got is worth a colour; that the machine offers no transparent ones is not.
+    style = "dim" if memory.huge_pages_asked == "transparent" and not memory.placement_note else "yellow"
+    return [table, *(Text(plain(note).plain, style=style) for note in notes)]
+
+
+def _huge_pages(memory: cache_pb2.MemoryStatus) -> str:
+    if not memory.mapped_bytes or memory.huge_pages in ("", "none"):
+        return memory.huge_pages
+    share = 100 * memory.huge_page_bytes // memory.mapped_bytes
+    return f"{memory.huge_pages}, {share} %"
 
 
 def _namespaces(answer: cache_pb2.StatusResponse) -> Table:

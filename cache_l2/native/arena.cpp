@@ -3,6 +3,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "arena_leases.hpp"
@@ -13,6 +14,8 @@
 namespace stratakv {
 namespace {
 
+constexpr std::uint64_t kLeasesToldMax = 0xFFFFFFFF;  // a client may say that it leases more
+
 std::uint64_t random_seed() {
   std::uint64_t seed = 0;
   if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) throw std::runtime_error("the system gave no random bytes");
@@ -22,7 +25,9 @@ std::uint64_t random_seed() {
 // Checked before anything is allocated.
 Geometry affordable_geometry(const ArenaSettings& settings) {
   const Geometry geometry = plan_geometry(settings, random_seed());
-  require_memory(geometry.control_bytes + geometry.clients_bytes + geometry.data_bytes);
+  if (settings.huge_pages != HugePages::kExplicit) {  // those are set apart, and no memory that is available
+    require_memory(geometry.control_bytes + geometry.clients_bytes + geometry.data_bytes);
+  }
   return geometry;
 }
 
@@ -49,17 +54,27 @@ Arena::Arena(const ArenaSettings& settings)
     : view_{affordable_geometry(settings)},
       index_(view_),
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
+      segment_policy_(view_.geometry.segments()),
+      evicted_keys_(view_.geometry.entries),
       births_(random_seed(), random_seed()),
       pages_(view_.geometry.entries),
       rows_(view_.geometry.rows),
       namespaces_(kNamespacesMax) {
   const Geometry& g = view_.geometry;
-  control_file_ = create_memory_file("stratakv-control", g.control_bytes);
-  clients_file_ = create_memory_file("stratakv-clients", g.clients_bytes);
-  data_file_ = create_memory_file("stratakv-data", g.data_bytes);
+  const auto create = [&](const char* name, std::uint64_t bytes) {
+    return create_memory_file(name, bytes, settings.huge_pages, settings.commit_through_mapping);
+  };
+  const auto map = [&](const Descriptor& file, const char* what) {
+    auto mapping = std::make_unique<Mapping>(file.get(), file_size(file.get(), what), true);
+    mapping->prepare(g.wish_huge_pages(), settings.prefault);
+    return mapping;
+  };
+  control_file_ = create("stratakv-control", g.control_bytes);
+  clients_file_ = create("stratakv-clients", g.clients_bytes);
+  data_file_ = create("stratakv-data", g.data_bytes);
   data_file_.forbid_reopening_for_writing();
-  control_ = std::make_unique<Mapping>(control_file_.get(), g.control_bytes, true, settings.prefault);
-  clients_ = std::make_unique<Mapping>(clients_file_.get(), g.clients_bytes, true, settings.prefault);
+  control_ = map(control_file_, "control");
+  clients_ = map(clients_file_, "clients");
   seal_memory_file(control_file_, true);
   seal_memory_file(clients_file_, false);
   seal_memory_file(data_file_, false);
@@ -149,7 +164,7 @@ void Arena::end_row(std::uint32_t row) {
   end_grants(row);
   Lease* leases = view_.leases(row);
   for (std::uint32_t i = 0; i < view_.geometry.leases_per_row; ++i) {
-    leases[i].entry_and_kind.store(0, std::memory_order_relaxed);
+    leases[i].cover.store(0, std::memory_order_relaxed);
     leases[i].deadline_ns.store(0, std::memory_order_relaxed);
   }
   for (Word& request : view_.row(row).request_view) request.store(0, std::memory_order_relaxed);
@@ -173,10 +188,15 @@ RowStatistics Arena::row_statistics(std::uint32_t number) const {
     const std::uint64_t seen = request.load(std::memory_order_acquire);
     if (seen != 0) out.oldest_view = older(out.oldest_view, seen);
   }
-  each_live_lease(view_, number, boottime_ns(), [&](std::uint32_t entry) {
-    ++out.leases;
-    out.leased_bytes += payload_bytes_of(view_, entry);
-    const Page& page = pages_[entry];
+  const auto bytes_in = [&](PageState state) { return tallies_[static_cast<std::size_t>(state)].bytes; };
+  const std::uint64_t bytes_held = bytes_in(PageState::kVisible) + bytes_in(PageState::kHidden);
+  each_live_lease(view_, number, boottime_ns(), [&](std::uint32_t deepest, std::uint32_t pages) {
+    const std::uint64_t covered = pages_of(deepest, pages);
+    out.leases = std::min(out.leases + covered, kLeasesToldMax);
+    // Pages of one namespace are of one size. A hostile client's must not add up to more than can be told.
+    out.leased_bytes += std::min(covered * payload_bytes_of(view_, deepest), bytes_held);
+    // A page is hidden no later than the one below it.
+    const Page& page = pages_[deepest];
     if (page.state == PageState::kHidden) out.oldest_hidden_view = older(out.oldest_hidden_view, page.hidden_view);
   });
   return out;
@@ -205,19 +225,10 @@ std::optional<std::uint32_t> Arena::entry_of(std::uint64_t instance) const {
   return entry;
 }
 
-std::uint64_t Arena::leases_on(std::uint32_t wanted) const {
-  std::uint64_t count = 0;
-  const std::uint64_t now = boottime_ns();
-  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row].state == kRowFree) continue;
-    each_live_lease(view_, row, now, [&](std::uint32_t entry) { count += entry == wanted; });
-  }
-  return count;
-}
-
 ArenaStatistics Arena::statistics() {
-  scan_leases();
   ArenaStatistics out = counters_;
+  out.leased_bytes = leased_bytes();
+  scan_leases();
   out.entries_total = pages_.size();
   out.entries_visible = tally(PageState::kVisible).pages;
   out.entries_reserved = tally(PageState::kReserved).pages;
@@ -227,7 +238,6 @@ ArenaStatistics Arena::statistics() {
   out.granted_bytes = tally(PageState::kGranted).bytes;
   out.resident_bytes = tally(PageState::kVisible).bytes;
   out.reserved_bytes = tally(PageState::kReserved).bytes + tally(PageState::kQuarantined).bytes;
-  out.leased_bytes = leased_bytes_;
   out.segments_total = segments_.total();
   out.segments_free = segments_.unassigned();
   out.oldest_hidden_view = oldest_hidden_view();

@@ -14,13 +14,16 @@
 
 #include "births.hpp"
 #include "counts.hpp"
+#include "evicted_keys.hpp"
 #include "eviction.hpp"
 #include "geometry.hpp"
 #include "index.hpp"
+#include "limits.hpp"
 #include "mapping.hpp"
 #include "outcomes.hpp"
 #include "posts.hpp"
 #include "ring.hpp"
+#include "segment_policy.hpp"
 #include "segments.hpp"
 #include "selection.hpp"
 #include "timed_queue.hpp"
@@ -61,6 +64,7 @@ struct ReserveRequest {
 struct GrantTerms {
   std::uint32_t wanted = 0;     // slots
   std::uint64_t bytes_max = 0;  // of what is granted to all rows together
+  std::uint64_t now_ns = 0;
   std::uint64_t spared = kNoInstance;  // the chain up to this page is not evicted for it
 };
 
@@ -86,7 +90,7 @@ struct ArenaStatistics {
   std::uint64_t entries_total = 0, entries_visible = 0, entries_reserved = 0, entries_hidden_leased = 0;
   std::uint64_t entries_quarantined = 0, entries_granted = 0;
   std::uint64_t resident_bytes = 0, reserved_bytes = 0, granted_bytes = 0, leased_bytes = 0;
-  std::uint64_t segments_total = 0, segments_free = 0;
+  std::uint64_t segments_total = 0, segments_free = 0, segments_moved = 0;
   std::uint64_t evictions_capacity = 0, evictions_ttl = 0, evictions_invalidated = 0, evictions_segment = 0;
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
   std::uint64_t posted = 0, loaded = 0, gave_way = 0;
@@ -178,24 +182,51 @@ class Arena {
   void check_invariants();
 
  private:
-  // The writer's own knowledge of an entry.
-  struct Page {
+  // The writer's own knowledge of an entry: one cache line each, as there are many. Where its slot lies the entry tells.
+  struct alignas(kCacheLine) Page {
     PageState state = PageState::kFree;
     bool gives_way = false;  // reserved for a load
     bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
-    std::uint32_t reason = kRefuseNone;
-    std::uint32_t size_class = 0;
-    std::uint32_t row = 0;
+    std::uint8_t reason = kRefuseNone;
+    std::uint8_t size_class = 0;
+    std::uint16_t row = 0;
     std::uint32_t parent = kNoEntry, first_child = kNoEntry, next_sibling = kNoEntry, previous_sibling = kNoEntry;
-    std::uint32_t next_in_row = kNoEntry, previous_in_row = kNoEntry;  // reservations of one client
+    std::uint32_t next_in_row = kNoEntry;  // reservations of one client
+    union {
+      std::uint32_t previous_in_row = kNoEntry;
+      std::uint32_t depth;  // pages below it in its chain, once it is visible: see depth_of
+    };
     std::uint32_t parked_at = kNoEntry;
     std::uint32_t leased_epoch = 0;
-    std::uint64_t offset = 0;
-    std::uint64_t deadline_ns = 0;
-    std::uint64_t hidden_view = 0;  // that was published when it was hidden
-    std::uint64_t birth = 0;
+    union {
+      std::uint64_t deadline_ns = 0;  // while it is reserved
+      std::uint64_t birth;            // while it is visible
+      std::uint64_t hidden_view;      // that was published when it was hidden
+    };
     std::uint64_t line = 0;
     std::uint64_t rests_on = 0;  // a line; kNoInstance: it was computed from nothing else, kUnknownInstance
+  };
+  static_assert(sizeof(Page) == kCacheLine);
+  static_assert(kSizeClassesMax <= 256 && kRowsMax <= 65'536);
+  // Entries that are free: a stack that goes through their pages.
+  class FreeEntries {
+   public:
+    explicit FreeEntries(std::vector<Page>& pages) : pages_(pages) {}
+    bool empty() const { return top_ == kNoEntry; }
+    std::uint32_t size() const { return size_; }
+    std::uint32_t back() const { return top_; }
+    void push_back(std::uint32_t entry) {
+      pages_[entry].next_sibling = std::exchange(top_, entry);
+      ++size_;
+    }
+    void pop_back() {
+      top_ = std::exchange(pages_[top_].next_sibling, kNoEntry);
+      --size_;
+    }
+
+   private:
+    std::vector<Page>& pages_;
+    std::uint32_t top_ = kNoEntry, size_ = 0;
   };
   struct NamespacePages {
     Tally resident;
@@ -213,11 +244,22 @@ class Arena {
     std::uint64_t post_bytes = 0, post_pages = 0;  // of the post that was read last, until it is settled
     bool garbled = false;  // its ring held what no client writes
   };
+  struct Vacating {
+    std::uint32_t segment;
+    std::uint64_t since_ns;
+  };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
 
   // arena.cpp
   void check_row(std::uint32_t row, bool in_use) const;
   void set_state(std::uint32_t entry, PageState state);
+  std::uint64_t offset_of(std::uint32_t entry) const {
+    return (view_.entries[entry].place.load(std::memory_order_relaxed) >> 32) * kSlotAlign;
+  }
+  std::uint64_t generation_of(std::uint32_t entry) const {
+    return view_.entries[entry].generation.load(std::memory_order_relaxed);
+  }
+  bool is_due_still(const TimedItem& item) const { return static_cast<std::uint32_t>(generation_of(item.entry)) == item.generation; }
   Tally& tally(PageState state) { return tallies_[static_cast<std::size_t>(state)]; }
   // arena_tree.cpp: parent and child links, leaves
   void link_child(std::uint32_t parent, std::uint32_t child);
@@ -277,8 +319,23 @@ class Arena {
   void count_hidden(HideCause cause);
   void free_entry(std::uint32_t entry);
   void reclaim();
-  void scan_leases();
+  // As of the last scan. Exact of hidden pages and of leaves, which is what is asked: a leased page that has children may go by none.
   bool leased(std::uint32_t entry) const { return pages_[entry].leased_epoch == epoch_; }
+  // arena_scan.cpp
+  struct Cover {
+    std::uint32_t lowest;   // depth at which it ends
+    std::uint32_t deepest;  // entry
+  };
+  void list_covers(bool visible_too);
+  bool goes_on(const Cover& cover, std::uint32_t entry) const;
+  void scan_leases();
+  std::uint64_t leased_bytes();
+  std::uint32_t depth_of(std::uint32_t entry) const {
+    const bool has_depth = pages_[entry].state == PageState::kVisible || pages_[entry].state == PageState::kHidden;
+    return has_depth ? pages_[entry].depth : 0;
+  }
+  std::uint32_t pages_of(std::uint32_t deepest, std::uint32_t pages) const;
+  std::uint32_t page_below(std::uint32_t entry) const;
   // arena_walk.cpp
   TreeWalk& begin_walk(TreeWalks& walks, const Selection& selection);
   TreeWalk& begin_count(const Selection& selection, std::uint64_t census);
@@ -290,15 +347,24 @@ class Arena {
   void leave(TreeWalk& walk, const TreePlace& place);
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
-  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance);
+  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns);
   void survey_leases();
   std::optional<Victim> coldest_victim(std::uint32_t size_class);
   std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
   std::uint64_t evict_for_entries(std::uint64_t pages);
-  void rebalance(std::uint32_t size_class);
-  bool move_segment_to(std::uint32_t size_class, std::uint64_t heat_below);
-  std::optional<std::uint64_t> segment_heat(std::uint32_t segment) const;
-  bool subtree_may_go(std::uint32_t top) const;
+  void note_evicted(std::uint32_t entry);
+  void note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns);
+  // arena_segments.cpp
+  void follow_demand(std::uint32_t size_class, std::uint64_t now_ns);
+  bool take_in_need(std::uint32_t size_class, std::uint64_t now_ns);
+  std::uint32_t survey_donors(std::uint32_t size_class, std::uint64_t now_ns);
+  void survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work);
+  SegmentOffer look_at_segment(Donor& donor, std::uint32_t segment, std::uint64_t now_ns);
+  void examine_offer(SegmentOffer& offer, std::uint64_t& work) const;
+  void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
+  void go_on_vacating(std::uint64_t now_ns);
+  void vacate(std::uint32_t segment);
+  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages);
   // arena_check.cpp
   void check_index() const;
   void check_entry(std::uint32_t entry) const;
@@ -310,15 +376,21 @@ class Arena {
   ArenaView view_;
   Index index_;
   Segments segments_;
+  SegmentPolicy segment_policy_;
+  EvictedKeys evicted_keys_;
   std::unique_ptr<EvictionPolicy> policy_;
   Births births_;
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
-  std::vector<std::uint32_t> free_entries_;
+  FreeEntries free_entries_{pages_};
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
-  std::vector<std::uint64_t> evicted_since_rebalance_;  // by size class
+  std::vector<std::uint32_t> evicted_;        // by size class, modulo 2^32
+  std::vector<std::uint32_t> donor_cursors_;  // by size class: which of its segments are looked at next
+  std::uint32_t donor_classes_cursor_ = 0;
+  std::array<Donor, kDonorsMax> donors_;      // scratch of survey_donors
+  std::vector<Vacating> vacating_;            // segments on their way to another class
   TimedQueue page_expiries_;             // due in boot-time seconds
   TimedQueue reservation_deadlines_;     // due in nanoseconds
   std::vector<NamespacePages> namespaces_;  // by number
@@ -329,7 +401,7 @@ class Arena {
   std::vector<bool> counted_;            // by entry, in that census
   ArenaStatistics counters_;
   Tally tallies_[kPageStates];           // of all states but free
-  std::uint64_t leased_bytes_ = 0;       // of distinct pages, at the last scan
+  std::vector<Cover> covers_;            // scratch of scan_leases
   std::uint32_t epoch_ = 0;
   std::uint64_t round_began_ns_ = 0;     // when room was last looked for
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim

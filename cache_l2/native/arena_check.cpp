@@ -109,10 +109,11 @@ void Arena::check_entry(std::uint32_t entry) const {
     return;
   }
   const std::uint64_t place = shared.place.load(std::memory_order_relaxed);
-  require((place >> 32) * kSlotAlign == page.offset, entry, "its place contradicts the slot table");
-  const std::uint32_t segment = segments_.segment_of(page.offset);
+  const std::uint64_t offset = (place >> 32) * kSlotAlign;
+  const std::uint32_t segment = segments_.segment_of(offset);
+  require(segment < segments_.total(), entry, "its place is beyond the arena");
   const auto& owners = segments_.owners(segment);
-  const std::uint64_t within = page.offset % view_.geometry.segment_bytes;
+  const std::uint64_t within = offset % view_.geometry.segment_bytes;
   const std::uint64_t slot = within / segments_.slot_bytes(page.size_class);
   require(slot < owners.size() && owners[slot] == entry, entry, "does not own its slot");
 
@@ -142,6 +143,8 @@ void Arena::check_links(std::uint32_t entry) const {
   if (page.state != PageState::kVisible) return;
   const std::uint64_t parent_plus_one = shared.parent_and_expiry.load(std::memory_order_relaxed) >> 32;
   require(parent_plus_one == static_cast<std::uint32_t>(page.parent + 1), entry, "tells readers another parent");
+  require(depth_of(entry) == (page.parent == kNoEntry ? 0 : depth_of(page.parent) + 1), entry, "miscounts the pages below it");
+  require(page_below(entry) == page.parent, entry, "leads a scan of the leases to another parent");
   if (page.parent == kNoEntry) return;
   const std::uint64_t parent_generation = view_.entries[page.parent].generation.load(std::memory_order_relaxed);
   require(shared.parent_generation.load(std::memory_order_relaxed) == parent_generation, entry,

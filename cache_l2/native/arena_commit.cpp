@@ -175,11 +175,12 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_
   shared.generation.store(generation, std::memory_order_release);
 
   unlink_reservation(entry);
+  page.depth = page.parent == kNoEntry ? 0 : pages_[page.parent].depth + 1;
   set_state(entry, PageState::kVisible);
   Tally& resident = namespace_of(entry).resident;
   ++resident.pages;
   resident.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
-  if (expiry_s != 0) schedule_expiry({expiry_s, entry, generation});
+  if (expiry_s != 0) schedule_expiry({expiry_s, entry, static_cast<std::uint32_t>(generation)});
   refresh_leaf(entry);
 }
 
@@ -211,7 +212,7 @@ void Arena::take_out(std::uint32_t entry) {
 void Arena::cut_off(std::uint32_t entry, std::uint32_t reason) {
   index_.remove(key_of(view_.entries[entry]), entry);
   pages_[entry].cut_off = true;
-  pages_[entry].reason = reason;
+  pages_[entry].reason = static_cast<std::uint8_t>(reason);
 }
 
 void Arena::unlink_reservation(std::uint32_t entry) {

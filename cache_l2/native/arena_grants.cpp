@@ -30,7 +30,7 @@ std::uint32_t Arena::grant(std::uint32_t row, std::uint64_t payload_bytes, const
   for (std::uint32_t at = 0; at < kGrantsPerRow && offered < terms.wanted; ++at) {
     if (grants[at] != kNoEntry) continue;
     if (tally(PageState::kGranted).bytes + segments_.slot_bytes(*size_class) > terms.bytes_max) break;
-    if (!make_room(*size_class, terms.wanted - offered, true)) break;
+    if (!make_room(*size_class, terms.wanted - offered, true, terms.now_ns)) break;
     offer_slot(row, at, *size_class);
     ++offered;
   }
@@ -44,7 +44,7 @@ void Arena::offer_slot(std::uint32_t row, std::uint32_t at, std::uint32_t size_c
   rows_[row].grants[at] = entry;
   const std::uint64_t units = segments_.slot_bytes(size_class) / kSlotAlign;
   Grant& grant = view_.row(row).posts.grants[at];
-  grant.place.store(pages_[entry].offset / kSlotAlign << 32 | units, std::memory_order_relaxed);
+  grant.place.store(offset_of(entry) / kSlotAlign << 32 | units, std::memory_order_relaxed);
   grant.offer.store(reservation_of(entry), std::memory_order_release);
 }
 
@@ -52,18 +52,17 @@ void Arena::offer_slot(std::uint32_t row, std::uint32_t at, std::uint32_t size_c
 std::uint32_t Arena::take_slot(std::uint32_t row, std::uint32_t size_class) {
   const std::uint32_t entry = free_entries_.back();
   free_entries_.pop_back();
-  Page& page = pages_[entry];
-  page.size_class = size_class;
-  page.row = row;
-  page.offset = *segments_.allocate(size_class, entry);
-  const std::uint64_t place = page.offset / kSlotAlign << 32 | segments_.slot_bytes(size_class);
+  pages_[entry].size_class = static_cast<std::uint8_t>(size_class);
+  pages_[entry].row = static_cast<std::uint16_t>(row);
+  const std::uint64_t offset = *segments_.allocate(size_class, entry);
+  const std::uint64_t place = offset / kSlotAlign << 32 | segments_.slot_bytes(size_class);
   view_.entries[entry].place.store(place, std::memory_order_relaxed);
   set_state(entry, PageState::kGranted);
   return entry;
 }
 
 std::uint64_t Arena::reservation_of(std::uint32_t entry) const {
-  return view_.entries[entry].generation.load(std::memory_order_relaxed) << 32 | (entry + 1);
+  return generation_of(entry) << 32 | (entry + 1);
 }
 
 bool Arena::is_on_offer(std::uint32_t row, std::uint32_t at) const {

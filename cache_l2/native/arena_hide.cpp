@@ -19,8 +19,7 @@ std::uint64_t Arena::expire(std::uint64_t now_ns) {
   std::uint64_t hidden = 0;
   for (std::uint64_t i = 0; i < kExpiriesPerCall && page_expiries_.due(now_ns / kNsPerSecond); ++i) {
     const TimedItem item = page_expiries_.pop();
-    const bool same = view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-    if (!same || pages_[item.entry].state != PageState::kVisible) continue;
+    if (!is_due_still(item) || pages_[item.entry].state != PageState::kVisible) continue;
     if (hidden < kExpiredPagesPerCall) hidden += hide_from_leaves(item.entry, kExpiredPagesPerCall - hidden);
     if (pages_[item.entry].state != PageState::kVisible) continue;
     schedule_expiry(item);  // more stands on it than one call may hide
@@ -28,8 +27,7 @@ std::uint64_t Arena::expire(std::uint64_t now_ns) {
   }
   for (std::uint64_t i = 0; i < kExpiriesPerCall && now_ns != 0 && reservation_deadlines_.due(now_ns - 1); ++i) {
     const TimedItem item = reservation_deadlines_.pop();
-    const bool same = view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-    if (same && pages_[item.entry].state == PageState::kReserved) quarantine(item.entry);
+    if (is_due_still(item) && pages_[item.entry].state == PageState::kReserved) quarantine(item.entry);
   }
   reclaim();
   return hidden;
@@ -67,9 +65,7 @@ std::uint64_t Arena::evict_namespace(std::uint32_t namespace_slot) {
 }
 
 void Arena::schedule_expiry(const TimedItem& item) {
-  page_expiries_.push(item, [&](const TimedItem& other) {
-    return view_.entries[other.entry].generation.load(std::memory_order_relaxed) == other.generation;
-  });
+  page_expiries_.push(item, [&](const TimedItem& other) { return is_due_still(other); });
 }
 
 // Hides a page and its descendants; reservations among them are cut off. Returns visible pages hidden.
@@ -111,6 +107,7 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   --resident.pages;
   resident.bytes -= payload_bytes_of(view_, entry);
   count_hidden(cause);
+  if (cause == HideCause::kCapacity || cause == HideCause::kSegment) note_evicted(entry);
   pages_[entry].hidden_view = view_number();
   waiting_.push_back(entry);
 }
@@ -126,7 +123,7 @@ void Arena::count_hidden(HideCause cause) {
 
 void Arena::free_entry(std::uint32_t entry) {
   set_state(entry, PageState::kFree);
-  segments_.release(pages_[entry].offset);
+  segments_.release(offset_of(entry));
   const std::uint32_t epoch = pages_[entry].leased_epoch;
   pages_[entry] = Page{};
   pages_[entry].leased_epoch = epoch;
@@ -158,22 +155,6 @@ std::uint64_t Arena::oldest_hidden_view() const {
     if (leased(entry)) oldest = older(oldest, pages_[entry].hidden_view);
   }
   return oldest;
-}
-
-// Marks every entry that a live lease names with a new epoch.
-void Arena::scan_leases() {
-  ++epoch_;
-  leased_bytes_ = 0;
-  const std::uint64_t now = boottime_ns();
-  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row].state == kRowFree) continue;
-    each_live_lease(view_, row, now, [&](std::uint32_t entry) {
-      Page& page = pages_[entry];
-      const bool holds_page = page.state == PageState::kVisible || page.state == PageState::kHidden;
-      if (page.leased_epoch != epoch_ && holds_page) leased_bytes_ += payload_bytes_of(view_, entry);
-      page.leased_epoch = epoch_;
-    });
-  }
 }
 
 }  // namespace stratakv

@@ -143,8 +143,9 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
     end_grant(entry);
     return result;
   }
-  const std::uint64_t offset = pages_[entry].offset;
+  const std::uint64_t offset = offset_of(entry);
   set_state(entry, PageState::kFree);  // of a grant's size
+  note_taken(walk.size_class, key, request.now_ns);
   shared.place.store(offset / kSlotAlign << 32 | request.payload_bytes, std::memory_order_relaxed);
   shared.parent_and_expiry.store(request.expiry_s, std::memory_order_relaxed);
   shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);
@@ -160,9 +161,8 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   link_child(walk.parent, entry);
 
   const std::uint64_t generation = shared.generation.load(std::memory_order_relaxed);
-  reservation_deadlines_.push({request.deadline_ns, entry, generation}, [&](const TimedItem& item) {
-    return view_.entries[item.entry].generation.load(std::memory_order_relaxed) == item.generation;
-  });
+  reservation_deadlines_.push({request.deadline_ns, entry, static_cast<std::uint32_t>(generation)},
+                              [&](const TimedItem& item) { return is_due_still(item); });
   walk.parent = entry;
   --walk.missing;
   result.status = kPutStored;
@@ -183,10 +183,10 @@ std::optional<std::uint32_t> Arena::take_entry(const ReserveRequest& request, co
 bool Arena::find_room(const ReserveRequest& request, const ReserveWalk& walk) {
   const bool has_room = !free_entries_.empty() && segments_.available(walk.size_class) > 0;
   if (!has_room) recall_grants_of_class(request.row, walk.size_class);
-  if (make_room(walk.size_class, walk.missing, !request.gives_way)) return true;
+  if (make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns)) return true;
   if (tally(PageState::kGranted).pages == 0) return false;
   recall_every_grant();
-  return make_room(walk.size_class, walk.missing, !request.gives_way);
+  return make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns);
 }
 
 bool Arena::expired(std::uint32_t entry, std::uint64_t now_ns) const {

@@ -1,13 +1,10 @@
-// Making room: evicting the coldest leaves, and moving segments between size classes when demand moves.
-#include <algorithm>
-
+// Making room: evicting the coldest leaves, of the class that needs a slot or of any.
 #include "arena.hpp"
 #include "clock.hpp"
 
 namespace stratakv {
 namespace {
 
-constexpr std::uint64_t kAnyHeat = ~0ULL;
 constexpr int kRounds = 3;  // a lease may be taken on a victim between the survey and its hiding
 
 }  // namespace
@@ -15,16 +12,17 @@ constexpr int kRounds = 3;  // a lease may be taken on a victim between the surv
 // True when there are an entry and a slot of the class to give away. Evicts for up to `pages` at once, so that a batch
 // scans the clients' leases once and not once a page. Memory moves ahead of need only where it follows demand: a load
 // makes no more room than it takes.
-bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance) {
+bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns) {
   const auto slots = [&] { return segments_.available(size_class); };
   if (!free_entries_.empty() && slots() > 0) return true;
   reclaim();
   survey_leases();
-  if (slots() == 0 && may_rebalance) rebalance(size_class);
+  go_on_vacating(now_ns);
+  if (slots() == 0 && may_rebalance) follow_demand(size_class, now_ns);
   for (int round = 0; round < kRounds && slots() == 0; ++round) {
     const std::uint64_t evicted = evict(size_class, pages);
     reclaim();
-    if (evicted == 0 && !move_segment_to(size_class, kAnyHeat)) break;
+    if (evicted == 0 && !take_in_need(size_class, now_ns)) break;
   }
   for (int round = 0; round < kRounds && free_entries_.empty(); ++round) {
     if (evict_for_entries(pages) == 0) break;
@@ -62,21 +60,7 @@ std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages) {
     if (!victim) break;
     evicted += hide_subtree(victim->entry, HideCause::kCapacity);
   }
-  if (evicted_since_rebalance_.size() <= size_class) evicted_since_rebalance_.resize(size_class + 1);
-  evicted_since_rebalance_[size_class] += evicted;
   return evicted;
-}
-
-// A class that has evicted a segment's worth of its own pages since it last asked takes a segment whose pages are all
-// colder than its own next victim: otherwise yesterday's class would keep its memory for ever. Walking the other
-// classes' segments costs as much as a few evictions, hence not each time.
-void Arena::rebalance(std::uint32_t size_class) {
-  if (evicted_since_rebalance_.size() <= size_class) return;
-  if (evicted_since_rebalance_[size_class] < segments_.slots_per_segment(size_class)) return;
-  if (segments_.segments_of_class(size_class) == segments_.total()) return;
-  evicted_since_rebalance_[size_class] = 0;
-  const std::optional<Victim> victim = coldest_victim(size_class);
-  if (victim) move_segment_to(size_class, victim->accessed_ns);
 }
 
 // The table of entries is full: the coldest leaf of any class goes.
@@ -94,55 +78,18 @@ std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
   return evicted;
 }
 
-// Takes the coldest segment of another class whose pages, with all that stands on them, may go, if its latest access
-// lies before `heat_below`.
-bool Arena::move_segment_to(std::uint32_t size_class, std::uint64_t heat_below) {
-  recall_grants_but(size_class);  // a segment must not be held by slots that nobody uses
-  std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;
-  for (std::uint32_t segment = 0; segment < segments_.total(); ++segment) {
-    const std::uint32_t owner = segments_.class_of_segment(segment);
-    if (owner == kNoClass || owner == size_class || segments_.draining(segment)) continue;
-    const std::optional<std::uint64_t> heat = segment_heat(segment);
-    if (heat && *heat < heat_below) candidates.emplace_back(*heat, segment);
-  }
-  std::sort(candidates.begin(), candidates.end());
-  for (const auto& [heat, segment] : candidates) {
-    const std::vector<std::uint32_t> owners = segments_.owners(segment);
-    const auto may_go = [&](std::uint32_t entry) { return entry == kNoOwner || subtree_may_go(entry); };
-    if (!std::all_of(owners.begin(), owners.end(), may_go)) continue;
-    segments_.drain(segment);
-    for (const std::uint32_t entry : owners) {
-      if (entry != kNoOwner && pages_[entry].state == PageState::kVisible) hide_subtree(entry, HideCause::kSegment);
-    }
-    reclaim();
-    return true;
-  }
-  return false;
+void Arena::note_evicted(std::uint32_t entry) {
+  const std::uint32_t size_class = pages_[entry].size_class;
+  if (evicted_.size() <= size_class) evicted_.resize(size_class + 1);
+  evicted_keys_.add(key_of(view_.entries[entry]), ++evicted_[size_class]);
+  segment_policy_.evicted(size_class, segments_.slots_per_segment(size_class));
 }
 
-// Latest access of a segment's pages; nothing when one of them is leased, reserved or not freed yet.
-std::optional<std::uint64_t> Arena::segment_heat(std::uint32_t segment) const {
-  std::uint64_t heat = 0;
-  for (const std::uint32_t entry : segments_.owners(segment)) {
-    if (entry == kNoOwner) continue;
-    if (pages_[entry].state != PageState::kVisible || leased(entry)) return std::nullopt;
-    heat = std::max(heat, accessed_ns(view_, entry, round_began_ns_));
-  }
-  return heat;
-}
-
-// True when nothing in the subtree is leased, reserved or about to carry a new page.
-bool Arena::subtree_may_go(std::uint32_t top) const {
-  std::vector<std::uint32_t> open{top};
-  while (!open.empty()) {
-    const std::uint32_t entry = open.back();
-    open.pop_back();
-    if (pages_[entry].state != PageState::kVisible || leased(entry) || entry == pinned_parent_) return false;
-    for (std::uint32_t child = pages_[entry].first_child; child != kNoEntry; child = pages_[child].next_sibling) {
-      open.push_back(child);
-    }
-  }
-  return true;
+void Arena::note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns) {
+  const std::uint32_t slots = segments_.slots_per_segment(size_class);
+  segment_policy_.took(slots, now_ns);
+  const std::optional<std::uint32_t> at = evicted_keys_.take(key);
+  if (at && evicted_.size() > size_class) segment_policy_.returned(size_class, slots, evicted_[size_class] - *at);
 }
 
 }  // namespace stratakv

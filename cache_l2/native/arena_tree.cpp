@@ -39,7 +39,7 @@ void Arena::refresh_leaf(std::uint32_t entry) {
   const Page& page = pages_[entry];
   const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_;
   if (!may_go) {
-    policy_->remove(entry);
+    policy_->remove(entry, page.size_class);
     unpark(entry);
   } else if (page.parked_at == kNoEntry) {
     policy_->add(entry, page.size_class);
@@ -48,7 +48,7 @@ void Arena::refresh_leaf(std::uint32_t entry) {
 
 // Takes a leased leaf out of the policy until a later survey finds it free.
 void Arena::park(std::uint32_t entry) {
-  policy_->remove(entry);
+  policy_->remove(entry, pages_[entry].size_class);
   pages_[entry].parked_at = static_cast<std::uint32_t>(parked_.size());
   parked_.push_back(entry);
 }

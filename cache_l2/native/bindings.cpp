@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <map>
 #include <stdexcept>
 #include <system_error>
@@ -73,6 +74,19 @@ std::pair<std::pair<std::uint32_t, std::uint32_t>, KernelSeconds> calibrate(std:
   return {{result.choice.cold, result.choice.warm}, times};
 }
 
+std::pair<int, nb::bytes> get_placement() {
+  const PlacementPolicy policy = placement_policy();
+  return {policy.mode, give_bytes(policy.nodes, sizeof(policy.nodes))};
+}
+
+void set_placement(int mode, const nb::bytes& nodes) {
+  PlacementPolicy policy;
+  policy.mode = mode;
+  if (nodes.size() > sizeof(policy.nodes)) throw nb::value_error("nodes must be at most 128 bytes");
+  std::memcpy(policy.nodes, nodes.data(), nodes.size());
+  set_placement_policy(policy);
+}
+
 }  // namespace
 }  // namespace stratakv
 
@@ -88,6 +102,9 @@ NB_MODULE(_native, m) {
   m.def("size_class", size_class, nb::arg("payload_bytes"));
   m.def("copy_bytes", copy_bytes, nb::arg("destination"), nb::arg("source"), nb::kw_only(), nb::arg("kernel") = -1);
   m.def("calibrate_copy", calibrate, nb::kw_only(), nb::arg("bytes") = 1 << 20);
+  m.def("placement_policy", get_placement);
+  m.def("set_placement_policy", set_placement, nb::arg("mode"), nb::arg("nodes"));
   bind_arena(m);
+  bind_policy(m);
   bind_reader(m);
 }

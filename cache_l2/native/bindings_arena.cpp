@@ -39,7 +39,8 @@ class PyArena {
 
 void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
                std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
-               std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault) {
+               std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault,
+               std::uint32_t huge_pages, bool commit_through_mapping) {
   ArenaSettings settings;
   settings.arena_bytes = arena_bytes;
   settings.segment_bytes = segment_bytes;
@@ -55,6 +56,9 @@ void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_byt
   settings.copy_kernel = copy_kernel_number;
   settings.warm_copy_kernel = warm_copy_kernel_number;
   settings.prefault = prefault;
+  if (huge_pages > static_cast<std::uint32_t>(HugePages::kExplicit)) throw nb::value_error("huge_pages must be 0, 1 or 2");
+  settings.huge_pages = static_cast<HugePages>(huge_pages);
+  settings.commit_through_mapping = commit_through_mapping;
   new (at) PyArena(settings);
 }
 
@@ -275,6 +279,7 @@ nb::dict statistics(const PyArena& self) {
   out["leased_bytes"] = s.leased_bytes;
   out["segments_total"] = s.segments_total;
   out["segments_free"] = s.segments_free;
+  out["segments_moved"] = s.segments_moved;
   out["evictions_capacity"] = s.evictions_capacity;
   out["evictions_ttl"] = s.evictions_ttl;
   out["evictions_invalidated"] = s.evictions_invalidated;
@@ -360,10 +365,10 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
             nb::arg("gives_way") = false, nb::arg("granted") = std::vector<std::uint64_t>{})
       .def("grant", [](const PyArena& self, std::uint32_t row, std::uint64_t payload_bytes, std::uint32_t wanted,
-                       std::uint64_t bytes_max, std::uint64_t spared) {
-             return self.core().grant(row, payload_bytes, {wanted, bytes_max, spared});
+                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared) {
+             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared});
            }, nb::kw_only(), nb::arg("row"), nb::arg("payload_bytes"), nb::arg("wanted"), nb::arg("bytes_max"),
-           nb::arg("spared") = 0)
+           nb::arg("now_ns"), nb::arg("spared") = 0)
       .def("recall_grants", [](const PyArena& self, std::uint32_t row) { self.core().recall_all_grants(row); }, nb::arg("row"))
       .def("posting_rows", [](const PyArena& self) { return self.core().posting_rows(); })
       .def("next_post", next_post, nb::arg("row"))
@@ -416,7 +421,7 @@ void bind_arena(nb::module_& m) {
   arena.def("__init__", construct, nb::kw_only(), nb::arg("arena_bytes"), nb::arg("segment_bytes"), nb::arg("entries"),
             nb::arg("rows"), nb::arg("leases_per_row"), nb::arg("ring_records"), nb::arg("life"),
             nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("warm_copy_kernel") = 0,
-            nb::arg("prefault") = true)
+            nb::arg("prefault") = true, nb::arg("huge_pages") = 1, nb::arg("commit_through_mapping") = false)
       .def_prop_ro("geometry", geometry)
       .def("duplicate_descriptors", duplicate_descriptors, nb::kw_only(), nb::arg("writable"))
       .def("publish_event", publish_event, nb::kw_only(), nb::arg("incarnation"), nb::arg("revision"), nb::arg("kind"),

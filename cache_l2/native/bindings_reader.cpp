@@ -128,7 +128,7 @@ class PyReader {
     reader->begin_counting(counter, chain.count);
     const LookUpResult result = pin(*reader, chain, room.pages);
     settle(*reader, counter, counts_of(result, chain, bytes_of(room.pages, result.pages)), may_load);
-    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
   }
 
   PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::uint64_t namespace_slot, std::int64_t start,
@@ -143,20 +143,18 @@ class PyReader {
     CountsDelta delta = counts_of(result, chain, bytes_of(room.pages, result.pages));
     tell_loaded(result, delta, chain.start, l3_from, reason);
     if (!reader->complete(counter, delta)) {
-      reader->unpin(room.pages, result.pages);
+      if (result.pages != 0) reader->unpin(result.lease);
       throw nb::value_error(kNotBegun);
     }
-    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages), result);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
   }
 
   std::optional<PyLease> pin_instance(std::uint64_t instance) const {
     std::shared_ptr<Reader> reader = core();
     FoundPage page{};
-    LookUpResult result;
-    result.view = reader->view_number();
-    if (!reader->pin_instance(instance, &page)) return std::nullopt;
-    result.pages = 1;
-    return PyLease(HeldPages::create(std::move(reader), &page, 1), result);
+    const LookUpResult result = reader->pin_instance(instance, &page);
+    if (result.pages == 0) return std::nullopt;
+    return PyLease(HeldPages::create(std::move(reader), &page, 1, result.lease), result);
   }
 
   using Got = std::tuple<std::size_t, std::uint32_t, std::uint64_t>;
@@ -411,6 +409,7 @@ void bind_reader(nb::module_& m) {
            nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"), nb::arg("writable"),
            nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1)
       .def_prop_ro("life", &PyReader::life)
+      .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
       .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
       .def("stamp", &PyReader::stamp)

@@ -253,7 +253,8 @@ Calibration calibrate_copy(std::size_t bytes) {
   // The source is what pages live in, a mapped memory file, which the kernel backs with small pages.
   const std::uint64_t source_bytes = round_up(places * bytes, kSlotAlign);
   const Descriptor file = create_memory_file("stratakv-calibration", source_bytes);
-  const Mapping mapping(file.get(), source_bytes, true, true);
+  Mapping mapping(file.get(), source_bytes, true);
+  mapping.prepare(false, true);
   const std::byte* source = mapping.data();
 
   const auto& kernels = copy_kernels();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "geometry.hpp"
@@ -20,7 +21,8 @@ class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
   virtual void add(std::uint32_t entry, std::uint32_t size_class) = 0;
-  virtual void remove(std::uint32_t entry) = 0;
+  // `size_class` is the one that it was added with.
+  virtual void remove(std::uint32_t entry, std::uint32_t size_class) = 0;
   virtual bool contains(std::uint32_t entry) const = 0;
   // Victims are about to be asked for: access times are looked at once until the next round, whatever clients write.
   virtual void begin_round(std::uint64_t now_ns) = 0;
@@ -42,31 +44,29 @@ inline std::uint64_t accessed_ns(const ArenaView& arena, std::uint32_t entry, st
 // Equal times: the lowest entry number first.
 class TailFirstLru final : public EvictionPolicy {
  public:
-  explicit TailFirstLru(const ArenaView& arena) : arena_(arena), places_(arena.geometry.entries) {}
+  explicit TailFirstLru(const ArenaView& arena) : arena_(arena), places_(arena.geometry.entries, kNowhere) {}
 
   void add(std::uint32_t entry, std::uint32_t size_class) override {
     if (contains(entry)) return;
     if (heaps_.size() <= size_class) heaps_.resize(size_class + 1);
     Heap& heap = heaps_[size_class];
-    places_[entry] = {size_class, static_cast<std::uint32_t>(heap.size()), 0, true};
-    heap.push_back({accessed_ns(arena_, entry, now_ns_), entry});
+    heap.push_back({accessed_ns(arena_, entry, now_ns_), entry, 0});
     rise(heap, heap.size() - 1);
   }
 
-  void remove(std::uint32_t entry) override {
+  void remove(std::uint32_t entry, std::uint32_t size_class) override {
     if (!contains(entry)) return;
-    Heap& heap = heaps_[places_[entry].size_class];
-    const std::size_t at = places_[entry].at;
-    places_[entry].present = false;
+    Heap& heap = heaps_[size_class];
+    const std::size_t at = std::exchange(places_[entry], kNowhere);
     const Node last = heap.back();
     heap.pop_back();
     if (at == heap.size()) return;
     put(heap, at, last);
     rise(heap, at);
-    sink(heap, places_[last.entry].at);
+    sink(heap, places_[last.entry]);
   }
 
-  bool contains(std::uint32_t entry) const override { return places_[entry].present; }
+  bool contains(std::uint32_t entry) const override { return places_[entry] != kNowhere; }
 
   void begin_round(std::uint64_t now_ns) override {
     now_ns_ = now_ns;
@@ -77,35 +77,31 @@ class TailFirstLru final : public EvictionPolicy {
     if (heaps_.size() <= size_class) return std::nullopt;
     Heap& heap = heaps_[size_class];
     while (!heap.empty()) {
-      Place& top = places_[heap[0].entry];
-      const std::uint64_t accessed = accessed_ns(arena_, heap[0].entry, now_ns_);
-      if (top.round == round_ || accessed <= heap[0].accessed_ns) return Victim{heap[0].entry, heap[0].accessed_ns};
+      Node& top = heap[0];
+      const std::uint64_t accessed = accessed_ns(arena_, top.entry, now_ns_);
+      if (top.round == round_ || accessed <= top.accessed_ns) return Victim{top.entry, top.accessed_ns};
       top.round = round_;
-      heap[0].accessed_ns = accessed;
+      top.accessed_ns = accessed;
       sink(heap, 0);
     }
     return std::nullopt;
   }
 
  private:
+  static constexpr std::uint32_t kNowhere = 0xFFFFFFFFu;
   struct Node {
     std::uint64_t accessed_ns;
     std::uint32_t entry;
+    std::uint32_t round;  // in which its access time was last looked at
     bool before(const Node& other) const {
       return accessed_ns != other.accessed_ns ? accessed_ns < other.accessed_ns : entry < other.entry;
     }
-  };
-  struct Place {
-    std::uint32_t size_class = 0;
-    std::uint32_t at = 0;
-    std::uint32_t round = 0;  // in which its access time was last looked at
-    bool present = false;
   };
   using Heap = std::vector<Node>;
 
   void put(Heap& heap, std::size_t at, const Node& node) {
     heap[at] = node;
-    places_[node.entry].at = static_cast<std::uint32_t>(at);
+    places_[node.entry] = static_cast<std::uint32_t>(at);
   }
 
   void rise(Heap& heap, std::size_t at) {
@@ -131,7 +127,7 @@ class TailFirstLru final : public EvictionPolicy {
   }
 
   ArenaView arena_;
-  std::vector<Place> places_;
+  std::vector<std::uint32_t> places_;  // in the heap of its size class, by entry
   std::vector<Heap> heaps_;
   std::uint64_t now_ns_ = 0;
   std::uint32_t round_ = 0;

@@ -66,6 +66,7 @@ Geometry plan_geometry(const ArenaSettings& s, std::uint64_t hash_seed) {
   if (g.buckets < 2) g.buckets = 2;
   g.copy_kernel = s.copy_kernel;
   g.warm_copy_kernel = s.warm_copy_kernel;
+  g.huge_pages = s.huge_pages;
   g.hash_seed = hash_seed;
   g.hash_mask = s.index_hash_bits == 64 ? ~0ULL : (1ULL << s.index_hash_bits) - 1;
   fill_offsets(g);
@@ -113,6 +114,7 @@ void write_header(const ArenaView& view, const ArenaSettings& settings, std::uin
   h.segment_bytes = g.segment_bytes;
   h.copy_kernel = g.copy_kernel;
   h.warm_copy_kernel = g.warm_copy_kernel;
+  h.huge_pages = static_cast<std::uint64_t>(g.huge_pages);
 }
 
 Geometry read_header(const std::byte* control, std::uint64_t control_bytes, const std::uint8_t life[16]) {
@@ -135,6 +137,7 @@ Geometry read_header(const std::byte* control, std::uint64_t control_bytes, cons
   g.segment_bytes = h.segment_bytes;
   g.copy_kernel = h.copy_kernel;
   g.warm_copy_kernel = h.warm_copy_kernel;
+  g.huge_pages = static_cast<HugePages>(h.huge_pages);
   g.data_bytes = h.data_bytes;
   g.hash_seed = h.hash_seed;
   g.hash_mask = h.hash_mask;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "layout.hpp"
+#include "mapping.hpp"
 
 namespace stratakv {
 
@@ -20,6 +21,8 @@ struct ArenaSettings {
   std::uint32_t copy_kernel = 0;
   std::uint32_t warm_copy_kernel = 0;
   bool prefault = true;
+  HugePages huge_pages = HugePages::kTransparent;
+  bool commit_through_mapping = false;
 };
 
 // A private copy of the header's numbers: nobody reads them twice out of shared memory.
@@ -29,6 +32,8 @@ struct Geometry {
   std::uint64_t hash_seed, hash_mask;
   std::uint32_t ring_records, buckets, entries, rows, leases_per_row, segment_bytes;
   std::uint32_t copy_kernel, warm_copy_kernel;
+  HugePages huge_pages;
+  bool wish_huge_pages() const { return huge_pages == HugePages::kTransparent; }
   std::uint32_t segments() const { return static_cast<std::uint32_t>(data_bytes / segment_bytes); }
 };
 

@@ -10,13 +10,13 @@
 
 namespace stratakv {
 
-// Counts, a page, the views that were handed out. A page's hazard is cleared when the lease was released and its last
-// view is gone. Not thread-safe by itself: in Python the GIL serialises all calls.
+// Counts, a page, the views that were handed out. A lease that was released covers from the first to the last page of which
+// there is a view, and ends with the last view. Not thread-safe by itself: in Python the GIL serialises all calls.
 class HeldPages {
  public:
-  static HeldPages* create(std::shared_ptr<Reader> reader, const FoundPage* pages, std::size_t count) {
+  static HeldPages* create(std::shared_ptr<Reader> reader, const FoundPage* pages, std::size_t count, std::uint32_t lease) {
     void* memory = ::operator new(sizeof(HeldPages) + count * (sizeof(FoundPage) + sizeof(std::uint32_t)));
-    auto* held = new (memory) HeldPages(std::move(reader), count);
+    auto* held = new (memory) HeldPages(std::move(reader), count, lease);
     std::memcpy(held->pages(), pages, count * sizeof(FoundPage));
     std::memset(held->views(), 0, count * sizeof(std::uint32_t));
     return held;
@@ -39,14 +39,7 @@ class HeldPages {
   void release() noexcept {
     if (released_) return;
     released_ = true;
-    if (viewed_ == 0) {
-      unpin(0, count_);
-      reader_.reset();  // a lease object that is kept around must not keep the mapping, nor the client's row
-      return;
-    }
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (views()[i] == 0) unpin(i, 1);
-    }
+    let_go();
   }
   void add_view(std::size_t page) noexcept {
     ++views()[page];
@@ -54,23 +47,35 @@ class HeldPages {
   }
   void drop_view(std::size_t page) noexcept {
     --viewed_;
-    if (--views()[page] == 0 && released_) unpin(page, 1);
-    if (viewed_ == 0 && released_) reader_.reset();
+    if (--views()[page] == 0 && released_) let_go();
   }
 
  private:
-  HeldPages(std::shared_ptr<Reader> reader, std::size_t count) : reader_(std::move(reader)), count_(count) {}
+  HeldPages(std::shared_ptr<Reader> reader, std::size_t count, std::uint32_t lease)
+      : reader_(std::move(reader)), count_(count), end_(count), lease_(lease) {}
   ~HeldPages() = default;
   FoundPage* pages() { return reinterpret_cast<FoundPage*>(this + 1); }
   const FoundPage* pages() const { return reinterpret_cast<const FoundPage*>(this + 1); }
   std::uint32_t* views() { return reinterpret_cast<std::uint32_t*>(pages() + count_); }
-  void unpin(std::size_t first, std::size_t count) noexcept {
-    if (reader_->present()) reader_->unpin(pages() + first, count);  // a forked child holds no leases
+  // Keeps what is between the first and the last page that somebody still looks at.
+  void let_go() noexcept {
+    const bool held = lease_ != kNoSlot && reader_->present();  // a forked child holds no leases
+    if (viewed_ == 0) {
+      if (held) reader_->unpin(lease_);
+      reader_.reset();  // a lease object that is kept around must not keep the mapping, nor the client's row
+      return;
+    }
+    const std::size_t covered = end_ - first_;
+    while (views()[end_ - 1] == 0) --end_;
+    while (views()[first_] == 0) ++first_;
+    if (held && end_ - first_ < covered) reader_->narrow(lease_, pages()[end_ - 1], end_ - first_);
   }
 
   std::shared_ptr<Reader> reader_;
   std::size_t count_;
+  std::size_t first_ = 0, end_;  // what the lease covers
   std::size_t viewed_ = 0;  // views handed out and not gone yet
+  std::uint32_t lease_;  // the word that pins them
   std::uint32_t references_ = 1;
   bool released_ = false;
 };

@@ -43,7 +43,7 @@ struct alignas(kCacheLine) Header {
   std::uint64_t created_boottime_ns;
   std::uint64_t hash_seed;
   std::uint64_t hash_mask;  // all ones but in tests that force index collisions
-  std::uint64_t reserved0;
+  std::uint64_t huge_pages;  // 0 off, 1 transparent: whoever maps asks for them, 2 explicit
 
   std::uint64_t control_bytes, clients_bytes, data_bytes;
   std::uint64_t ring_offset, bucket_offset, entry_offset;   // in control
@@ -102,13 +102,22 @@ struct AccessTimes {
 };
 static_assert(sizeof(AccessTimes) == 16);
 
-// A hazard. Published before the entry's generation is re-checked; 0 when free.
+// A hazard: one word that pins a page and those below it, towards the root of its chain. Published before the generations
+// of all of them are re-checked; 0 when free.
 struct Lease {
-  Word entry_and_kind;  // entry + 1 (low 32) | kind (high 32)
-  Word deadline_ns;     // copy leases only: CLOCK_BOOTTIME after which the sidecar may reuse the slot
+  Word cover;        // kind (2 bits) | pages (30) | entry of the deepest page + 1 (32)
+  Word deadline_ns;  // copy leases only: CLOCK_BOOTTIME after which the sidecar may reuse the slots
 };
 static_assert(sizeof(Lease) == 16);
 enum LeaseKind : std::uint32_t { kLeaseView = 1, kLeaseCopy = 2 };
+constexpr std::uint32_t kCoverKindShift = 62;
+constexpr std::uint32_t kCoverPagesShift = 32;
+constexpr std::uint64_t kCoverPagesMask = (1ULL << 30) - 1;
+
+constexpr std::uint64_t cover_of(LeaseKind kind, std::uint64_t pages, std::uint32_t deepest) {
+  return static_cast<std::uint64_t>(kind) << kCoverKindShift | pages << kCoverPagesShift | (deepest + 1);
+}
+constexpr LeaseKind kind_of(std::uint64_t cover) { return static_cast<LeaseKind>(cover >> kCoverKindShift); }
 
 // Pages of finished look-ups. The spare copy is written, then the selector flips (rule R20).
 struct alignas(kCacheLine) PageCounts {

@@ -1,4 +1,4 @@
-// Which hazard words of this process's row are taken: a lock-free bitmap private to the process.
+// Which words of this process's row are taken, hazards or request views: a lock-free bitmap private to the process.
 #pragma once
 
 #include <atomic>
@@ -6,6 +6,8 @@
 #include <memory>
 
 namespace stratakv {
+
+constexpr std::uint32_t kNoSlot = 0xFFFFFFFFu;
 
 class LeaseSlots {
  public:
@@ -17,22 +19,24 @@ class LeaseSlots {
     }
   }
 
-  // Takes up to `count` slots, lowest first, into `out`; returns how many it got.
-  std::uint32_t claim(std::uint32_t count, std::uint32_t* out) noexcept {
-    std::uint32_t got = 0;
-    std::uint32_t word = hint_.load(std::memory_order_relaxed);
-    for (std::uint32_t visited = 0; visited < words_ && got < count; ++visited) {
-      got += claim_in(word, count - got, out + got);
-      if (got == count) break;
+  // Takes a slot, one of the lowest that are free; kNoSlot: all are taken.
+  std::uint32_t claim() noexcept {
+    const std::uint32_t hint = hint_.load(std::memory_order_relaxed);
+    std::uint32_t word = hint;
+    for (std::uint32_t visited = 0; visited < words_; ++visited) {
+      const std::uint32_t slot = claim_in(word);
+      if (slot != kNoSlot) {
+        if (word != hint) hint_.store(word, std::memory_order_relaxed);
+        return slot;
+      }
       word = word + 1 == words_ ? 0 : word + 1;
     }
-    if (got != 0) hint_.store(out[got - 1] / 64, std::memory_order_relaxed);
-    return got;
+    return kNoSlot;
   }
 
-  // Gives back the slots of one word: slot 64 · word + b for each bit b.
-  void release_in(std::uint32_t word, std::uint64_t slots) noexcept {
-    free_[word].fetch_or(slots, std::memory_order_release);
+  void release(std::uint32_t slot) noexcept {
+    const std::uint32_t word = slot / 64;
+    free_[word].fetch_or(1ULL << (slot % 64), std::memory_order_release);
     if (word < hint_.load(std::memory_order_relaxed)) hint_.store(word, std::memory_order_relaxed);
   }
 
@@ -46,26 +50,16 @@ class LeaseSlots {
   std::uint32_t slots() const noexcept { return slots_; }
 
  private:
-  std::uint32_t claim_in(std::uint32_t word, std::uint32_t wanted, std::uint32_t* out) noexcept {
+  std::uint32_t claim_in(std::uint32_t word) noexcept {
     std::uint64_t free = free_[word].load(std::memory_order_relaxed);
     while (free != 0) {
-      std::uint64_t taken = free;
-      if (wanted < 64) {
-        std::uint64_t left = free;
-        for (std::uint32_t i = 0; i < wanted && left != 0; ++i) left &= left - 1;
-        taken = free & ~left;
-      }
       // Acquire: a slot's last use by another thread is over before ours begins.
-      if (!free_[word].compare_exchange_weak(free, free & ~taken, std::memory_order_acquire, std::memory_order_relaxed)) {
+      if (!free_[word].compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire, std::memory_order_relaxed)) {
         continue;
       }
-      std::uint32_t got = 0;
-      for (; taken != 0; taken &= taken - 1) {
-        out[got++] = word * 64 + static_cast<std::uint32_t>(__builtin_ctzll(taken));
-      }
-      return got;
+      return word * 64 + static_cast<std::uint32_t>(__builtin_ctzll(free));
     }
-    return 0;
+    return kNoSlot;
   }
 
   std::uint32_t slots_;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "layout.hpp"
+
 namespace stratakv {
 
 constexpr std::uint64_t kArenaBytesMin = 1ULL << 20;
@@ -16,5 +18,7 @@ constexpr std::uint64_t kRingRecordsMax = 65'536;
 constexpr std::uint64_t kChainPagesMax = 65'536;
 constexpr std::uint64_t kNamespacesMax = 1024;
 constexpr std::uint64_t kAncestorsWalkedMax = 4096;
+
+static_assert(kEntriesMax <= kCoverPagesMask, "a lease must be able to name a whole chain");
 
 }  // namespace stratakv

@@ -150,7 +150,7 @@ Walk walk_chain(const ArenaView& arena, const Chain& chain, FoundPage* found) {
       if (!whole) break;
       const auto expiry_s = static_cast<std::uint32_t>(fields.parent_and_expiry);
       expiry_s_min = earlier(expiry_s_min, expiry_s);
-      found[pages] = {fields.generation, offset, entry, payload_bytes, expiry_s, 0};
+      found[pages] = {fields.generation, offset, entry, payload_bytes, expiry_s};
       parent_plus_one = entry + 1;
       parent_generation = fields.generation;
     }

@@ -18,9 +18,7 @@ struct FoundPage {
   std::uint32_t entry;
   std::uint32_t payload_bytes;
   std::uint32_t expiry_s;
-  std::uint32_t hazard;  // the word that pins it, once its finder has published one
 };
-static_assert(sizeof(FoundPage) == 32);
 
 inline std::uint64_t instance_of(const FoundPage& page) { return instance_of(page.generation, page.entry); }
 

@@ -15,7 +15,7 @@
 namespace stratakv {
 namespace {
 
-constexpr int kAttempts = 5;                      // of one look-up while events keep arriving
+constexpr int kAttempts = 5;                      // of one look-up while events keep arriving, or pages keep going under it
 constexpr std::uint64_t kNoDeadline = ~0ULL;      // until the look-up has read its clock
 constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
 
@@ -49,21 +49,25 @@ std::shared_ptr<Reader> Reader::attach(
   const std::uint64_t clients_bytes = sealed_size(clients.get(), "clients");
   const std::uint64_t data_bytes = sealed_size(data.get(), "data");
   if (control_bytes < sizeof(Header)) throw std::invalid_argument("the control file is shorter than its header");
-  auto control_map = std::make_unique<Mapping>(control.get(), control_bytes, false, prefault);
+  auto control_map = std::make_unique<Mapping>(control.get(), control_bytes, false);
   const Geometry geometry = read_header(control_map->data(), control_bytes, life);
+  control_map->prepare(geometry.wish_huge_pages(), prefault);
   if (geometry.clients_bytes > clients_bytes || geometry.data_bytes > data_bytes) {
     throw std::invalid_argument("the clients or data file is shorter than the control file says");
   }
   if (row >= geometry.rows) {
     throw std::invalid_argument("row " + std::to_string(row) + " is beyond the arena's " + std::to_string(geometry.rows));
   }
-  auto clients_map = std::make_unique<Mapping>(clients.get(), geometry.clients_bytes, true, prefault);
-  auto data_map = std::make_unique<Mapping>(data.get(), geometry.data_bytes, writable, prefault);
+  auto clients_map = std::make_unique<Mapping>(clients.get(), clients_bytes, true);
+  clients_map->prepare(geometry.wish_huge_pages(), prefault);
+  auto data_map = std::make_unique<Mapping>(data.get(), data_bytes, writable);
+  data_map->prepare(geometry.wish_huge_pages(), false);
   const ArenaView view = view_of(geometry, control_map->data(), clients_map->data(), data_map->data());
   auto reader = std::make_shared<Reader>(view, row, writable, std::move(doorbell));
   reader->control_ = std::move(control_map);
   reader->clients_ = std::move(clients_map);
   reader->data_ = std::move(data_map);
+  if (prefault) reader->prefault_ = std::make_unique<BackgroundPrefault>(*reader->data_);
   return reader;
 }
 
@@ -71,8 +75,8 @@ Reader::Reader(const ArenaView& view, std::uint32_t row, bool writable, Descript
     : doorbell_(std::move(doorbell)), view_(view), row_(row), writable_(writable), slots_(view.geometry.leases_per_row) {}
 
 std::pair<int, StampedView> Reader::begin_request() {
-  std::uint32_t slot = 0;
-  const bool got = requests_.claim(1, &slot) == 1;
+  const std::uint32_t slot = requests_.claim();
+  const bool got = slot != kNoSlot;
   // Published before the stamp is read: `drained` must never miss a request that works on an older view (rule R19).
   if (got) row().request_view[slot].store(view_number(), std::memory_order_seq_cst);
   fence_seq_cst();
@@ -108,7 +112,7 @@ void Reader::advance_request(std::uint32_t slot, std::uint64_t view) {
 
 void Reader::end_request(std::uint32_t slot) {
   if (slot >= kRequestViews) throw std::invalid_argument("no such request slot: " + std::to_string(slot));
-  if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release_in(slot / 64, 1ULL << (slot % 64));
+  if (row().request_view[slot].exchange(0, std::memory_order_acq_rel) != 0) requests_.release(slot);
 }
 
 LookUpResult Reader::match(const Chain& chain) {
@@ -155,7 +159,7 @@ LookUpResult Reader::pin(const Chain& chain, LeaseKind kind, std::uint64_t lease
   LookUpResult result = pin_once(chain, kind, lease_ns, out);
   std::uint64_t until_ns = 0;
   while (chain.may_await && result.reason == kMissAbsent && await_posted(chain.key(result.pages), until_ns)) {
-    unpin(out, result.pages);
+    if (result.pages != 0) unpin(result.lease);
     const std::uint64_t collisions = result.collisions;
     result = pin_once(chain, kind, lease_ns, out);
     result.collisions += collisions;
@@ -177,25 +181,27 @@ LookUpResult Reader::pin_once(const Chain& chain, LeaseKind kind, std::uint64_t 
     const Walk walk = walk_chain(view_, chain, out);
     collisions += walk.collisions;
     result.reason = walk.pages == chain.wanted() ? kMissNone : kMissAbsent;
-    const std::uint32_t pinned = publish_hazards(walk, kind, out, result);
+    publish_hazard(walk, kind, out, result);
     result.now_ns = boottime_ns();
     fence_acquire();
     const bool stale = result.now_ns >= freshness;
     if (stale || view_number() != result.view) {
-      unpin(out, pinned);
+      if (result.pages != 0) unpin(std::exchange(result.lease, kNoSlot));
       result.pages = 0;
       result.reason = stale ? kMissStale : kMissRaced;
       if (stale) break;
       continue;
     }
+    const std::size_t pinned = result.pages;
     cut_expired(out, walk, result);
-    unpin(out + result.pages, pinned - result.pages);
-    if (result.pages != 0 && chain.start != 0) result.stands_on = instance_of(walk.parent);
+    if (result.pages == 0) {
+      if (pinned != 0) unpin(std::exchange(result.lease, kNoSlot));
+      break;
+    }
+    if (result.pages < pinned) narrow(result.lease, out[result.pages - 1], result.pages);
+    if (chain.start != 0) result.stands_on = instance_of(walk.parent);
     if (kind == kLeaseCopy) {
-      Lease* leases = view_.leases(row_);
-      for (std::size_t i = 0; i < result.pages; ++i) {
-        leases[out[i].hazard].deadline_ns.store(result.now_ns + lease_ns, std::memory_order_relaxed);
-      }
+      view_.leases(row_)[result.lease].deadline_ns.store(result.now_ns + lease_ns, std::memory_order_relaxed);
     }
     touch(out, result.pages, result.now_ns);
     break;
@@ -204,30 +210,36 @@ LookUpResult Reader::pin_once(const Chain& chain, LeaseKind kind, std::uint64_t 
   return result;
 }
 
-// Publishes a hazard for every page of the walk, then re-checks all of them behind one fence (rule R17). Returns how
-// many hazards are held; result.pages tells how many of them still name the page that was found.
-std::uint32_t Reader::publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result) {
-  if (walk.pages == 0) return 0;
+// Publishes one hazard for all pages of the walk, then re-checks all of them behind one fence (rule R17); result.pages are
+// those that it holds. One whose deepest page had gone before holds nothing, whatever it says: its entry may name another
+// page by now. So what still stands is published in its place and looked at once more.
+void Reader::publish_hazard(const Walk& walk, LeaseKind kind, const FoundPage* pages, LookUpResult& result) {
+  if (walk.pages == 0) return;
   pause_here();  // found, not pinned
-  std::uint32_t one = 0;
-  std::uint32_t* hazards = walk.pages == 1 ? &one : scratch<std::uint32_t>(walk.pages);
-  const std::uint32_t pinned = slots_.claim(static_cast<std::uint32_t>(walk.pages), hazards);
-  if (pinned < walk.pages) result.reason = kMissLeaseLimit;
-  Lease* leases = view_.leases(row_);
-  std::uint32_t highest = 0;
-  for (std::uint32_t i = 0; i < pinned; ++i) highest = std::max(highest, hazards[i]);
-  if (pinned != 0) raise_high_water(highest);
-  for (std::uint32_t i = 0; i < pinned; ++i) {
-    out[i].hazard = hazards[i];
-    Lease& lease = leases[hazards[i]];
-    if (kind == kLeaseCopy) lease.deadline_ns.store(kNoDeadline, std::memory_order_relaxed);
-    lease.entry_and_kind.store(static_cast<std::uint64_t>(kind) << 32 | (out[i].entry + 1), std::memory_order_release);
+  const std::uint32_t slot = slots_.claim();
+  if (slot == kNoSlot) {
+    result.reason = kMissLeaseLimit;
+    return;
   }
-  pause_here();  // pinned, not re-checked
-  fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_hide.cpp)
-  result.pages = confirm(walk, out, pinned);
-  if (result.pages < pinned) result.reason = kMissAbsent;
-  return pinned;
+  Lease& lease = view_.leases(row_)[slot];
+  raise_high_water(slot);
+  if (kind == kLeaseCopy) lease.deadline_ns.store(kNoDeadline, std::memory_order_relaxed);
+  std::size_t left = walk.pages;
+  for (int attempt = 0; attempt < kAttempts && left != 0; ++attempt) {
+    lease.cover.store(cover_of(kind, left, pages[left - 1].entry), std::memory_order_release);
+    pause_here();  // pinned, not re-checked
+    fence_seq_cst();  // pairs with the fence between hiding and scanning (arena_hide.cpp)
+    const std::size_t standing = confirm(walk, pages, left);
+    if (standing == left) {
+      result.pages = left;
+      result.lease = slot;
+      return;
+    }
+    left = standing;
+    result.reason = kMissAbsent;
+  }
+  if (left != 0) result.reason = kMissRaced;
+  unpin(slot);
 }
 
 std::size_t Reader::confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const {
@@ -253,40 +265,39 @@ void Reader::touch(const FoundPage* pages, std::size_t count, std::uint64_t now_
   }
 }
 
-void Reader::unpin(const FoundPage* pages, std::size_t count) noexcept {
-  Lease* leases = view_.leases(row_);
-  std::uint32_t word = 0;
-  std::uint64_t slots = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t hazard = pages[i].hazard;
-    // Release: what was read under the hazard is read before the sidecar sees it cleared.
-    leases[hazard].entry_and_kind.store(0, std::memory_order_release);
-    if (slots != 0 && hazard / 64 != word) slots_.release_in(word, std::exchange(slots, 0));
-    word = hazard / 64;
-    slots |= 1ULL << (hazard % 64);
-  }
-  if (slots != 0) slots_.release_in(word, slots);
+// In the very word, never in another: a scan that looks at one word after the other could miss both. It finds the wider
+// cover or the narrower, and either holds what is kept. Release: what was read of the pages let go is read before.
+void Reader::narrow(std::uint32_t lease, const FoundPage& deepest, std::size_t pages) noexcept {
+  Word& cover = view_.leases(row_)[lease].cover;
+  const LeaseKind kind = kind_of(cover.load(std::memory_order_relaxed));
+  pause_here();  // wide, not narrow
+  cover.store(cover_of(kind, pages, deepest.entry), std::memory_order_release);
 }
 
-bool Reader::pin_instance(std::uint64_t instance, FoundPage* out) {
+void Reader::unpin(std::uint32_t lease) noexcept {
+  // Release: what was read under the hazard is read before the sidecar sees it cleared.
+  view_.leases(row_)[lease].cover.store(0, std::memory_order_release);
+  slots_.release(lease);
+}
+
+LookUpResult Reader::pin_instance(std::uint64_t instance, FoundPage* out) {
+  LookUpResult result;
+  result.view = view_number();
   const std::uint32_t number = static_cast<std::uint32_t>(instance) - 1;
-  if (number >= view_.geometry.entries) return false;
+  if (number >= view_.geometry.entries) return result;
   const Entry& entry = view_.entries[number];
   out->entry = number;
   out->generation = entry.generation.load(std::memory_order_acquire);
-  if ((out->generation & 1) != 0 || instance_of(*out) != instance) return false;
+  if ((out->generation & 1) != 0 || instance_of(*out) != instance) return result;
   const std::uint64_t place = entry.place.load(std::memory_order_relaxed);
   out->offset = (place >> 32) * kSlotAlign;
   out->payload_bytes = static_cast<std::uint32_t>(place);
   fence_acquire();
+  if (out->offset + out->payload_bytes > view_.geometry.data_bytes) return result;
   Walk walk;
   walk.pages = 1;
-  LookUpResult result;
-  const std::uint32_t pinned = publish_hazards(walk, kLeaseView, out, result);
-  const bool fits = out->offset + out->payload_bytes <= view_.geometry.data_bytes;
-  if (result.pages == 1 && fits) return true;
-  unpin(out, pinned);
-  return false;
+  publish_hazard(walk, kLeaseView, out, result);
+  return result;
 }
 
 LookUpResult Reader::copy_out(const Chain& chain, std::byte* const* destinations, std::size_t page_bytes,
@@ -318,7 +329,7 @@ LookUpResult Reader::copy_out(const Chain& chain, std::byte* const* destinations
     if (chain.start != 0) instances[chain.start - 1] = result.stands_on;
     for (std::size_t i = 0; i < copied; ++i) instances[chain.start + i] = instance_of(pages[i]);
   }
-  unpin(pages, pinned);
+  if (pinned != 0) unpin(std::exchange(result.lease, kNoSlot));
   result.pages = copied;
   return result;
 }

@@ -26,6 +26,7 @@ struct LookUpResult {
   std::uint64_t collisions = 0;
   std::uint64_t instance = kNoInstance;   // of the last page that `get` served
   std::uint64_t stands_on = kNoInstance;  // of keys[start − 1], on which the first page stands
+  std::uint32_t lease = kNoSlot;          // the word that pins the pages; none where there are none
 };
 
 // Pages to store without asking: keys[start …] of a chain, one source each.
@@ -85,11 +86,13 @@ class Reader {
   void end_request(std::uint32_t slot);
 
   LookUpResult match(const Chain& chain);
-  // Pins what it finds; `out` has room for all pages that are wanted. Not counted: the caller calls `account`.
+  // Pins what it finds, all of it by one lease; `out` has room for all pages that are wanted. Not counted: the caller calls `account`.
   LookUpResult pin(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out);
-  // Pins the one page that is this instance, whatever its freshness or expiry; false when it is gone or no lease is left.
-  bool pin_instance(std::uint64_t instance, FoundPage* out);
-  void unpin(const FoundPage* pages, std::size_t count) noexcept;
+  // Pins the one page that is this instance, whatever its freshness or expiry; none when it is gone or no lease is left.
+  LookUpResult pin_instance(std::uint64_t instance, FoundPage* out);
+  // Keeps only the `pages` that end with `deepest`: some of those, next to each other, that the lease covers. Never more.
+  void narrow(std::uint32_t lease, const FoundPage& deepest, std::size_t pages) noexcept;
+  void unpin(std::uint32_t lease) noexcept;
   // Look up under copy leases, copy, check generations and deadline again. `instances`, one a key where it is given, is
   // told those of the pages served and of the one that they stand on. Not counted.
   LookUpResult copy_out(const Chain& chain, std::byte* const* destinations, std::size_t page_bytes, std::uint64_t lease_ns,
@@ -109,7 +112,10 @@ class Reader {
   bool complete(std::uint32_t counter, const CountsDelta& delta) noexcept;
   // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
   std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
+  // Leases, each of however many pages.
   std::uint32_t held() const { return slots_.held(); }
+  // Whether the data file is not being pre-faulted any more.
+  bool prefault_ended() const { return !prefault_ || prefault_->ended(); }
 
  private:
   struct Taken {
@@ -129,19 +135,19 @@ class Reader {
   bool write_post(const PostRequest& request, const Taken* taken);
   void ring_doorbell() const noexcept;
   bool await_posted(const std::uint8_t* key, std::uint64_t& until_ns) const;
-  std::uint32_t publish_hazards(const Walk& walk, LeaseKind kind, FoundPage* out, LookUpResult& result);
+  void publish_hazard(const Walk& walk, LeaseKind kind, const FoundPage* pages, LookUpResult& result);
   std::size_t confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const;
   void touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
   void raise_high_water(std::uint32_t hazard) noexcept;
 
   std::unique_ptr<Mapping> control_, clients_, data_;
+  std::unique_ptr<BackgroundPrefault> prefault_;  // of data_, before which it ends
   Descriptor doorbell_;  // an eventfd that wakes the sidecar
   SpinLock post_lock_;
   ArenaView view_;
   std::uint32_t row_;
   bool writable_;
   std::uint64_t born_ = fork_generation();
-  std::uint32_t high_water_ = 0;
   LeaseSlots slots_;
   LeaseSlots requests_{kRequestViews};
   SpinLock count_locks_[kNamespacesPerRow];

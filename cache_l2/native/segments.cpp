@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "size_classes.hpp"
 
@@ -31,12 +32,11 @@ std::optional<std::uint64_t> Segments::allocate(std::uint32_t size_class, std::u
   }
   const std::uint32_t number = classes_[size_class].open.back();
   Segment& segment = segments_[number];
-  const std::uint32_t slot = segment.free_slots.back();
-  segment.free_slots.pop_back();
-  segment.owner[slot] = owner;
+  const std::uint32_t slot = segment.first_free & ~kFreeSlot;
+  segment.first_free = std::exchange(segment.owner[slot], owner);
   ++segment.used;
   --classes_[size_class].free_slots;
-  if (segment.free_slots.empty()) shut(number);
+  if (segment.free_slots() == 0) shut(number);
   return static_cast<std::uint64_t>(number) * segment_bytes_ +
          static_cast<std::uint64_t>(slot) * classes_[size_class].slot_bytes;
 }
@@ -46,8 +46,7 @@ void Segments::release(std::uint64_t offset) {
   Segment& segment = segments_[number];
   SizeClass& owner = classes_[segment.size_class];
   const auto slot = static_cast<std::uint32_t>(offset % segment_bytes_) / owner.slot_bytes;
-  segment.owner[slot] = kNoOwner;
-  segment.free_slots.push_back(slot);
+  segment.owner[slot] = std::exchange(segment.first_free, kFreeSlot | slot);
   --segment.used;
   if (!segment.draining) {
     ++owner.free_slots;
@@ -65,20 +64,30 @@ void Segments::drain(std::uint32_t number) {
   if (segment.draining) return;
   segment.draining = true;
   if (segment.open_at != kNoSegment) {
-    classes_[segment.size_class].free_slots -= segment.free_slots.size();
+    classes_[segment.size_class].free_slots -= segment.free_slots();
     shut(number);
   }
   if (segment.used == 0) retire(number);
+}
+
+void Segments::reopen(std::uint32_t number) {
+  Segment& segment = segments_[number];
+  if (!segment.draining) return;
+  segment.draining = false;
+  if (segment.free_slots() == 0) return;
+  classes_[segment.size_class].free_slots += segment.free_slots();
+  open(number);
 }
 
 void Segments::assign(std::uint32_t number, std::uint32_t size_class) {
   Segment& segment = segments_[number];
   const std::uint32_t slots = slots_per_segment(size_class);
   segment.size_class = size_class;
-  segment.owner.assign(slots, kNoOwner);
-  segment.free_slots.clear();
-  for (std::uint32_t slot = slots; slot-- > 0;) segment.free_slots.push_back(slot);
-  ++classes_[size_class].segments;
+  segment.owner.resize(slots);
+  segment.first_free = kNoFreeSlot;
+  for (std::uint32_t slot = slots; slot-- > 0;) segment.owner[slot] = std::exchange(segment.first_free, kFreeSlot | slot);
+  segment.listed_at = static_cast<std::uint32_t>(classes_[size_class].segments.size());
+  classes_[size_class].segments.push_back(number);
   classes_[size_class].free_slots += slots;
   open(number);
 }
@@ -102,10 +111,12 @@ void Segments::retire(std::uint32_t number) {
   Segment& segment = segments_[number];
   SizeClass& owner = classes_[segment.size_class];
   if (segment.open_at != kNoSegment) {
-    owner.free_slots -= segment.free_slots.size();
+    owner.free_slots -= segment.free_slots();
     shut(number);
   }
-  --owner.segments;
+  segments_[owner.segments.back()].listed_at = segment.listed_at;
+  owner.segments[segment.listed_at] = owner.segments.back();
+  owner.segments.pop_back();
   segment = Segment{};
   free_.push_back(number);
 }
@@ -125,20 +136,24 @@ void Segments::check() const {
       continue;
     }
     ++owned[s.size_class];
+    const auto& listed = classes_[s.size_class].segments;
+    require(s.listed_at < listed.size() && listed[s.listed_at] == i, name + " is not where its class lists it");
     std::uint32_t used = 0;
-    for (const std::uint32_t entry : s.owner) used += entry != kNoOwner;
+    for (const std::uint32_t entry : s.owner) used += !is_free_slot(entry);
     require(used == s.used, name + " miscounts its slots in use");
-    require(used + s.free_slots.size() == s.owner.size(), name + " has lost slots");
-    require((s.open_at != kNoSegment) == (!s.draining && !s.free_slots.empty()), name + " is wrongly open or shut");
+    std::uint32_t linked = 0;
+    for (std::uint32_t at = s.first_free; at != kNoFreeSlot && linked <= s.owner.size(); at = s.owner[at & ~kFreeSlot]) ++linked;
+    require(linked == s.free_slots(), name + " has lost slots");
+    require((s.open_at != kNoSegment) == (!s.draining && s.free_slots() != 0), name + " is wrongly open or shut");
     if (s.open_at != kNoSegment) {
-      require(classes_[s.size_class].open[s.open_at] == i, name + " is not where its class lists it");
-      free_slots[s.size_class] += s.free_slots.size();
+      require(classes_[s.size_class].open[s.open_at] == i, name + " is not where its class lists it as open");
+      free_slots[s.size_class] += s.free_slots();
     }
   }
   require(unassigned_seen == free_.size(), "the list of free segments is wrong");
   for (std::uint32_t c = 0; c < classes(); ++c) {
     require(free_slots[c] == classes_[c].free_slots, "class " + std::to_string(c) + " miscounts its free slots");
-    require(owned[c] == classes_[c].segments, "class " + std::to_string(c) + " miscounts its segments");
+    require(owned[c] == classes_[c].segments.size(), "class " + std::to_string(c) + " miscounts its segments");
   }
 }
 

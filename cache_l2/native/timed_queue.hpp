@@ -10,7 +10,7 @@ namespace stratakv {
 struct TimedItem {
   std::uint64_t due;
   std::uint32_t entry;
-  std::uint64_t generation;  // of the entry when it was pushed
+  std::uint32_t generation;  // of the entry when it was pushed, its lower half
 };
 
 class TimedQueue {

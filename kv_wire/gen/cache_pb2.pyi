@@ -444,8 +444,26 @@ class L3Status(_message.Message):
     records: _containers.ScalarMap[str, int]
     def __init__(self, why_off: _Optional[str] = ..., kind: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[L3ServerStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., loads: _Optional[_Mapping[str, int]] = ..., stores: _Optional[_Mapping[str, int]] = ..., records: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class MemoryStatus(_message.Message):
+    __slots__ = ("huge_pages_asked", "huge_pages", "huge_page_bytes", "mapped_bytes", "huge_pages_note", "placement", "placement_note")
+    HUGE_PAGES_ASKED_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_NOTE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NOTE_FIELD_NUMBER: _ClassVar[int]
+    huge_pages_asked: str
+    huge_pages: str
+    huge_page_bytes: int
+    mapped_bytes: int
+    huge_pages_note: str
+    placement: str
+    placement_note: str
+    def __init__(self, huge_pages_asked: _Optional[str] = ..., huge_pages: _Optional[str] = ..., huge_page_bytes: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., huge_pages_note: _Optional[str] = ..., placement: _Optional[str] = ..., placement_note: _Optional[str] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions", "l3")
+    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions", "l3", "memory")
     class ArenaEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +505,7 @@ class StatusResponse(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     L3_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     version: str
     life: bytes
     pid: int
@@ -507,4 +526,5 @@ class StatusResponse(_message.Message):
     log: LogStatus
     weights_versions: _containers.ScalarMap[str, str]
     l3: L3Status
-    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ..., l3: _Optional[_Union[L3Status, _Mapping]] = ...) -> None: ...
+    memory: MemoryStatus
+    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ..., l3: _Optional[_Union[L3Status, _Mapping]] = ..., memory: _Optional[_Union[MemoryStatus, _Mapping]] = ...) -> None: ...

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import stat
 from pathlib import Path
 
-from cache_l2.attach_socket import peer_of
 from kv_types.errors import ConfigError, EndpointInUseError
+from sidecar.endpoint import holder_of
 
 _MODE = 0o600
 
@@ -55,15 +54,7 @@ def _clear_stale(path: Path) -> None:
         raise ConfigError(f"the attach socket can't be at {path}: {error}") from error
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"{path} exists and is no socket: remove it, or choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as probe:
-        probe.setblocking(False)
-        status = probe.connect_ex(os.fspath(path))
-        if status == 0:
-            raise EndpointInUseError(
-                f"process {peer_of(probe).pid} listens at {path}: stop it, or choose another path"
-            )
-        if status != errno.ECONNREFUSED:
-            raise EndpointInUseError(
-                f"somebody holds {path} ({os.strerror(status)}): stop it, or choose another path"
-            )
+    holder = holder_of(path)
+    if holder is not None:
+        raise EndpointInUseError(f"{holder} listens at {path}: stop it, or choose another path")
     path.unlink()

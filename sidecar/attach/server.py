@@ -38,8 +38,7 @@ from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import LimitExceededError, OverloadedError, ProtocolError, StrataError
 from kv_types.limits import (
-    ATTACH_DEADLINE_S_DEFAULT,
-    ATTACH_HANDSHAKES_MAX,
+    CLIENT_ROWS_PER_PROCESS_MAX,
     LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
 )
 from kv_types.validity import EngineMode
@@ -47,6 +46,7 @@ from sidecar.attach.connection import Asked, AttachedProcess, Connection, Receiv
 from sidecar.attach.endpoint import listen_on, unlink_own
 from sidecar.attach.loads import ClientLoads
 from sidecar.attach.requests import Request, carry_out
+from sidecar.attach.strangers import Strangers
 from sidecar.attach.welcome import Refusing, judge_hello, welcome
 from sidecar.l3.loads import Loads
 from sidecar.log.directory import ListsNamespaces
@@ -55,6 +55,8 @@ from sidecar.logs import SeldomLogger, logger
 _BACKLOG = 128
 _ACCEPTS_PER_WAKE = 16
 _MESSAGES_PER_WAKE = 8
+_TURN_S = 0.002
+"""A client whose messages have kept the event loop for so long lets others have their turn."""
 _ACCEPT_PAUSE_S = 0.2
 
 Observer: TypeAlias = Callable[[str, float], None]
@@ -97,6 +99,7 @@ class AttachServer:
         self._inode = 0
         self._receiver = DatagramReceiver()
         self._connections: set[Connection] = set()
+        self._strangers = Strangers(self._on_silence)
         self._processes: dict[int, AttachedProcess] = {}
         self._counts: Counter[str] = Counter()
         self._empty = asyncio.Event()
@@ -184,26 +187,26 @@ class AttachServer:
     def _take_in(self, accepted: socket.socket) -> None:
         loop = self._running_loop()
         self._counts["accepted"] += 1
-        strangers = sum(connection.process is None for connection in self._connections)
-        if strangers >= ATTACH_HANDSHAKES_MAX:
-            self._counts["shed"] += 1
-            accepted.close()
-            return
         accepted.setblocking(False)
         connection = Connection(accepted, peer_of(accepted), loop)
         self._connections.add(connection)
         loop.add_reader(accepted, self._on_readable, connection)
-        loop.call_later(ATTACH_DEADLINE_S_DEFAULT, self._expect_attached, connection)
+        shed = self._strangers.admit(connection, loop)
+        if shed is not None:
+            self._counts["shed"] += 1
+            self._close(shed)
 
-    def _expect_attached(self, connection: Connection) -> None:
-        if connection.process is None and not connection.is_closed:
-            self._counts["handshakes_timed_out"] += 1
-            self._close(connection)
+    def _on_silence(self, connection: Connection) -> None:
+        self._counts["handshakes_timed_out"] += 1
+        self._close(connection)
 
     def _on_readable(self, connection: Connection) -> None:
+        turn_ends = time.perf_counter() + _TURN_S
         try:
             for _ in range(_MESSAGES_PER_WAKE):
                 if connection.is_closed or not self._take_message(connection):
+                    return
+                if time.perf_counter() > turn_ends:
                     return
         except Exception:  # noqa: BLE001  (the boundary to what clients send: one of them must not stop the loop)
             self._drop_unhandled(connection)
@@ -364,6 +367,7 @@ class AttachServer:
             return
         connection.close()
         self._connections.discard(connection)
+        self._strangers.leave(connection)
         process, connection.process = connection.process, None  # no cycle that only the collector ends
         if process is not None:
             self._loads.abandon(process)
@@ -386,6 +390,11 @@ class AttachServer:
             self._refuse(connection, request, refusal)
             return
         self._end_gone(connection, hello)
+        rows = sum(bool(one.pid) and one.pid == connection.pid for one in self._processes.values())
+        if rows >= CLIENT_ROWS_PER_PROCESS_MAX:
+            text = f"process {connection.pid} has {rows} client rows, all that one may have: share a client, or close some"
+            self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, text))
+            return
         try:
             row = self._store.open_client(connection.pid, engine=hello.engine, name=hello.name)
         except LimitExceededError as error:
@@ -404,6 +413,7 @@ class AttachServer:
             raise
         descriptors.clear()  # the pidfd is the process's now
         connection.process = process
+        self._strangers.leave(connection)
         self._processes[row] = process
         self._counts["attached"] += 1
         try:

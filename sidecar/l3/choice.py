@@ -71,7 +71,7 @@ def bounds(settings: Settings) -> Bounds:
         requests=limits.L3_LOADS_MAX,
         pages=limits.L3_PAGES_WANTED_MAX,
         flights=limits.L3_FLIGHTS_MAX,
-        flight_bytes=int(settings.arena_size * limits.L3_FLIGHT_BYTES_FRACTION),
+        flight_bytes=int(settings.arena_bytes * limits.L3_FLIGHT_BYTES_FRACTION),
         run_pages=limits.L3_RUN_PAGES,
         probe_pages=limits.L3_PROBE_PAGES_MAX,
         absent_pages=limits.L3_ABSENT_MEMO_MAX,

@@ -13,45 +13,28 @@ from hypothesis import strategies as st
 
 from cache_l2.memory import (
     ArenaSizes,
-    MemoryProbe,
     arena_sizes,
+    auto_arena_size,
     check_arena_fits,
     default_pages_max,
     default_segment_bytes,
 )
 from kv_types.errors import ArenaTooLargeError, ConfigError
-from kv_types.limits import ARENA_BYTES_MIN, ARENA_PAGES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
+from kv_types.limits import (
+    ARENA_BYTES_MIN,
+    ARENA_PAGES_MAX,
+    AUTO_ARENA_BYTES_MIN,
+    AUTO_HEADROOM_BYTES,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+)
+from tests.cache_l2.machines import Machine
 
 MIB = 1 << 20
-NO_LIMIT = resource.RLIM_INFINITY
 
 
 def sizes(arena_bytes: int) -> ArenaSizes:
     return arena_sizes(arena_bytes, index_bytes_per_page=208, fixed_index_bytes=MIB)
-
-
-class Machine:
-    """A made-up /proc and /sys/fs/cgroup."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc, self.cgroups = root / "proc", root / "cgroup"
-        self.limits: dict[int, int] = {}
-        self.write(self.proc / "meminfo", f"MemTotal: 99 kB\nMemAvailable: {1024 * 1024} kB\n")
-        self.cgroups.mkdir()
-
-    def write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def group(self, path: str, **figures: str) -> None:
-        for name, text in figures.items():
-            self.write(self.cgroups / path / name.replace("__", "."), text)
-
-    def probe(self) -> MemoryProbe:
-        return MemoryProbe(
-            proc=self.proc, cgroup_root=self.cgroups,
-            limits=lambda kind: (self.limits.get(kind, NO_LIMIT), NO_LIMIT),
-        )  # fmt: skip
 
 
 @pytest.fixture
@@ -195,3 +178,82 @@ def test_bad_sizes_name_the_setting(arena_bytes: int, segment_bytes: int, pages_
             index_bytes_per_page=1,
             fixed_index_bytes=1,
         )
+
+
+def test_auto_takes_its_share_of_what_the_tightest_limit_leaves(machine: Machine) -> None:
+    machine.memory(MemAvailable=8192 * 1024)
+    chosen = auto_arena_size(machine.probe(), share=0.5, sizes=sizes)
+    assert "MemAvailable" in chosen.bound.source
+    assert 3950 * MIB < chosen.arena_bytes < 4096 * MIB
+    assert sizes(chosen.arena_bytes).needed_bytes <= 4096 * MIB
+    machine.write(machine.proc / "self/cgroup", "0::/outer/inner\n")
+    machine.group("outer", memory__max=str(2048 * MIB), memory__current="0")
+    machine.group("outer/inner", memory__max=str(6144 * MIB), memory__current="0")
+    chosen = auto_arena_size(machine.probe(), share=0.25, sizes=sizes)
+    assert "outer/memory.max" in chosen.bound.source
+    assert 450 * MIB < chosen.arena_bytes < 512 * MIB
+
+
+def test_auto_leaves_others_room_however_large_its_share(machine: Machine) -> None:
+    machine.memory(MemAvailable=1024 * 1024)
+    chosen = auto_arena_size(machine.probe(), share=0.95, sizes=sizes)
+    assert sizes(chosen.arena_bytes).needed_bytes <= 1024 * MIB - AUTO_HEADROOM_BYTES
+
+
+@pytest.mark.parametrize(("kind", "need"), [(resource.RLIMIT_AS, "mapped"), (resource.RLIMIT_FSIZE, "file")])
+def test_auto_keeps_within_the_limits_of_the_process(machine: Machine, kind: int, need: str) -> None:
+    machine.memory(MemAvailable=8192 * 1024)
+    machine.write(machine.proc / "self/status", "VmSize: 0 kB\n")
+    machine.limits[kind] = 1000 * MIB
+    chosen = auto_arena_size(machine.probe(), share=0.5, sizes=sizes)
+    assert "RLIMIT" in chosen.bound.source
+    made = sizes(chosen.arena_bytes)
+    assert 900 * MIB < {"mapped": made.mapped_bytes, "file": made.largest_file_bytes}[need] <= 1000 * MIB
+
+
+def test_auto_does_not_start_with_next_to_nothing(machine: Machine) -> None:
+    machine.memory(MemAvailable=600 * 1024)
+    with pytest.raises(
+        ArenaTooLargeError, match=r"arena_size is auto.*MemAvailable.*600\.0 MiB.*64\.0 MiB.*name a size"
+    ):
+        auto_arena_size(machine.probe(), share=0.5, sizes=sizes)
+
+
+def test_auto_of_a_machine_that_tells_nothing_is_refused(machine: Machine) -> None:
+    machine.write(machine.proc / "meminfo", "")
+    with pytest.raises(ConfigError, match="name a size"):
+        auto_arena_size(machine.probe(), share=0.5, sizes=sizes)
+
+
+def test_auto_takes_all_huge_pages_that_are_set_apart(machine: Machine) -> None:
+    machine.pool(nr_hugepages=1024, free_hugepages=1000)
+    chosen = auto_arena_size(machine.probe(), share=0.5, sizes=sizes, in_huge_pages=True)
+    assert "pool" in chosen.bound.source
+    assert 990 <= sizes(chosen.arena_bytes).huge_pages <= 1000
+    machine.pool(nr_hugepages=24, free_hugepages=10)
+    with pytest.raises(ArenaTooLargeError, match=r"vm\.nr_hugepages="):
+        auto_arena_size(machine.probe(), share=0.5, sizes=sizes, in_huge_pages=True)
+
+
+@given(available_mib=st.integers(1, 1 << 20), limit_mib=st.integers(1, 1 << 20), share=st.floats(0.01, 0.95))
+def test_what_auto_chooses_fits_and_leaves_what_it_must(
+    tmp_path_factory: pytest.TempPathFactory, available_mib: int, limit_mib: int, share: float
+) -> None:
+    machine = Machine(tmp_path_factory.mktemp("machine"))
+    machine.memory(MemAvailable=available_mib * 1024)
+    machine.write(machine.proc / "self/cgroup", "0::/a\n")
+    machine.group("a", memory__max=str(limit_mib * MIB), memory__current="0")
+    least_mib = min(available_mib, limit_mib)
+    try:
+        chosen = auto_arena_size(machine.probe(), share=share, sizes=sizes)
+    except ArenaTooLargeError:
+        room = min(share * least_mib * MIB, least_mib * MIB - AUTO_HEADROOM_BYTES)
+        assert sizes(AUTO_ARENA_BYTES_MIN).needed_bytes > room
+        return
+    check_arena_fits(sizes(chosen.arena_bytes), machine.probe())
+    assert chosen.bound.available_bytes == least_mib * MIB
+    needed = sizes(chosen.arena_bytes).needed_bytes
+    assert needed <= min(share * least_mib * MIB, least_mib * MIB - AUTO_HEADROOM_BYTES)
+    assert sizes(chosen.arena_bytes + 2 * sizes(chosen.arena_bytes).segment_bytes).needed_bytes > min(
+        int(share * least_mib * MIB), least_mib * MIB - AUTO_HEADROOM_BYTES
+    )

@@ -56,10 +56,13 @@ def test_a_full_hit_is_counted_at_once(may_load: bool) -> None:
 
 def test_only_what_a_load_could_help_waits_for_one() -> None:
     """Stale, closed, raced or expired look-ups, and those without a lease to give, are over."""
-    world = NativeArena(leases_per_row=2)
+    world = NativeArena(leases_per_row=1)
     keys = chain("a", 4)
     world.put(keys)
+    held = world.reader.pin(world.arena.instance(keys[0]) or 0)
     assert world.reader.lease(0, joined(keys), may_load=True, namespace=1).reason == MissReason.LEASE_LIMIT
+    assert held is not None
+    held.release()
     world.arena.publish_freshness(1)
     assert world.reader.lease(0, joined(keys), may_load=True, namespace=1).reason == MissReason.STALE
     into = bytearray(4 * PAGE)

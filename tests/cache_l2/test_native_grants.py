@@ -19,7 +19,7 @@ from cache_l2._native import Reader
 from kv_types import limits
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
 from kv_types.validity import stored_instance
-from tests.support.native_arena import FAR_NS, NO_LOG, PAGE, NativeArena, chain, payload, selection
+from tests.support.native_arena import FAR_NS, NO_LOG, PAGE, NativeArena, chain, now_ns, payload, selection
 
 ASK, POSTED, LATE = 0, 1, 2
 STORED = (PutStatus.STORED, RefuseReason.NONE)
@@ -47,7 +47,12 @@ class Poster:
 
     def grant(self, slots: int, *, page_bytes: int = PAGE, bytes_max: int = PLENTY, spared: int = 0) -> int:
         return self.world.arena.grant(
-            row=self.row, payload_bytes=page_bytes, wanted=slots, bytes_max=bytes_max, spared=spared
+            row=self.row,
+            payload_bytes=page_bytes,
+            wanted=slots,
+            bytes_max=bytes_max,
+            now_ns=now_ns(),
+            spared=spared,
         )
 
     def post(self, keys: Sequence[bytes], *, start: int = 0, **given: Any) -> tuple[int, list[int]]:

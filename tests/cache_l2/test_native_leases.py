@@ -42,7 +42,8 @@ def test_views_show_the_pages_and_end_with_the_lease() -> None:
             lease[5]
         with pytest.raises(TypeError):
             views[0][0] = 1
-        assert world.reader.held() == 5
+        assert world.reader.held() == 1
+        assert world.arena.row_statistics(world.row)["leases"] == 5
     assert world.reader.held() == 0
     with pytest.raises(ValueError, match="released"):
         views[0].tobytes()
@@ -58,14 +59,14 @@ def test_a_view_that_is_still_looked_at_keeps_its_page() -> None:
     array = np.frombuffer(lease[1], dtype=np.uint8)
     part = lease[2][100:200]
     lease.release()
-    assert world.reader.held() == 2
+    assert world.arena.row_statistics(world.row)["leases"] == 2
     world.hide(keys[0])
     assert world.arena.statistics()["entries_hidden_leased"] == 2
     assert array.tobytes() == payload(keys[1])
     assert part.tobytes() == payload(keys[2])[100:200]
     del array
     gc.collect()
-    assert world.reader.held() == 1
+    assert world.arena.row_statistics(world.row)["leases"] == 1
     world.arena.expire(now_ns())
     assert world.arena.statistics()["entries_hidden_leased"] == 1
     part.release()
@@ -91,7 +92,7 @@ def test_a_dropped_lease_lets_go() -> None:
     lease = world.reader.lease(0, b"".join(keys), namespace=1)
     view = lease[0]
     del lease
-    assert world.reader.held() == 1
+    assert (world.reader.held(), world.arena.row_statistics(world.row)["leases"]) == (1, 1)
     assert bytes(view) == payload(keys[0])
     del view
     assert world.reader.held() == 0
@@ -110,7 +111,7 @@ def test_c11_nothing_is_freed_early_and_counts_never_go_below_zero() -> None:
     mine.release()
     with mine:
         pass
-    assert (world.reader.held(), other.held()) == (0, 2)
+    assert (world.reader.held(), other.held()) == (0, 1)
     assert world.hide(keys[0]) == 2
     assert world.arena.statistics()["entries_hidden_leased"] == 2
     for number in range(400):
@@ -159,26 +160,24 @@ def test_invalidated_and_leased_pages_are_created_anew_at_once() -> None:
     assert world.resident(keys) == 3
 
 
-def test_a_client_leases_at_most_its_limit() -> None:
-    world = NativeArena(leases_per_row=5)
+def test_a_client_holds_at_most_its_limit_of_leases_however_long_they_are() -> None:
+    world = NativeArena(leases_per_row=2)
     keys = chain("a", 8)
     world.put(keys)
-    lease = world.reader.lease(0, b"".join(keys), namespace=1)
-    assert (lease.pages, lease.reason) == (5, MissReason.LEASE_LIMIT)
-    second = world.reader.lease(0, b"".join(keys), namespace=1)
-    assert (second.pages, second.reason) == (0, MissReason.LEASE_LIMIT)
-    destination = bytearray(8 * PAGE)
-    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE, namespace=1)[:2] == (
-        0,
-        MissReason.LEASE_LIMIT,
-    )
-    lease.release()
-    assert world.reader.get(0, b"".join(keys), destination, page_bytes=PAGE, namespace=1)[:2] == (
-        5,
-        MissReason.LEASE_LIMIT,
-    )
-    assert bytes(destination[: 5 * PAGE]) == b"".join(payload(key) for key in keys[:5])
-    assert world.counts()["miss_6"] == 3 + 8 + 8 + 3
+    packed, destination = b"".join(keys), bytearray(8 * PAGE)
+    first, second = (world.reader.lease(0, packed, namespace=1) for _ in range(2))
+    assert (first.pages, second.pages) == (8, 8)
+    refused = world.reader.lease(0, packed, namespace=1)
+    assert (refused.pages, refused.reason) == (0, MissReason.LEASE_LIMIT)
+    copied = world.reader.get(0, packed, destination, page_bytes=PAGE, namespace=1)
+    assert copied[:2] == (0, MissReason.LEASE_LIMIT)
+    assert world.reader.pin(first.instance) is None
+    refused.release()
+    first.release()
+    copied = world.reader.get(0, packed, destination, page_bytes=PAGE, namespace=1)
+    assert copied[:2] == (8, MissReason.NONE)
+    assert bytes(destination) == b"".join(payload(key) for key in keys)
+    assert world.counts()["miss_6"] == 8 + 8
 
 
 def test_c11_a_release_after_expiry_frees_once_and_only_what_is_its_own() -> None:

@@ -413,7 +413,7 @@ def test_c25_an_arena_larger_than_memory_is_a_clear_error_at_start() -> None:
 def test_c25_what_no_limit_told_is_still_a_clear_error_and_never_a_signal() -> None:
     code = (
         "import resource\n"
-        "from cache_l2.memory import MemoryProbe\n"
+        "from cache_l2.memory_probe import MemoryProbe\n"
         "from cache_l2.store import ArenaConfig, ArenaStore\n"
         "from invalidation.validity import Validity\n"
         "from kv_types.clock import BoottimeClock\n"

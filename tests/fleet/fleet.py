@@ -14,16 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
 import psutil
 
 from kv_types.clock import BoottimeClock
-from kv_wire.admin_calls import AdminCalls
-from kv_wire.admin_conversions import selector_to_wire
-from kv_wire.channel import open_channel
-from kv_wire.gen import admin_pb2
 from tests.fleet.accounts import Account
 from tests.fleet.checker import (
     Broken,
@@ -37,10 +31,11 @@ from tests.fleet.checker import (
     broke_whole,
 )
 from tests.fleet.history import HistoryFile, LookUp
+from tests.fleet.invalidating import invalidate
 from tests.fleet.metronome import Metronome, Pause
 from tests.fleet.purges import Purge, Purged
 from tests.fleet.worker import WorkerPlan
-from tests.support.daemon import ROOT, clean_environment, run_command
+from tests.support.daemon import ROOT, clean_environment
 from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
 from tests.support.redis_cluster import RedisCluster
@@ -55,7 +50,6 @@ ARENA_BYTES = 16 * 2**20
 HISTORY_BYTES_MAX = 64 * 2**20
 SHARED_NS = 2_000_000_000
 """So long after a worker has got a page, every node is due to have it through L3, on a machine that is busy with all this."""
-UNREACHABLE, UNCONFIRMED = 1, 3
 SIDECAR_FLAGS = (
     "--freshness-lease", f"{LEASE_S}s", "--pause-bound", f"{PAUSE_S}s", "--skew-bound", "0",
     "--log-deadline", "500ms", "--copy-kernel", "memcpy", "--metrics-port", "off", "--no-prefault",
@@ -75,7 +69,7 @@ class Load:
     per_s: float = 60.0
     compute_ms_max: float = 200.0
     l1_share: float = 0.5
-    units: int = 1
+    units: Sequence[int] = (1,)
     deadlines_ms: tuple[float, ...] = ()
 
 
@@ -245,18 +239,8 @@ class Fleet:
         by_command: bool = False,
     ) -> Purged:
         """Invalidate through a sidecar, over its gRPC or by the command; what came of it is part of the history."""
-        invoked_ns = _CLOCK.now_ns()
-        call = self._by_command if by_command else self._by_grpc
-        exit_code, told = call(purge, self.sidecars[via].runtime, wait, timeout_s)
-        purged = Purged(
-            purge=purge,
-            invoked_ns=invoked_ns,
-            ended_ns=_CLOCK.now_ns(),
-            exit_code=exit_code,
-            reason=str(told.get("reason", "")),
-            missing=[_pid(member) for member in told.get("missing", ())],
-            gone=[_pid(member) for member in told.get("gone", ())],
-        )
+        runtime = self.sidecars[via].runtime
+        purged = invalidate(purge, runtime, wait=wait, timeout_s=timeout_s, by_command=by_command)
         with self._lock:
             self._purged.append(purged)
         return purged
@@ -265,35 +249,6 @@ class Fleet:
     def purged(self) -> Sequence[Purged]:
         with self._lock:
             return tuple(self._purged)
-
-    def _by_command(
-        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
-    ) -> tuple[int, dict[str, Any]]:
-        done = run_command(
-            "invalidate", *purge.arguments(), "--wait", wait, "--timeout", f"{timeout_s}s", "--json",
-            "--reason", "a test", "--runtime-dir", str(runtime), timeout_s=timeout_s + 20.0,
-        )  # fmt: skip
-        return done.returncode, json.loads(done.stdout) if done.stdout else {"reason": done.stderr}
-
-    def _by_grpc(
-        self, purge: Purge, runtime: Path, wait: str, timeout_s: float
-    ) -> tuple[int, dict[str, Any]]:
-        request = admin_pb2.InvalidateRequest(
-            selectors=[selector_to_wire(purge.selector())], reason="a test", author="tests",
-            wait=f"WAIT_{wait.upper()}", timeout_ms=int(timeout_s * 1000),
-        )  # fmt: skip
-        with open_channel(f"unix:{runtime / 'grpc.sock'}") as channel:
-            try:
-                answer = AdminCalls(channel).invalidate(request, timeout=timeout_s + 2.0)
-            except grpc.RpcError as error:
-                return UNREACHABLE, {"reason": str(error)}
-        reason = admin_pb2.Unconfirmed.Name(answer.unconfirmed).removeprefix("UNCONFIRMED_").lower()
-        told = {
-            "reason": "" if answer.confirmed else reason,
-            "missing": [{"note": json.loads(member.note)} for member in answer.missing],
-            "gone": [{"note": json.loads(member.note)} for member in answer.gone],
-        }
-        return 0 if answer.confirmed else UNCONFIRMED, told
 
     # --- the history ---
 
@@ -434,8 +389,3 @@ def fleet_of(
             yield fleet
         finally:
             fleet.end()
-
-
-def _pid(member: dict[str, Any]) -> int:
-    note = member["note"]
-    return int(note["pid"]) if isinstance(note, dict) and "pid" in note else 0

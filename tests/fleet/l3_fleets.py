@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -17,14 +16,14 @@ from tests.fleet.faults import Fault
 from tests.fleet.fleet import LEASE_S, Fleet, Load, fleet_of
 from tests.fleet.purges import Purge
 from tests.fleet.purging import purging, wait_s
-from tests.support.daemon import run_command
+from tests.support.daemon import read_status
 from tests.support.fault_relay import FaultRelay
 from tests.support.polling import wait_until
 from tests.support.redis_cluster import redis_cluster
 from tests.support.redis_servers import RedisServer
 
 DEADLINES_MS = (20.0, 50.0, 250.0)
-LOAD = Load(units=8, deadlines_ms=DEADLINES_MS, per_s=40.0)
+LOAD = Load(units=(8,), deadlines_ms=DEADLINES_MS, per_s=40.0)
 HEAL_S_MAX = 15.0
 """From a fault's end to hits, and to pages of others, on every node: a window to settle, a breaker's pause, a crowded machine."""
 OPENED_LATER_MAX = 16
@@ -113,10 +112,7 @@ def suffer(fleet: Fleet, of_l3: Sequence[Fault], of_nodes: Sequence[Fault]) -> N
 
 def status_of(fleet: Fleet, number: int) -> dict[str, Any]:
     """What a sidecar says of itself."""
-    done = run_command("status", "--json", "--runtime-dir", str(fleet.sidecars[number].runtime))
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    return read_status(fleet.sidecars[number].runtime)
 
 
 def wind_up(fleet: Fleet, *, never_killed: Sequence[int]) -> None:

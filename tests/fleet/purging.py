@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kv_types.clock import BoottimeClock
-from tests.fleet.fleet import Fleet
+from tests.fleet.fleet import Fleet, Load
 from tests.fleet.purges import Purge
 from tests.support.polling import wait_until
 
@@ -64,15 +64,7 @@ def purging(
     producers = [10 * sidecar + number for sidecar in range(3) for number in range(2)]
 
     def choose(number: int) -> tuple[Purge, int]:
-        tenant = draw.randrange(load.tenants)
-        kinds = [
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
-            Purge(tenant=tenant, producer=draw.choice(producers)),
-            Purge(tag=draw.randrange(load.tags)),
-            Purge(tenant=tenant),
-        ]
-        return kinds[number % len(kinds)], sidecars[number % len(sidecars)]
+        return draw_purge(draw, load, producers, number), sidecars[number % len(sidecars)]
 
     return Purging(fleet, choose, timeout_s=timeout_s, pause_s=pause_s)
 
@@ -81,3 +73,16 @@ def wait_s(seconds: float) -> None:
     """Let processes go on for so long."""
     end_ns = _CLOCK.now_ns() + int(seconds * 1e9)
     wait_until(lambda: _CLOCK.now_ns() >= end_ns, timeout_s=seconds + 5.0)
+
+
+def draw_purge(draw: random.Random, load: Load, producers: Sequence[int], number: int) -> Purge:
+    """Something to invalidate, of each kind by turns."""
+    tenant = draw.randrange(load.tenants)
+    kinds = [
+        Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
+        Purge(tenant=tenant, chain=draw.randrange(load.chains), page=draw.randrange(load.pages)),
+        Purge(tenant=tenant, producer=draw.choice(producers)),
+        Purge(tag=draw.randrange(load.tags)),
+        Purge(tenant=tenant),
+    ]
+    return kinds[number % len(kinds)]

@@ -14,7 +14,8 @@ import pytest
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace, Weights
 from kv_types.outcomes import MissReason, Refused, RefuseReason, Stored
-from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet, Load, fleet_of
+from tests.fleet.fleet import LEASE_S, WINDOW_S, Fleet, Load, fleet_of
+from tests.fleet.invalidating import UNCONFIRMED, UNREACHABLE
 from tests.fleet.station import Station
 from tests.support.daemon import run_command
 from tests.support.pages import namespace_of

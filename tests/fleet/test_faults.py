@@ -15,7 +15,8 @@ from kv_types.limits import LOG_RECORDS_KEPT_MAX
 from kv_types.selectors import Selector
 from tests.fleet.checker import availability
 from tests.fleet.faults import FAULTS_OF_LOG, FAULTS_OF_NODES, one_stopped, redis_full
-from tests.fleet.fleet import LEASE_S, UNCONFIRMED, UNREACHABLE, WINDOW_S, Fleet
+from tests.fleet.fleet import LEASE_S, WINDOW_S, Fleet
+from tests.fleet.invalidating import UNCONFIRMED, UNREACHABLE
 from tests.fleet.purges import Purge
 from tests.fleet.purging import purging, wait_s
 from tests.support.daemon import run_command

@@ -24,6 +24,7 @@ from kv_types.page_keys import pack_keys
 from kv_types.validity import ObservedView
 from tests.cache_l1.fakes import ByteMemory
 from tests.fleet.accounts import Account, Tally
+from tests.fleet.doings import Activity, Doing
 from tests.fleet.history import Recorder
 from tests.fleet.stamped import (
     PAGE_BYTES,
@@ -50,7 +51,8 @@ _CLOCK = BoottimeClock()
 class WorkerPlan:
     """What one worker does. `compute_ms_max`: the longest that a computation takes; `l1_share`: of look-ups through L1.
 
-    Without `shared_memory` it uses gRPC alone, and has no L1 that could be trusted. Pages have `units` × PAGE_BYTES.
+    Without `shared_memory` it uses gRPC alone, and has no L1 that could be trusted. Tenants take turns in the sizes of their
+    pages: so many `units` of PAGE_BYTES each. `doing`: a file of Doings, where it marks as number `producer` what it does.
     `deadlines_ms`: a look-up is given one of them to bring what its node lacks; without any, look-ups wait for nothing.
     """
 
@@ -66,9 +68,10 @@ class WorkerPlan:
     compute_ms_max: float
     l1_share: float
     shared_memory: bool
-    units: int
+    units: Sequence[int]
     deadlines_ms: Sequence[float]
     seed: int
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class _Computation:
 class _Tenant:
     namespace: RegisteredNamespace
     l1: L1Cache
+    room: list[bytearray]
+    """Where the pages of one look-up are copied to."""
 
 
 class FleetWorker:
@@ -110,9 +115,9 @@ class FleetWorker:
             for tenant in range(plan.tenants)
             for chain in range(plan.chains)
         }
-        self._room = [bytearray(plan.units * PAGE_BYTES) for _ in range(plan.pages)]
         self._computing: deque[_Computation] = deque()
         self._tally = Tally()
+        self._doing = Doing(plan.doing, plan.producer)
         self._account_due_ns = 0
 
     def run(self) -> None:
@@ -135,8 +140,8 @@ class FleetWorker:
         self._account_due_ns = now_ns + _ACCOUNT_NS
 
     def _tenant(self, number: int) -> _Tenant:
-        space = space_of(number, units=self._plan.units)
-        page_bytes = self._plan.units * PAGE_BYTES
+        units = self._plan.units[number % len(self._plan.units)]
+        space, page_bytes = space_of(number, units=units), units * PAGE_BYTES
         l1 = L1Cache(
             capacity_pages=_L1_PAGES,
             page_bytes=page_bytes,
@@ -144,7 +149,8 @@ class FleetWorker:
             memory=ByteMemory(_L1_PAGES, page_bytes),
         )
         l1.synchronise(self._client.validity)
-        return _Tenant(self._client.register(space), l1)
+        room = [bytearray(page_bytes) for _ in range(self._plan.pages)]
+        return _Tenant(self._client.register(space), l1, room)
 
     def _look_up(self) -> None:
         tenant, chain = self._random.choice(list(self._chains))
@@ -154,7 +160,7 @@ class FleetWorker:
         request = self._client.begin(state.namespace)
         begun_ns = _CLOCK.now_ns()
         through_l1 = self._random.random() < self._plan.l1_share
-        local = self._read_l1(request, state.l1, keys) if through_l1 else 0
+        local = self._read_l1(request, state, keys) if through_l1 else 0
         reason = MissReason.NONE
         found, took_ns, waited_ns, deadline_ns = local, 0, 0, 0
         if local < wanted:
@@ -162,7 +168,7 @@ class FleetWorker:
             deadline_s = self._random.choice(deadlines_ms) / 1000 if deadlines_ms else 0.0
             deadline_ns = int(deadline_s * 1e9)
             waiting_s, asked_ns = run_queue_s(), _CLOCK.now_ns()
-            count, reason = self._read_beyond(request, keys, local, deadline_s)
+            count, reason = self._read_beyond(request, keys, state.room[local:], local, deadline_s)
             took_ns, waited_ns = _CLOCK.now_ns() - asked_ns, int(max(0.0, run_queue_s() - waiting_s) * 1e9)
             found += count
             self._tally.count(wanted=wanted, l1=local, found=found, reason=reason)
@@ -183,35 +189,39 @@ class FleetWorker:
             )
         )  # fmt: skip
 
-    def _read_l1(self, request: Request, l1: L1Cache, keys: bytes) -> int:
+    def _read_l1(self, request: Request, tenant: _Tenant, keys: bytes) -> int:
+        l1 = tenant.l1
         pages = l1.match(keys)
         try:
-            l1.read(pages, self._room[: len(pages)])
+            l1.read(pages, tenant.room[: len(pages)])
             request.reused(keys[: len(pages) * KEY_BYTES], l1.instances(pages))
         finally:
             l1.release(pages)
         return len(pages)
 
     def _read_beyond(
-        self, request: Request, keys: bytes, start: int, deadline_s: float
+        self, request: Request, keys: bytes, room: list[bytearray], start: int, deadline_s: float
     ) -> tuple[int, MissReason]:
         """Copy pages or look at them under a lease, by turns."""
         waits = {"deadline_s": deadline_s} if self._plan.deadlines_ms else {}
         if self._random.random() < 0.5:
-            match request.get(keys, self._room[start:], start=start, **waits):
+            with self._doing(Activity.GET):
+                outcome = request.get(keys, room, start=start, **waits)
+            match outcome:
                 case Hit(pages=count, ended_by=reason):
                     return count, reason
                 case Miss(reason=reason):
                     return 0, reason
             raise AssertionError("nothing of this fleet is pending")
-        with request.lease(keys, start=start, **waits) as lease:
+        with request.lease(keys, start=start, **waits) as lease, self._doing(Activity.LEASE):
             for index, page in enumerate(lease):
-                self._room[start + index][:] = page
+                room[index][:] = page
             return lease.pages, lease.reason
 
     def _read_pages(self, tenant: int, chain: int, count: int, at_ns: int) -> tuple[StampedPage, ...]:
         try:
-            return tuple(read_page(self._room[index], Place(tenant, chain, index)) for index in range(count))
+            room = self._tenants[tenant].room
+            return tuple(read_page(room[index], Place(tenant, chain, index)) for index in range(count))
         except BrokenPageError as error:
             self._recorder.breach(at_ns, str(error))
             return ()
@@ -237,11 +247,13 @@ class FleetWorker:
             if len(page.lineage) > PARTS_MAX:
                 return
             pages.append(page)
-        first, sources = len(done.reused), [page.encode(len(self._room[0])) for page in pages]
+        tenant = self._tenants[done.tenant]
+        first, sources = len(done.reused), [page.encode(len(tenant.room[0])) for page in pages]
         keys = done.keys[: len(pages) * KEY_BYTES]
-        done.request.put(keys, sources[first:], start=first, tags=[tag_name(part.tag)])
+        with self._doing(Activity.PUT):
+            done.request.put(keys, sources[first:], start=first, tags=[tag_name(part.tag)])
         instances = done.request.instances(keys)
-        self._tenants[done.tenant].l1.insert(keys, 0, sources, view=done.view, instances=instances)
+        tenant.l1.insert(keys, 0, sources, view=done.view, instances=instances)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ def test_what_the_parent_holds_is_closed_in_the_child_and_stays_in_the_parent(
     assert touched == dict.fromkeys(touched, "ClosedError")
     assert report["readable"]
     assert report["stored"]
-    assert (report["held"], report["released"]) == (3, 0)
+    assert (report["held"], report["released"]) == (1, 0)
 
 
 def test_a_childs_client_leaves_no_descriptor_open(shared_sidecar: SidecarProcess) -> None:

@@ -22,7 +22,7 @@ from tests.inference_worker.worlds import (
     pages_under,
     room_for,
 )
-from tests.support.daemon import ROOT
+from tests.support.daemon import ROOT, read_status
 from tests.support.polling import wait_until
 from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
@@ -104,11 +104,39 @@ def test_c11_releases_never_free_what_somebody_else_leases(
     lease, other = one.lease(mine, keys), two.lease(theirs, keys)
     for _ in range(3):
         lease.release()
-    assert (one.statistics()["leases_held"], two.statistics()["leases_held"]) == (0, 4)
+    assert (one.statistics()["leases_held"], two.statistics()["leases_held"]) == (0, 1)
     for seed in range(1, 6):
         put(one, mine, chain(mine.identified, 12, seed=seed))
     assert [bytes(view) for view in other] == pages_under(keys, MIB)
     other.release()
+
+
+def test_c11_a_release_after_the_pages_time_frees_nothing_early_and_counts_once(
+    tight_sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    one, two = connect(tight_sidecar.runtime), connect(tight_sidecar.runtime)
+    mine, theirs = (client.register(namespace("expires", layers=256, head_dim=256)) for client in (one, two))
+    keys = chain(mine.identified, 3)
+    assert all_stored(put(one, mine, keys, ttl_s=1))
+    lease, other = one.lease(mine, keys), two.lease(theirs, keys)
+    assert (lease.pages, other.pages) == (3, 3)
+    wait_until(
+        lambda: one.match(mine, keys) == Miss(MissReason.ABSENT), what="the pages to be gone, not only over"
+    )
+    for _ in range(3):
+        lease.release()
+    for seed in range(1, 6):
+        put(one, mine, chain(mine.identified, 12, seed=seed))
+    assert [bytes(view) for view in other] == pages_under(keys, MIB), "the other lease is not over"
+    other.release()
+    assert (one.statistics()["leases_held"], two.statistics()["leases_held"]) == (0, 0)
+    arena = read_status(tight_sidecar.runtime)["arena"]
+    assert (int(arena["leases"]), int(arena["leased_bytes"]), int(arena["entries_hidden_leased"])) == (
+        0,
+        0,
+        0,
+    )
+    assert all_stored(put(one, mine, chain(mine.identified, 12, seed=9))), "all room is there again"
 
 
 def test_an_array_on_a_lease_keeps_its_page_after_the_release(
@@ -142,14 +170,19 @@ def test_c10_look_ups_of_a_killed_worker_hold_nothing(
         "from tests.inference_worker.worlds import *\n"
         "client = Client.connect(sys.argv[1]); ns = client.register(namespace('killed', layers=256, head_dim=256))\n"
         "keys = chain(ns.identified, 8)\n"
-        "for _ in range(10_000): client.match(ns, keys)\n"
-        "leases = [client.lease(ns, keys) for _ in range(1000)]; assert leases[-1].pages == 8\n"
+        "leases = [client.lease(ns, keys[:32]) for _ in range(10_000)]; assert leases[-1].pages == 1\n"
+        "leases += [client.lease(ns, keys) for _ in range(100)]; assert leases[-1].pages == 8\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tight_sidecar.runtime)], cwd=ROOT, capture_output=True, check=False
     )
     assert done.returncode == -9, done.stderr
+
+    def leased() -> int:
+        return int(read_status(tight_sidecar.runtime)["arena"]["leased_bytes"])
+
+    wait_until(lambda: leased() == 0, what="leased bytes to return to 0")
     fresh = chain(ns.identified, 12, seed=1)
     wait_until(
         lambda: all(not isinstance(one, Refused) for one in put(client, ns, fresh)),

@@ -20,6 +20,7 @@
 
 #include "arena.hpp"
 #include "clock.hpp"
+#include "held_pages.hpp"
 #include "look_up_counts.hpp"
 #include "outcomes.hpp"
 #include "pauses.hpp"
@@ -53,6 +54,8 @@ class ReaderThread {
       for (std::size_t i = 0; i < looks && !shared_.stop.load(); ++i) step();
       check_counts();
       // As killed: whatever is still leased is left behind.
+      shared_.bury(std::move(holdings_));
+      holdings_.clear();
       reader_.reset();
       shared_.given_up[number_].store(row_);
       while (shared_.given_up[number_].load() != -1 && !shared_.stop.load()) std::this_thread::yield();
@@ -66,7 +69,7 @@ class ReaderThread {
       if (shared_.stop.load()) return false;
       std::this_thread::yield();
     }
-    reader_ = std::make_unique<Reader>(shared_.view, static_cast<std::uint32_t>(row_), false, Descriptor());
+    reader_ = std::make_shared<Reader>(shared_.view, static_cast<std::uint32_t>(row_), false, Descriptor());
     seen_ = reader_->view_number();
     begun_ = 0;
     return true;
@@ -76,8 +79,10 @@ class ReaderThread {
     const Prompt& prompt = prompts_[random_() % prompts_.size()];
     const std::size_t count = 1 + random_() % kDepth;
     const std::size_t start = random_() % 4 == 0 ? random_() % count : 0;
-    switch (random_() % 12) {
+    switch (random_() % 16) {
       case 10: case 11: pin(); break;
+      case 12: hold(prompt, start, count); break;
+      case 13: case 14: case 15: let_go(); break;
       case 0: match(prompt.chain(start, count)); break;
       case 1: copy(prompt, start, count, 1); break;  // one nanosecond: always late
       case 2: copy(prompt, start, count, 20'000); break;
@@ -134,7 +139,49 @@ class ReaderThread {
     shared_.looks.fetch_add(1, std::memory_order_relaxed);
     shared_.hits.fetch_add(result.pages, std::memory_order_relaxed);
     const bool forget = random_() % 64 == 0 && reader_->held() < 48;
-    if (!forget) reader_->unpin(pages, result.pages);
+    if (!forget && result.pages != 0) reader_->unpin(result.lease);
+  }
+
+  // Keeps looking at some pages of a chain when its lease is released.
+  void hold(const Prompt& prompt, std::size_t start, std::size_t count) {
+    if (holdings_.size() >= kHoldings) return;
+    FoundPage pages[kDepth];
+    const LookUpResult result = reader_->pin(prompt.chain(start, count), kLeaseView, 0, pages);
+    if (result.pages == 0) return;
+    Holding holding{HeldPages::create(reader_, pages, result.pages, result.lease), {}};
+    for (std::size_t i = 0; i < result.pages; ++i) {
+      const std::byte* at = holding.held->data(i);
+      check_page(at, holding.held->bytes(i), prompt.keys[start + i], "chain");
+      if (random_() % 4 != 0) continue;
+      holding.held->add_view(i);
+      holding.views.push_back({&prompt, start + i, pages[i], *reinterpret_cast<const std::uint64_t*>(at)});
+    }
+    holding.first = start;
+    holding.held->release();
+    if (!holding.views.empty()) {
+      holdings_.push_back(std::move(holding));
+    } else {
+      holding.held->unref();
+    }
+  }
+
+  // Looks at all that is still viewed of one chain, and ends one of the views, in whatever order.
+  void let_go() {
+    if (holdings_.empty()) return;
+    const std::size_t which = random_() % holdings_.size();
+    Holding& holding = holdings_[which];
+    for (const Met& view : holding.views) {
+      const std::byte* at = holding.held->data(view.depth - holding.first);
+      check_page(at, view.page.payload_bytes, view.prompt->keys[view.depth], "chain");
+      if (*reinterpret_cast<const std::uint64_t*>(at) != view.nonce) fail("chain: another page");
+    }
+    const std::size_t gone = random_() % holding.views.size();
+    holding.held->drop_view(holding.views[gone].depth - holding.first);
+    holding.views.erase(holding.views.begin() + static_cast<std::ptrdiff_t>(gone));
+    shared_.views.fetch_add(1, std::memory_order_relaxed);
+    if (!holding.views.empty()) return;
+    holding.held->unref();
+    holdings_.erase(holdings_.begin() + static_cast<std::ptrdiff_t>(which));
   }
 
   void copy(const Prompt& prompt, std::size_t start, std::size_t count, std::uint64_t lease_ns) {
@@ -158,12 +205,13 @@ class ReaderThread {
   void pin() {
     if (met_.page.generation == 0) return;
     FoundPage page{};
-    if (!reader_->pin_instance(instance_of(met_.page), &page)) return;
+    const LookUpResult result = reader_->pin_instance(instance_of(met_.page), &page);
+    if (result.pages == 0) return;
     const std::byte* at = shared_.view.data + page.offset;
     if (page.offset != met_.page.offset || page.payload_bytes != met_.prompt->page_bytes()) fail("pin: another place");
     check_page(at, page.payload_bytes, met_.prompt->keys[met_.depth], "pin");
     if (*reinterpret_cast<const std::uint64_t*>(at) != met_.nonce) fail("pin: another page");
-    reader_->unpin(&page, 1);
+    reader_->unpin(result.lease);
     shared_.pins.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -195,14 +243,6 @@ class ReaderThread {
     }
   }
 
-  // A page that was found, and how its bytes began.
-  struct Met {
-    const Prompt* prompt = nullptr;
-    std::size_t depth = 0;
-    FoundPage page{};
-    std::uint64_t nonce = 0;
-  };
-
   Shared& shared_;
   const std::vector<Prompt>& prompts_;
   int number_;
@@ -211,7 +251,8 @@ class ReaderThread {
   std::uint64_t begun_ = 0;  // pages of look-ups that are not completed yet
   Met met_;
   std::mt19937_64 random_;
-  std::unique_ptr<Reader> reader_;
+  std::shared_ptr<Reader> reader_;
+  std::vector<Holding> holdings_;
 };
 
 int run(double seconds, std::uint64_t seed) {
@@ -260,6 +301,7 @@ int run(double seconds, std::uint64_t seed) {
   show("pages pinned again", shared.pins.load());
   show("posts", shared.posts.load());
   show("stored out of posts", s.posted);
+  show("views ended after their lease", shared.views.load());
   show("stored", s.stored);
   show("loaded", s.loaded);
   show("loads that gave way", s.gave_way);
@@ -267,8 +309,8 @@ int run(double seconds, std::uint64_t seed) {
   show("evicted with segments", s.evictions_segment);
   show("expired", s.evictions_ttl);
   show("hidden", s.evictions_invalidated);
-  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), s.loaded, s.posted,
-                                  s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
+  for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), shared.views.load(),
+                                  s.loaded, s.posted, s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
     if (met == 0) fail("the run was too short to meet what it is there to meet");
   }
   std::printf("PASSED\n");

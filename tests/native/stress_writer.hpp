@@ -294,7 +294,7 @@ class Writer {
     const int row = poster_row();
     if (row < 0) return;
     arena_.grant(static_cast<std::uint32_t>(row), kPageBytes[random_() % kGroups],
-                 {static_cast<std::uint32_t>(1 + random_() % 12), 256 << 10, kNoInstance});
+                 {static_cast<std::uint32_t>(1 + random_() % 12), 256 << 10, boottime_ns(), kNoInstance});
   }
 
   void recall() {

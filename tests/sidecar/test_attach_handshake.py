@@ -10,7 +10,7 @@ import pytest
 
 import cache_l2.attach_handshake
 import cache_l2.reader
-import sidecar.attach.server
+import sidecar.attach.strangers
 from cache_l2 import attach_wire as wire
 from cache_l2._native import LAYOUT_VERSION
 from cache_l2.attach_messages import (
@@ -236,7 +236,7 @@ def test_a_stranger_at_the_path_is_a_clear_error(tmp_path: Path, answer: bytes) 
 def test_strangers_who_say_nothing_are_closed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.attach.server, "ATTACH_DEADLINE_S_DEFAULT", 0.05)
+    monkeypatch.setattr(sidecar.attach.strangers, "ATTACH_DEADLINE_S_DEFAULT", 0.05)
     with AttachSite(tmp_path) as site, dial(site) as connection:
         assert hear(connection) is None
         assert site.statistic("server.handshakes_timed_out") == 1

@@ -27,6 +27,7 @@ from cache_l2.attach_messages import (
     Reserve,
 )
 from cache_l2.attach_socket import close_all, send_datagram
+from cache_l2.reader import Reserved
 from kv_types.clock import BoottimeClock
 from kv_types.errors import (
     InvalidArgumentError,
@@ -36,8 +37,9 @@ from kv_types.errors import (
 )
 from kv_types.ids import Stamp, new_log_incarnation
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, LOG_REPORT_S_MIN, NAMESPACES_PER_CLIENT_MAX
+from kv_types.outcomes import STORED, RefuseReason
 from kv_types.outcomes import Refused as PutRefused
-from kv_types.outcomes import RefuseReason
+from sidecar.arena_memory import MemoryPicture
 from sidecar.status_report import Addresses, StatusReport
 from tests.support.attach_raw import (
     attach_raw,
@@ -50,7 +52,7 @@ from tests.support.attach_raw import (
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put
 from tests.support.log_pictures import log_picture, no_l3
-from tests.support.pages import chain, namespace_of, packed
+from tests.support.pages import buffers, chain, namespace_of, packed, page_of
 from tests.support.polling import wait_until
 
 
@@ -205,6 +207,35 @@ def test_fuzzed_requests_of_an_attached_client_never_raise_in_the_server(site: A
     assert site.statistic("server.garbage") == 0
 
 
+def test_what_is_written_after_the_commit_changes_that_page_alone(site: AttachSite) -> None:
+    """See docs/shared-memory.md, Trust."""
+    with site.attach() as late, site.attach() as honest:
+        theirs, ours = register(late, namespace_of()), register(honest, namespace_of())
+        first, between, last = chain(2), chain(3), chain(2)
+        put(late, theirs, first)
+        (place,) = late.reserve(theirs, None, packed(between[:1]), deadline_s=5.0)
+        assert isinstance(place, Reserved)
+        slot = memoryview(late.reader.slot(place.offset, 4096)).cast("B")
+        slot[:] = page_of(between[0], 4096)
+        assert late.commit([place.id], stamp=site.store.stamp(), deadline_s=5.0) == [STORED]
+        put(honest, ours, last)
+        assert check(honest, ours, between) == 1
+
+        slot[:] = b"late" * 1024
+        room = buffers(1, 4096)
+        got = honest.reader.get(
+            ours.counter, packed(between[:1]), room, page_bytes=4096, namespace=ours.number
+        )
+        assert (got[0], bytes(room[0])) == (1, b"late" * 1024), "nothing here can tell"
+        assert (check(honest, ours, first), check(honest, ours, last)) == (2, 2)
+        site.call(lambda store: store.check_invariants())
+
+        site.call(lambda store: store.hide_all())
+        put(honest, ours, between)
+        assert check(honest, ours, between) == 3, "what is computed anew is right"
+        del slot
+
+
 # --- slow and leaking clients ---
 
 
@@ -273,7 +304,8 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
 
 def test_garbage_in_clients_counters_keeps_nobody_from_reading_the_figures(site: AttachSite) -> None:
     report = StatusReport(
-        site.store, log_picture, no_l3, version="1", clock=BoottimeClock(), addresses=Addresses()
+        site.store, log_picture, no_l3, MemoryPicture(site.store).message, version="1", clock=BoottimeClock(),
+        addresses=Addresses(),
     )  # fmt: skip
     namespace = namespace_of()
     liars = [attach_raw(site) for _ in range(2)]

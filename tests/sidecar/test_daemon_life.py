@@ -18,6 +18,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cache_l2.huge_pages import HugePages
 from kv_types import errors
 from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace
@@ -29,6 +30,7 @@ from kv_wire.conversions import stamp_to_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, decode_get_response, encode_put_request
 from tests.support.daemon import ROOT, Daemon, clean_environment, private_servers, run_command
+from tests.support.huge_pages import available, need_pool
 from tests.support.polling import wait_until
 from tests.support.remote_store import RemoteStore
 from tests.support.shared_files import nothing_new_in_shared_memory
@@ -67,6 +69,17 @@ def test_c23_a_second_daemon_on_the_directory_exits_and_names_the_holder(runtime
     assert left_over(runtime_dir) == ["sidecar.lock"]
 
 
+def test_c23_a_daemon_whose_lock_was_removed_is_not_robbed(runtime_dir: Path) -> None:
+    with Daemon(runtime_dir) as first:
+        first.wait_ready()
+        (runtime_dir / "sidecar.lock").unlink()
+        second = run_command("serve", "--runtime-dir", str(runtime_dir), "--arena-size", "64MiB")
+        assert second.returncode == 1
+        assert f"process {first.pid} listens at {runtime_dir / 'attach.sock'}" in second.stderr
+        with open_channel(first.grpc_address) as channel:
+            stored_page(RemoteStore(channel))
+
+
 @pytest.mark.parametrize("flag", ["--grpc-tcp", "--metrics-port"])
 def test_c23_a_port_that_is_taken_is_named(runtime_dir: Path, flag: str) -> None:
     with socket.socket() as holder:
@@ -96,10 +109,16 @@ def test_c23_two_daemons_do_not_share_a_tcp_port(runtime_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir: Path) -> None:
+@pytest.mark.parametrize("huge_pages", [HugePages.TRANSPARENT, HugePages.EXPLICIT])
+def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(
+    runtime_dir: Path, huge_pages: HugePages
+) -> None:
+    if huge_pages is HugePages.EXPLICIT:
+        need_pool(60)
+    pool = available()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with nothing_new_in_shared_memory():
-        lives = {_life_and_death(runtime_dir, stores=cycle % 5 == 0) for cycle in range(CYCLES)}
+        lives = {_life_and_death(runtime_dir, huge_pages, stores=cycle % 5 == 0) for cycle in range(CYCLES)}
         assert len(lives) == CYCLES, "every life has its own id"
         with Daemon(runtime_dir) as last:
             last.wait_ready()
@@ -108,11 +127,13 @@ def test_c23_c26_sigkilled_daemons_are_taken_over_and_leave_nothing(runtime_dir:
         assert last.process.returncode == 0
     assert left_over(runtime_dir) == ["sidecar.lock"]
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert available() >= pool, "huge pages of the dead are there again"
 
 
-def _life_and_death(runtime_dir: Path, *, stores: bool) -> str:
+def _life_and_death(runtime_dir: Path, huge_pages: HugePages, *, stores: bool) -> str:
     """One daemon that is killed once it is ready; returns the id of its life."""
-    daemon = Daemon(runtime_dir, "--no-prefault", "--metrics-port", "off", "--copy-kernel", "memcpy")
+    flags = ("--no-prefault", "--metrics-port", "off", "--copy-kernel", "memcpy", "--huge-pages", huge_pages)
+    daemon = Daemon(runtime_dir, *flags)
     life: str = daemon.wait_ready().line("ready")["life"]
     if stores:
         with open_channel(daemon.grpc_address) as channel:
@@ -315,8 +336,11 @@ def test_what_stays_loaded_is_nothing_that_a_collection_looks_at(runtime_dir: Pa
     assert "True True" in result.stdout.splitlines(), result.stdout + result.stderr
 
 
-def test_c25_an_arena_that_does_not_fit_is_a_clear_error(runtime_dir: Path) -> None:
-    result = run_command("serve", "--runtime-dir", str(runtime_dir), "--arena-size", "64TiB")
+@pytest.mark.parametrize("huge_pages", [HugePages.TRANSPARENT, HugePages.TRY, HugePages.EXPLICIT])
+def test_c25_an_arena_that_does_not_fit_is_a_clear_error(runtime_dir: Path, huge_pages: HugePages) -> None:
+    result = run_command(
+        "serve", "--runtime-dir", str(runtime_dir), "--arena-size", "64TiB", "--huge-pages", huge_pages
+    )
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "stratakv serve: " in result.stderr

@@ -23,6 +23,7 @@ from kv_types.ids import NamespaceId
 from kv_types.outcomes import STORED, MissReason
 from kv_types.page_keys import pack_keys
 from kv_wire.channel import open_channel
+from sidecar.arena_memory import MemoryPicture
 from sidecar.log.metrics import NEVER_S
 from sidecar.metrics import OTHER, Metrics, Snapshot, namespace_labels
 from sidecar.metrics_server import MetricsServer
@@ -228,7 +229,13 @@ def test_what_forgotten_namespaces_counted_stays_with_the_others() -> None:
 def test_a_label_outlives_its_namespaces_registration_and_no_counter_steps_back() -> None:
     store = make_store()
     report = StatusReport(
-        store, log_picture, no_l3, version="1", clock=BoottimeClock(), addresses=Addresses()
+        store,
+        log_picture,
+        no_l3,
+        MemoryPicture(store).message,
+        version="1",
+        clock=BoottimeClock(),
+        addresses=Addresses(),
     )
 
     def requested() -> dict[str, float]:

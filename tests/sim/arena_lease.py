@@ -37,7 +37,7 @@ class ModelLease:
         hazards = [(entry, (1 << 64) - 1 if lease_ns else 0) for entry, _ in self._pages]
         self._hazards = hazards
         self._reader._row.hazards += hazards
-        self._reader._held += len(hazards)
+        self._reader._held += bool(hazards)
         self._reader._give_way()
         if self._parent is not None and self._parent[0].generation != self._parent[1]:
             self.cut(0)
@@ -54,6 +54,7 @@ class ModelLease:
         """Keep the first pages only."""
         for hazard in self._hazards[pages:]:
             self._drop(hazard)
+        self._reader._held -= bool(self._hazards) and not pages
         self._hazards, self._pages = self._hazards[:pages], self._pages[:pages]
         self._instances = self._instances[:pages]
 
@@ -67,13 +68,11 @@ class ModelLease:
                 self._drop(hazard)
             self._hazards = [(entry, self.deadline_ns) for entry, _ in self._pages]
             self._reader._row.hazards += self._hazards
-            self._reader._held += len(self._hazards)
 
     def _drop(self, hazard: tuple[Entry, int]) -> None:
         hazards = self._reader._row.hazards
         if hazard in hazards:
             hazards.remove(hazard)
-        self._reader._held -= 1
 
     @property
     def pages(self) -> int:
@@ -111,6 +110,7 @@ class ModelLease:
             self._released = True
             for hazard in self._hazards:
                 self._drop(hazard)
+            self._reader._held -= bool(self._hazards)
             self._hazards = []
 
     def __enter__(self) -> ModelLease:

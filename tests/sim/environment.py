@@ -199,6 +199,7 @@ def install() -> None:
     import inference_worker.loading
     import inference_worker.prefetch
     import inference_worker.weights
+    from cache_l2.huge_pages import ArenaMemory, HugePages
     from invalidation.notes import MemberNote
     from invalidation.records import LogEntry
     from kv_types.namespace import Namespace
@@ -212,7 +213,11 @@ def install() -> None:
         (cache_l3.native_path, "Engine", _engine),
         (cache_l3.native_path, "socket", _Socket),
         (cache_l3.router, "Connector", SimulatedConnector),
-        (cache_l2.store, "create_arena", lambda config, life, probe=None: _Present.arenas(config, life)),
+        (
+            cache_l2.store,
+            "create_arena",
+            lambda config, life, probe=None: (_Present.arenas(config, life), ArenaMemory(HugePages.OFF)),
+        ),
         (cache_l2.store, "map_own", lambda arena, row, life, prefault: ModelReader(arena, row)),
     )
     # read anew by every sidecar's every life; parsing them costs more than all else that is done with them

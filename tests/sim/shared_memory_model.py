@@ -1,7 +1,8 @@
 """The shared-memory protocol as explicit-state models: every interleaving of a few steps, searched for a broken promise.
 
-The steps come as names in an order; shared_memory_steps.py reads them from the sources. A name that is missing is a
-step that isn't taken. What breaks a promise is found with the shortest way to it.
+Hazards have a model of their own, in hazard_model.py. The steps come as names in an order; shared_memory_steps.py reads
+them from the sources. A name that is missing is a step that isn't taken. What breaks a promise is found with the shortest
+way to it.
 """
 
 from __future__ import annotations
@@ -255,127 +256,10 @@ def _returned(state: _Header) -> Iterator[Move[_Header]]:
     yield f"worker: returns the page from {now.found}", state._replace(l1=True, look=_Look()), broken
 
 
-# --- hazards and generations (rule R17), with the store buffers of x86 ---
-
-_GENERATION, _HAZARD, _WORD_0, _WORD_1 = range(4)
-_NAMES = ("generation", "hazard", "word 0", "word 1")
-_OF_WRITER = ("hide", "fence", "scan")
-_OF_READER = ("walk", "store hazards", "fence", "re-check", "copy", "check")
-Buffer = tuple[tuple[int, int], ...]
-
-
-class _Slot(NamedTuple):
-    """One slot of two words under one entry, refilled by other keys; a reader of what it held first."""
-
-    memory: tuple[int, int, int, int] = (0, 0, 0, 0)
-    written: Buffer = ()  # the sidecar's stores that nobody else sees yet
-    read: Buffer = ()  # the reader's
-    writer: int = 0
-    refills: int = 0
-    reader: int = 0
-    copied: tuple[int, ...] = ()
-    is_revoked: bool = False
-
-
-def hazards(
-    *,
-    writer: Sequence[str],
-    reader: Sequence[str],
-    refills: int = 2,
-    generation_bits: int = 64,
-    revocable: bool = False,
-) -> Outcome:
-    """Search for a reader that takes bytes for its page's that are not.
-
-    `writer`: hide, fence, scan; a refill follows. `reader`: walk, store hazards, fence, re-check, copy, check. Other names
-    are other models' business.
-    """
-    reader = tuple(name for name in reader if name in _OF_READER)
-    refill = (*(name for name in writer if name in _OF_WRITER), "write word 0", "write word 1", "publish")
-
-    def moves(state: _Slot) -> Iterator[Move[_Slot]]:
-        if state.written:
-            yield _drained("sidecar", state, state.written, mine=False)
-        if state.read:
-            yield _drained("reader", state, state.read, mine=True)
-        copying = reader[state.reader : state.reader + 1] in (("copy",), ("check",))
-        if revocable and not state.is_revoked and copying:
-            yield "the copy's lease runs out", state._replace(is_revoked=True), None
-        if state.refills < refills:
-            yield from _writer_moves(state, refill, generation_bits)
-        yield from _reader_moves(state, reader)
-
-    return explore(_Slot(), moves)
-
-
-def _drained(who: str, state: _Slot, buffer: Buffer, *, mine: bool) -> Move[_Slot]:
-    (place, value), rest = buffer[0], buffer[1:]
-    memory = (*state.memory[:place], value, *state.memory[place + 1 :])
-    after = state._replace(memory=memory)  # type: ignore[arg-type]  # four words stay four
-    after = after._replace(read=rest) if mine else after._replace(written=rest)
-    return f"{who}'s {_NAMES[place]} = {value} is seen", after, None
-
-
-def _loaded(state: _Slot, buffer: Buffer, place: int) -> int:
-    own = [value for where, value in buffer if where == place]
-    return own[-1] if own else state.memory[place]
-
-
-def _writer_moves(state: _Slot, steps: Sequence[str], bits: int) -> Iterator[Move[_Slot]]:
-    name = steps[state.writer]
-    onwards = state._replace(writer=state.writer + 1)
-    generation = 2 * state.refills
-
-    def stored(after: _Slot, place: int, value: int) -> Move[_Slot]:
-        return f"sidecar: {name}", after._replace(written=(*state.written, (place, value))), None
-
-    if name == "hide":
-        yield stored(onwards, _GENERATION, (generation + 1) % (1 << bits))
-    elif name == "fence":
-        if not state.written:
-            yield "sidecar: fence", onwards, None
-    elif name == "scan":
-        if state.is_revoked or not _loaded(state, state.written, _HAZARD):
-            yield "sidecar: finds no hazard", onwards, None
-    elif name == "write word 0":
-        yield stored(onwards, _WORD_0, state.refills + 1)
-    elif name == "write word 1":
-        yield stored(onwards, _WORD_1, state.refills + 1)
-    else:
-        done = state._replace(writer=0, refills=state.refills + 1)
-        yield stored(done, _GENERATION, (generation + 2) % (1 << bits))
-
-
-def _reader_moves(state: _Slot, steps: Sequence[str]) -> Iterator[Move[_Slot]]:
-    if state.reader == len(steps):
-        wrong = state.copied != (0, 0)
-        yield "reader: returns", state, "foreign or torn bytes" if wrong else None
-        return
-    if state.reader > len(steps):
-        return
-    name = steps[state.reader]
-    onwards = state._replace(reader=state.reader + 1)
-    missed = state._replace(reader=len(steps) + 1, read=(*state.read, (_HAZARD, 0)))
-    generation = _loaded(state, state.read, _GENERATION)
-    if name == "walk":
-        if generation == 0 and state.refills == 0:
-            yield "reader: finds the page", onwards, None
-    elif name == "store hazards":
-        yield "reader: stores its hazard", onwards._replace(read=(*state.read, (_HAZARD, 1))), None
-    elif name == "fence":
-        if not state.read:
-            yield "reader: fence", onwards, None
-    elif name in ("re-check", "check"):
-        yield f"reader: {name} of generation {generation}", onwards if generation == 0 else missed, None
-    else:
-        word = _loaded(state, state.read, _WORD_0 + len(state.copied))
-        more = state._replace(copied=(*state.copied, word))
-        yield "reader: copies a word", more._replace(reader=state.reader + (len(more.copied) == 2)), None
-
-
 # --- freshness that an engine claims for itself (rule R18), with the store buffers of x86 ---
 
 _VIEW, _CLAIM, _APPLIED = range(3)
+Buffer = tuple[tuple[int, int], ...]
 
 
 class _Claim(NamedTuple):

@@ -28,8 +28,12 @@ class Steps:
     """A look-up that pins (Reader::pin)."""
     copy: tuple[str, ...]
     """What a copy adds to it (Reader::copy_out)."""
+    match: tuple[str, ...]
+    """An entry read between two loads of its generation (read_entry)."""
     reuse: tuple[str, ...]
     """From hiding a page to giving its slot away."""
+    orders: Mapping[str, str]
+    """Memory orders of the loads and stores by which pages are found, published, pinned and let go."""
     publish: tuple[str, ...]
     """One event: the ring, the view."""
     read: tuple[str, ...]
@@ -57,11 +61,17 @@ def read_steps(root: Path = ROOT) -> Steps:
             _cpp(native / "reader.cpp", "Reader::copy_out"),
             {"copy": r"copier\.copy\(", "fence": r"fence_acquire\(\)", "check": r"still_there\("},
         ),
-        reuse=_steps(_cpp(native / "arena_hide.cpp", "Arena::hide_one"), {"hide": r"generation\.store\("})
-        + _steps(
-            _cpp(native / "arena_hide.cpp", "Arena::reclaim"),
-            {"fence": r"fence_seq_cst\(\)", "scan": r"scan_leases\(\)", "free": r"free_entry\("},
+        match=_steps(
+            _cpp(native / "look_up.cpp", "read_entry"),
+            {
+                "load": r"out\.generation = entry\.generation\.load\(",
+                "fields": r"key_equals\(",
+                "fence": r"fence_acquire\(\)",
+                "load again": r"generation\.load\([^)]*\) != out\.generation",
+            },
         ),
+        reuse=_reuse(native),
+        orders=_orders(native),
         publish=publish,
         read=_steps(
             _cpp(native / "ring.hpp", "read_event"),
@@ -104,20 +114,54 @@ def _look(native: Path) -> tuple[str, ...]:
             "load F": r"= freshness_ns\(\)",
             "load view": r"result\.view = view_number\(\)",
             "walk": r"walk_chain\(",
-            "pin": r"publish_hazards\(",
+            "pin": r"publish_hazard\(",
             "clock": r"boottime_ns\(\)",
             "view again": r"view_number\(\) != result\.view",
         },
     )
     pin = _steps(
-        _cpp(source, "Reader::publish_hazards"),
+        _cpp(source, "Reader::publish_hazard"),
         {
-            "store hazards": r"entry_and_kind\.store\(static_cast",
+            "again": r"(?s)for \(int attempt.*left = standing;",
+            "store hazard": r"cover\.store\(cover_of\(",
             "fence": r"fence_seq_cst\(\)",
             "re-check": r"confirm\(",
+            "narrow": r"\bnarrow\(",
         },
     )
     return _put_in(look, "pin", pin)
+
+
+def _reuse(native: Path) -> tuple[str, ...]:
+    hide = _steps(_cpp(native / "arena_hide.cpp", "Arena::hide_one"), {"hide": r"generation\.store\("})
+    reclaim = _steps(
+        _cpp(native / "arena_hide.cpp", "Arena::reclaim"),
+        {"fence": r"fence_seq_cst\(\)", "scan": r"scan_leases\(\)", "free": r"free_entry\("},
+    )
+    walk = _steps(
+        _cpp(native / "arena_scan.cpp", "Arena::scan_leases"),
+        {"towards the root": r"entry = page_below\(entry\)"},
+    )
+    return hide + _put_in(reclaim, "scan", ("scan", *walk))
+
+
+def _orders(native: Path) -> dict[str, str]:
+    places = {
+        "walk": ("look_up.cpp", "read_entry", r"out\.generation = entry\.generation\.load\("),
+        "publish": ("arena_commit.cpp", "Arena::publish", r"shared\.generation\.store\("),
+        "hide": ("arena_hide.cpp", "Arena::hide_one", r"generation\.store\("),
+        "store hazard": ("reader.cpp", "Reader::publish_hazard", r"cover\.store\("),
+        "narrow": ("reader.cpp", "Reader::narrow", r"cover\.store\("),
+        "clear": ("reader.cpp", "Reader::unpin", r"cover\.store\("),
+        "scan": ("arena_leases.hpp", "each_live_lease", r"cover\.load\("),
+    }
+    orders = {}
+    for name, (file, function, start) in places.items():
+        found = re.findall(rf"{start}.*std::memory_order_(\w+)\)", _cpp(native / file, function))
+        if len(found) != 1:
+            raise ValueError(f"{function} of {file} has {len(found)} places like {start}: which is {name!r}?")
+        orders[name] = found[0]
+    return orders
 
 
 def _publish(native: Path) -> tuple[str, ...]:

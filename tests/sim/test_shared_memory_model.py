@@ -7,17 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from tests.sim.keep_model import keeping
-from tests.sim.shared_memory_model import Outcome, claims, hazards, header
+from tests.sim.shared_memory_model import Outcome, claims, header
 from tests.sim.shared_memory_steps import Steps, read_steps
 
 STEPS = read_steps()
-PINNED = tuple(name for name in STEPS.look if name in ("walk", "store hazards", "fence", "re-check"))
-VIEW = (*PINNED, "copy")
-"""A view is looked at until it is released: no check follows, and no time revokes it."""
-COPY = (*PINNED, *(name for name in STEPS.copy if name in ("copy", "check")))
 FENCE = "a look-up invoked after the fence got the page"
 STAMP = "a look-up got the page under the view that had taken it"
-BYTES = "foreign or torn bytes"
 KEEP = "an engine serves on below a sidecar that a fence gives up"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
@@ -39,9 +34,16 @@ def of_header(**changes: Sequence[str]) -> Outcome:
 
 def test_the_sources_take_the_steps_that_the_models_were_written_for() -> None:
     expected = Steps(
-        look=("load F", "load view", "walk", "store hazards", "fence", "re-check", "clock", "view again"),
+        look=(
+            "load F", "load view", "walk", "again", "store hazard", "fence", "re-check", "clock", "view again",
+        ),
         copy=("copy", "fence", "check"),
-        reuse=("hide", "fence", "scan", "free"),
+        match=("load", "fields", "fence", "load again"),
+        reuse=("hide", "fence", "scan", "towards the root", "free"),
+        orders={
+            "walk": "acquire", "publish": "release", "hide": "release", "store hazard": "release",
+            "narrow": "release", "clear": "release", "scan": "acquire",
+        },
         publish=("tag 0", "body", "tag", "view", "fence"),
         read=("tag", "body", "tag again"),
         claim=("claim", "fence", "load view"),
@@ -49,7 +51,7 @@ def test_the_sources_take_the_steps_that_the_models_were_written_for() -> None:
         end=("take back",),
         grant=("same clients", "some left", "confirmed"),
         sidecar=("judge", "hide", "tag 0", "body", "tag", "view", "fence", "acknowledge", "freshness"),
-    )
+    )  # fmt: skip
     assert expected == STEPS
 
 
@@ -106,40 +108,6 @@ def test_a_look_up_loads_freshness_before_the_view(look: Sequence[str], broken: 
 )
 def test_a_record_of_the_ring_is_checked_after_it_is_read(names: Sequence[str], broken: str | None) -> None:
     assert of_header(read=without(STEPS.read, *names)).broken == broken
-
-
-def test_hazards_keep_a_slot_from_being_refilled_under_its_reader() -> None:
-    for reader, revocable in ((VIEW, False), (COPY, False), (COPY, True)):
-        outcome = hazards(writer=STEPS.reuse, reader=reader, refills=3, revocable=revocable)
-        assert outcome.broken is None, outcome.trace
-        assert outcome.states > 100
-
-
-@pytest.mark.parametrize(
-    ("writer", "reader"),
-    [
-        (STEPS.reuse, without(VIEW, "fence")),
-        (STEPS.reuse, without(VIEW, "re-check")),
-        (STEPS.reuse, without(VIEW, "store hazards")),
-        (STEPS.reuse, moved(VIEW, "re-check", before="fence")),
-        (without(STEPS.reuse, "fence"), VIEW),
-        (without(STEPS.reuse, "scan"), VIEW),
-        (moved(STEPS.reuse, "scan", before="fence"), VIEW),
-        (moved(STEPS.reuse, "fence", before="hide"), VIEW),
-    ],
-)
-def test_a_view_needs_its_hazard_both_fences_and_the_re_check(
-    writer: Sequence[str], reader: Sequence[str]
-) -> None:
-    assert hazards(writer=writer, reader=reader).broken == BYTES
-
-
-def test_what_time_may_revoke_needs_a_check_afterwards() -> None:
-    assert hazards(writer=STEPS.reuse, reader=without(COPY, "check"), revocable=True).broken == BYTES
-
-
-def test_a_generation_must_not_come_round() -> None:
-    assert hazards(writer=STEPS.reuse, reader=COPY, generation_bits=2).broken == BYTES
 
 
 def test_an_engine_that_claims_freshness_is_seen_or_sees() -> None:

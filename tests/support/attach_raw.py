@@ -21,10 +21,11 @@ from tests.support.attach_worker import check, put
 from tests.support.pages import chain, namespace_of
 
 
-def dial(site: AttachSite) -> socket.socket:
+def dial(at: AttachSite | Path) -> socket.socket:
+    """Connect to a site, or to the socket at a path."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(10)
-    connection.connect(str(site.path))
+    connection.connect(str(at if isinstance(at, Path) else at.path))
     return connection
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -99,6 +100,28 @@ def dies_writing(path: str, root: str, pages: int, stage: str) -> None:
             view[:size] = page_of(key, registration.page_bytes)[:size]
     say(stage=stage)
     wait_for_line()
+
+
+def crowds(path: str, root: str, connections: int) -> None:
+    """Keep so many connections open that say nothing, each opened anew when it is closed, until a line comes."""
+    open_: list[socket.socket] = []
+    poller = select.poll()
+    poller.register(sys.stdin, select.POLLIN)
+    while True:
+        while len(open_) < connections:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            one.connect(path)
+            poller.register(one, select.POLLIN)
+            open_.append(one)
+            if len(open_) == connections:
+                say(open=connections)
+        ended = {descriptor for descriptor, _ in poller.poll()}
+        if sys.stdin.fileno() in ended:
+            return
+        for one in [one for one in open_ if one.fileno() in ended]:
+            poller.unregister(one)
+            open_.remove(one)
+            one.close()
 
 
 def leases(path: str, root: str, pages: int, times: int) -> None:

@@ -134,6 +134,14 @@ def run_command(
     )  # fmt: skip
 
 
+def read_status(runtime_dir: Path) -> dict[str, Any]:
+    """What the sidecar of a runtime directory says of itself."""
+    done = run_command("status", "--json", "--runtime-dir", str(runtime_dir))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def start_command(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `stratakv`, as from a terminal: Ctrl-C reaches it."""
     with heeding_interrupts():

@@ -103,6 +103,8 @@ class NativeArena:
     ring_records: int = 16
     index_hash_bits: int = 64
     life: bytes = field(default_factory=lambda: os.urandom(16))
+    huge_pages: int = 1
+    commit_through_mapping: bool = False
 
     def __post_init__(self) -> None:
         arena_bytes = max(1 << 20, self.slots * self.page_bytes)
@@ -115,6 +117,8 @@ class NativeArena:
             ring_records=self.ring_records,
             life=self.life,
             index_hash_bits=self.index_hash_bits,
+            huge_pages=self.huge_pages,
+            commit_through_mapping=self.commit_through_mapping,
         )
         self.row = self.arena.open_row(os.getpid())
         self.reader = self.attach(self.row)

@@ -17,6 +17,7 @@ RING = "ring: an event is not that of its view"
 COUNTERS = "counters: pages requested are not accounted for"
 LOADED = "a look-up got a page that was loaded onto another than it was computed from"
 PINNED = "FAILED: pin: "
+CHAIN = "FAILED: chain: "
 TAKEN = "a look-up got a page that an event up to its view had taken"
 FOREIGN = "a page of another namespace"
 TORN = (MIXED, TAKEN)
@@ -43,7 +44,7 @@ class Stress:
 
 @dataclass(frozen=True)
 class Model:
-    """Found by one of the models (header, hazards, claims), its steps read from the patched sources."""
+    """Found by one of the models (header, hazards, hazards reordered, claims), its steps read from the patched sources."""
 
     message: str
     name: str
@@ -156,23 +157,157 @@ MUTATIONS = (
         (
             Edit(
                 _NATIVE + "reader.cpp",
-                "  result.pages = confirm(walk, out, pinned);\n",
-                "  result.pages = pinned;\n",
+                "    const std::size_t standing = confirm(walk, pages, left);\n",
+                "    const std::size_t standing = left;\n",
             ),
         ),
         Stress(TORN, ("reader.cpp",)),
     ),
     Mutation(
-        "30, pins",
-        "no second look at the generation of a single page behind its hazard",
+        "30, what is left",
+        "what still stands is pinned in place of a chain whose end has gone, and not looked at again",
         (
             Edit(
                 _NATIVE + "reader.cpp",
-                "  if (result.pages == 1 && fits) return true;\n",
-                "  if (pinned == 1 && fits) return true;\n",
+                "    left = standing;\n",
+                "    result.pages = standing;\n    result.lease = slot;\n    narrow(slot, pages[standing - 1], standing);\n"
+                "    return;\n",
+            ),
+        ),
+        Model(BYTES, "hazards"),
+    ),
+    Mutation(
+        "30, a cleared hazard",
+        "a hazard is cleared before the last look under it",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                ".cover.store(0, std::memory_order_release);",
+                ".cover.store(0, std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, a smaller cover",
+        "a cover shrinks before the last look at what it lets go",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "cover.store(cover_of(kind, pages, deepest.entry), std::memory_order_release);",
+                "cover.store(cover_of(kind, pages, deepest.entry), std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the scan's acquire",
+        "a slot is filled anew before the scan that finds it free",
+        (
+            Edit(
+                _NATIVE + "arena_leases.hpp",
+                "leases[i].cover.load(std::memory_order_acquire);",
+                "leases[i].cover.load(std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the walk's acquire",
+        "a page is read before the generation that says it is there",
+        (
+            Edit(
+                _NATIVE + "look_up.cpp",
+                "out.generation = entry.generation.load(std::memory_order_acquire);",
+                "out.generation = entry.generation.load(std::memory_order_relaxed);",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, the walk's fence",
+        "an entry's generation is loaded again before the fields that it vouches for",
+        (
+            Edit(
+                _NATIVE + "look_up.cpp",
+                "  fence_acquire();\n  if (entry.generation.load(std::memory_order_relaxed) != out.generation) "
+                "return Match::kNo;\n",
+                "  if (entry.generation.load(std::memory_order_relaxed) != out.generation) return Match::kNo;\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, a copy's fence",
+        "the generations of copied pages are checked before they are copied",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "    pause_here();  // copied, not checked\n    fence_acquire();\n",
+                "    pause_here();  // copied, not checked\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, what is published",
+        "a page is visible before its bytes are",
+        (
+            Edit(
+                _NATIVE + "arena_commit.cpp",
+                "  shared.generation.store(generation, std::memory_order_release);\n",
+                "  shared.generation.store(generation, std::memory_order_relaxed);\n",
+            ),
+        ),
+        Model(BYTES, "hazards reordered"),
+    ),
+    Mutation(
+        "30, pins",
+        "a single page is pinned by its entry, whatever that holds by now",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "if ((out->generation & 1) != 0 || instance_of(*out) != instance) return result;",
+                "if ((out->generation & 1) != 0) return result;",
             ),
         ),
         Stress((PINNED,), ("reader.cpp",)),
+    ),
+    Mutation(
+        "30, the walk",
+        "a scan takes a hazard for one of its deepest page alone",
+        (
+            Edit(
+                _NATIVE + "arena_scan.cpp",
+                "      if (pages_[entry].state == PageState::kVisible) break;\n",
+                "      break;\n",
+            ),
+        ),
+        Stress(TORN, ("arena_scan.cpp",)),
+    ),
+    Mutation(
+        "30, the order of the walks",
+        "a walk that ends early hides from a scan what another covers below it",
+        (
+            Edit(
+                _NATIVE + "arena_scan.cpp",
+                "return a.lowest < b.lowest;",
+                "return a.lowest > b.lowest;",
+            ),
+        ),
+        Stress(TORN, ("arena_scan.cpp",)),
+    ),
+    Mutation(
+        "30, what is kept",
+        "a released lease keeps the deepest page that is looked at and none below it",
+        (
+            Edit(
+                _NATIVE + "held_pages.hpp",
+                "reader_->narrow(lease_, pages()[end_ - 1], end_ - first_);",
+                "reader_->narrow(lease_, pages()[end_ - 1], 1);",
+            ),
+        ),
+        Stress((CHAIN,), ("stress.cpp",)),
     ),
     Mutation(
         "31",

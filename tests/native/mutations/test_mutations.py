@@ -9,7 +9,8 @@ import pytest
 
 from tests.native.mutations.table import CAUGHT_BY, MUTATIONS, Edit, Model, Mutation, Stress
 from tests.native.mutations.workshop import COMPILER, PatchDoesNotApply, Workshop, patched_tree, run_stress
-from tests.sim.shared_memory_model import Outcome, claims, hazards, header
+from tests.sim.hazard_model import Order, protocol_of, views_and_copies
+from tests.sim.shared_memory_model import Outcome, claims, header
 from tests.sim.shared_memory_steps import Steps, read_steps
 
 OWN = {"15", "16", "17", "29", "30", "31", "32", "34"}
@@ -19,7 +20,8 @@ BY_STRESS = [mutation for mutation in MUTATIONS if isinstance(mutation.found_by,
 
 MODELS: dict[str, Callable[[Steps], Outcome]] = {
     "header": lambda steps: header(sidecar=steps.sidecar, look=steps.look, read=steps.read),
-    "hazards": lambda steps: hazards(writer=steps.reuse, reader=(*steps.look, "copy")),
+    "hazards": lambda steps: views_and_copies(protocol_of(steps), Order.X86),
+    "hazards reordered": lambda steps: views_and_copies(protocol_of(steps), Order.WEAK),
     "claims": lambda steps: claims(client=steps.claim, sidecar=steps.publish),
 }
 

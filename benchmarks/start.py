@@ -1,0 +1,176 @@
+"""Measures the start of an arena, and an attach to it, beside a bare populate of as much memory, alternating in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import structlog
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cache_l2._native import Arena, Reader
+from cache_l2.arena_start import ArenaConfig, create_arena, map_own
+from kv_types.ids import new_life_id
+from sidecar.units import format_size, parse_size
+
+GIB = 1 << 30
+ROUNDS = 5
+_MADV_POPULATE_WRITE = 23
+_PREFAULT_S_MAX = 600.0
+
+ROWS: tuple[tuple[str, str], ...] = (
+    ("bare", "a bare populate: a memory file of this size, committed, mapped, its pages mapped in"),
+    ("start", "start: the arena stands and can be served from"),
+    ("prefaulted", "… and all of it is mapped in"),
+    ("attach", "a client's attach: it can look up and read"),
+    ("attach_prefaulted", "… and all of it is mapped in there"),
+)
+
+
+@dataclass
+class Starts:
+    """Seconds by key, one sample a round."""
+
+    arena_bytes: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, key: str, since: float) -> None:
+        """Add what has passed since a time of the monotonic clock."""
+        self.seconds.setdefault(key, []).append(time.monotonic() - since)
+
+    def p50_s(self, key: str) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.seconds[key])
+
+    def x_bare(self, key: str) -> float:
+        """Median over the rounds of key ÷ the bare populate of the same round."""
+        pairs = zip(self.seconds[key], self.seconds["bare"], strict=True)
+        return statistics.median(mine / bare for mine, bare in pairs)
+
+    def figures(self) -> dict[str, float]:
+        """All of it, flat."""
+        told = {f"{key}_s": self.p50_s(key) for key, _ in ROWS}
+        return told | {f"{key}_x_bare": self.x_bare(key) for key, _ in ROWS if key != "bare"}
+
+
+def _bare(starts: Starts) -> None:
+    began = time.monotonic()
+    file = os.memfd_create("stratakv-bare-populate")
+    try:
+        os.ftruncate(file, starts.arena_bytes)
+        os.posix_fallocate(file, 0, starts.arena_bytes)
+        with mmap.mmap(file, starts.arena_bytes) as mapping:
+            mapping.madvise(_MADV_POPULATE_WRITE)
+            starts.note("bare", began)
+    finally:
+        os.close(file)
+
+
+def _await_prefault(reader: Reader) -> None:
+    deadline = time.monotonic() + _PREFAULT_S_MAX
+    while not reader.prefault_ended:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the arena's mapping was not pre-faulted")
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def _arena(starts: Starts) -> Iterator[tuple[Arena, bytes]]:
+    config, life = ArenaConfig(arena_bytes=starts.arena_bytes), new_life_id()
+    began = time.monotonic()
+    arena, _ = create_arena(config, life)
+    own = map_own(arena, arena.open_row(os.getpid()), life, prefault=True)
+    starts.note("start", began)
+    try:
+        _await_prefault(own)
+        starts.note("prefaulted", began)
+        yield arena, life
+    finally:
+        own.close()
+        arena.close()
+
+
+def _attach(starts: Starts, arena: Arena, life: bytes) -> None:
+    row = arena.open_row(os.getpid())
+    control, clients, data = arena.duplicate_descriptors(writable=True)
+    began = time.monotonic()
+    reader = Reader(control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True)
+    starts.note("attach", began)
+    try:
+        _await_prefault(reader)
+        starts.note("attach_prefaulted", began)
+    finally:
+        reader.close()
+        arena.end_row(row)
+
+
+def measure(*, arena_bytes: int, rounds: int) -> Starts:
+    """Alternate the bare populate and a start, `rounds` times, after one of each that is not counted."""
+    starts = Starts(arena_bytes)
+    for number in range(1 + rounds):
+        _bare(starts)
+        with _arena(starts) as (arena, life):
+            _attach(starts, arena, life)
+        if number == 0:
+            starts.seconds.clear()
+    return starts
+
+
+def lines(starts: Starts) -> list[str]:
+    """The part of docs/benchmarks.md."""
+    return [
+        f"### Start of an arena of {format_size(starts.arena_bytes)}",
+        "",
+        "`python -m benchmarks.start`: alternating with a bare populate, medians of rounds. What is not mapped in yet is mapped",
+        "in by a thread of its own while others are served, and at its first use where that comes first.",
+        "",
+        "| what | seconds | × bare populate |",
+        "|---|---:|---:|",
+        *(f"| {what} | {seconds} | {ratio} |" for what, seconds, ratio in _cells(starts)),
+    ]
+
+
+def _cells(starts: Starts) -> Iterator[tuple[str, str, str]]:
+    for key, what in ROWS:
+        ratio = "" if key == "bare" else f"{starts.x_bare(key):.2f}"
+        yield what, f"{starts.p50_s(key):.3f}", ratio
+
+
+def table(starts: Starts) -> Table:
+    """The figures for a terminal."""
+    shown = Table(title=f"Start of an arena of {format_size(starts.arena_bytes)}")
+    for name in ("what", "seconds", "× bare populate"):
+        shown.add_column(name, justify="left" if name == "what" else "right")
+    for cells in _cells(starts):
+        shown.add_row(*cells)
+    return shown
+
+
+def main(
+    arena_size: Annotated[str, typer.Option(help="Size of the arena.")] = "4GiB",
+    rounds: Annotated[int, typer.Option(min=1)] = ROUNDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, figures by key.")] = False,
+) -> None:
+    """Measure a start and an attach beside a bare populate of as much memory."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    starts = measure(arena_bytes=parse_size(arena_size), rounds=rounds)
+    if as_json:
+        figures: Mapping[str, float] = starts.figures()
+        json.dump(figures, sys.stdout)
+        print()
+    else:
+        Console().print(table(starts))
+
+
+if __name__ == "__main__":
+    typer.run(main)
