@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import invalidate, l3, local
+from benchmarks import invalidate, l3, layers, local
 
 app = typer.Typer(help="Measure stratakv on this machine.", no_args_is_help=True, add_completion=False)
 app.command("local")(local.local)
+app.command("layers")(layers.layers)
 app.command("l3")(l3.l3)
 app.command("invalidate")(invalidate.invalidate)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, l3, local, loop_turns, million, swings
+from benchmarks import fleet_report, l3, layers, local, loop_turns, million, swings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -42,6 +42,7 @@ class Part(StrEnum):
     """Parts of the page; each can be measured anew by itself."""
 
     NODE = "node"
+    LAYERS = "layers"
     L3 = "l3"
     FLEET = "fleet"
     REDIS = "redis"
@@ -168,6 +169,10 @@ def main(
         plot(results, DOCS / "benchmarks-copies.png")
         console.print(local.table(results))
         parts[Part.NODE] = node_part(results)
+    if Part.LAYERS in wanted:
+        measured = layers.measure()
+        console.print(layers.table(measured))
+        parts[Part.LAYERS] = "\n".join([*layers.lines(measured), "", machine_line(local.machine())])
     if Part.L3 in wanted:
         pages = l3.measure(console)
         console.print(l3.table(pages))
