@@ -220,8 +220,8 @@ def lines(layers: Sequence[Layer]) -> list[str]:
     told = [
         "## Where a call's time goes",
         "",
-        f"`stratakv bench layers`: pages of {PAGE_BYTES // KIB} KiB and {PAGE_TOKENS} tokens, all resident; each layer is called by",
-        "itself, interleaved. *From here down*: the median of calling this layer. *Own*: what is left of it without the next one.",
+        f"`stratakv bench layers`: pages of {PAGE_BYTES // KIB} KiB and {PAGE_TOKENS} tokens, all resident; each layer is",
+        "called by itself, interleaved. *From here down*: the median of calling it. *Own*: that without the next layer.",
         "",
         "| path | pages | layer | from here down, µs | own, µs |",
         "|---|---:|---|---:|---:|",

@@ -120,6 +120,8 @@ class ArenaStore(PageIntake):
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
         if not self._draining:
+            for row in list(self._rows):
+                self._posted.settle_all(row)  # what was told to be stored is, and goes to L3
             self._draining = True
             self._arena.close_header()
 
@@ -196,6 +198,7 @@ class ArenaStore(PageIntake):
 
     def unbind_namespace(self, row: int, record: NamespaceRecord) -> None:
         """The client counts under this namespace no more; its counter is free for another one."""
+        self._posted.settle_all(row)  # what it has posted is of this namespace still
         self._namespaces.used(record.id)
         self._accounts.unbind(row, record.id)
 

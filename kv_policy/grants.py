@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kv_types.limits import GRANTS_PER_CLIENT_MAX
 
-_OFFERED_MIN = 8
+_OFFERED_MIN = 4
 """Puts of one page in a row overtake the sidecar by so many."""
 _CLIENT_SHARE = 32
-_ALL_SHARE = 8
-"""One writer has a 32nd part of the arena at most, all together an eighth."""
+_ALL_SHARE = 16
+"""One writer has a 32nd part of the arena at most, all together a 16th."""
 
 
 def slots_to_offer(*, arena_bytes: int, slot_bytes: int, put_pages: int) -> int:

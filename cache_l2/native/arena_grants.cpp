@@ -14,6 +14,21 @@ std::uint64_t posting_bit(std::uint32_t row) { return 1ULL << (row % 64); }
 
 }  // namespace
 
+// Takes back what nobody has in its hands; `chosen` tells by the size class. What a client has swapped out stays its.
+template <typename Chosen>
+void Arena::recall_grants(std::uint32_t row, Chosen chosen) {
+  std::vector<std::uint32_t>& grants = rows_[row].grants;
+  for (std::uint32_t at = 0; at < grants.size(); ++at) {
+    const std::uint32_t entry = grants[at];
+    if (entry == kNoEntry || !chosen(pages_[entry].size_class)) continue;
+    std::uint64_t offered = reservation_of(entry);
+    // Acquire: a client that gave it back has finished with the slot.
+    if (!view_.row(row).posts.grants[at].offer.compare_exchange_strong(offered, 0, std::memory_order_acq_rel)) continue;
+    grants[at] = kNoEntry;
+    end_grant(entry);
+  }
+}
+
 std::uint32_t Arena::grant(std::uint32_t row, std::uint64_t payload_bytes, const GrantTerms& terms) {
   check_row(row, true);
   const std::optional<std::uint32_t> size_class = payload_bytes == 0 ? std::nullopt : segments_.class_of(payload_bytes);
@@ -24,6 +39,7 @@ std::uint32_t Arena::grant(std::uint32_t row, std::uint64_t payload_bytes, const
   for (std::uint32_t at = 0; at < kGrantsPerRow; ++at) {
     offered += grants[at] != kNoEntry && pages_[grants[at]].size_class == *size_class && is_on_offer(row, at);
   }
+  if (terms.wanted > offered) recall_grants(row, [&](std::uint32_t other) { return other != *size_class; });
   const std::optional<std::uint32_t> kept = entry_of(terms.spared);
   pinned_parent_ = kept.value_or(kNoEntry);
   if (kept) refresh_leaf(*kept);
@@ -68,21 +84,6 @@ std::uint64_t Arena::reservation_of(std::uint32_t entry) const {
 bool Arena::is_on_offer(std::uint32_t row, std::uint32_t at) const {
   const Word& offer = view_.row(row).posts.grants[at].offer;
   return offer.load(std::memory_order_relaxed) == reservation_of(rows_[row].grants[at]);
-}
-
-// Takes back what nobody has in its hands; `chosen` tells by the size class. What a client has swapped out stays its.
-template <typename Chosen>
-void Arena::recall_grants(std::uint32_t row, Chosen chosen) {
-  std::vector<std::uint32_t>& grants = rows_[row].grants;
-  for (std::uint32_t at = 0; at < grants.size(); ++at) {
-    const std::uint32_t entry = grants[at];
-    if (entry == kNoEntry || !chosen(pages_[entry].size_class)) continue;
-    std::uint64_t offered = reservation_of(entry);
-    // Acquire: a client that gave it back has finished with the slot.
-    if (!view_.row(row).posts.grants[at].offer.compare_exchange_strong(offered, 0, std::memory_order_acq_rel)) continue;
-    grants[at] = kNoEntry;
-    end_grant(entry);
-  }
 }
 
 void Arena::recall_grants_of_class(std::uint32_t row, std::uint32_t size_class) {

@@ -98,13 +98,13 @@ def test_what_an_invalidation_took_between_post_and_settlement_is_never_seen() -
 
 def test_slots_follow_what_was_put_and_go_back_when_nothing_is() -> None:
     world = World()
-    assert world.grants == 8
-    world.post(chain(8))
+    assert world.grants == 4
+    world.post(chain(4))
     world.store.settle_posts()
-    assert world.grants == 16
+    assert world.grants == 8
     world.clock.advance(int((GRANT_IDLE_S - 1) * SECOND_NS))
     world.store.tick()
-    assert world.grants == 16
+    assert world.grants == 8
     world.clock.advance(2 * SECOND_NS)
     world.store.tick()
     assert world.grants == 0
@@ -167,15 +167,42 @@ def test_a_post_that_no_client_writes_stores_nothing_and_what_follows_is_carried
     assert world.pages(keys) == 0
     assert world.pages(others) == 2
     assert world.store.statistics()["posts_garbled"] == 1
-    assert world.grants == 8
+    assert world.grants == 4
     world.store.check_invariants()
 
 
-def test_a_draining_store_carries_out_nothing_any_more() -> None:
+def test_what_was_posted_before_the_end_is_stored_and_nothing_after_it() -> None:
+    world = World()
+    before, after = chain(2), chain(2)
+    posted = world.post(before)
+    world.store.drain()
+    assert world.stored == posted
+    kind, _ = world.reader.post(
+        0, packed(after), pages_of(after, world.record.page_bytes), namespace=world.record.number, start=0, resident=0,
+        page_bytes=world.record.page_bytes, incarnation=world.store.stamp().incarnation,
+        revision=world.store.stamp().revision, deadline_ns=FAR_NS, terms=b"",
+    )  # fmt: skip
+    assert kind != POSTED
+    world.store.check_invariants()
+
+
+def test_what_was_posted_in_a_namespace_is_stored_though_its_client_gives_that_up() -> None:
     world = World()
     keys = chain(2)
     world.post(keys)
-    world.store.drain()
-    world.store.settle_posts()
+    world.store.unbind_namespace(world.row, world.record)
+    assert world.pages(keys) == 2
+
+
+def test_a_client_of_two_models_has_slots_for_the_one_that_it_stores_now() -> None:
+    world = World()
+    other = add(world.store, namespace_of("b", units=5))
+    world.store.offer_slots(world.row, other.page_bytes, [DONE] * 2)
+    assert world.grants == 4
+    keys = chain(2)
+    with pytest.raises(AssertionError):
+        world.post(keys)  # none of this size are on offer any more
+    world.offer()
+    world.post(keys)
+    assert world.pages(keys) == 2
     world.store.check_invariants()
-    assert world.stored == []

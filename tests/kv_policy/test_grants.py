@@ -24,12 +24,12 @@ def test_a_writer_gets_a_thirty_second_part_at_most_and_nothing_that_it_can_not_
 
 
 @given(arena_bytes=ARENAS)
-def test_four_writers_and_no_more_get_their_whole_part(arena_bytes: int) -> None:
-    assert granted_bytes_max(arena_bytes) == arena_bytes // 32 * 4 + arena_bytes % 32 // 8
+def test_two_writers_and_no_more_get_their_whole_part(arena_bytes: int) -> None:
+    assert granted_bytes_max(arena_bytes) == arena_bytes // 32 * 2 + arena_bytes % 32 // 16
 
 
 def test_a_large_arena_has_room_for_two_puts() -> None:
     def offered(put_pages: int) -> int:
         return slots_to_offer(arena_bytes=1 << 33, slot_bytes=1 << 20, put_pages=put_pages)
 
-    assert [offered(pages) for pages in (1, 4, 5, 20, 32, 64, 65)] == [8, 8, 10, 40, 64, 64, 0]
+    assert [offered(pages) for pages in (1, 2, 5, 20, 32, 64, 65)] == [4, 4, 10, 40, 64, 64, 0]
