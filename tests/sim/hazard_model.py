@@ -9,6 +9,7 @@ a process guesses what its loads will find, and an execution in which they find 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import product
@@ -55,11 +56,19 @@ class Protocol(NamedTuple):
     """walk, store hazard, narrow, clear, scan, hide, publish: relaxed, acquire or release."""
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """Made by `_step` alone: equal ones are the same."""
+
     kind: str  # load, unlike, bytes, store, fence, scan
     place: int
     value: int  # that is stored, or found; of `unlike` what is not found, of `bytes` what would be right
     order: str
+
+
+@cache
+def _step(kind: str, place: int, value: int, order: str) -> _Step:
+    return _Step(kind, place, value, order)
 
 
 class _Entry(NamedTuple):
@@ -159,7 +168,7 @@ def _waits(later: _Step, earlier: _Step, order: Order) -> bool:
 @cache
 def _is_held_up(steps: tuple[_Step, ...], order: Order) -> bool:
     """Whether nothing that comes later in the program can be carried out yet."""
-    free = _Step("load", -1, 0, "relaxed"), _Step("store", -1, 0, "relaxed")
+    free = _step("load", -1, 0, "relaxed"), _step("store", -1, 0, "relaxed")
     return all(any(_waits(one, step, order) for step in steps) for one in free)
 
 
@@ -208,18 +217,18 @@ def _reader(at: str, protocol: Protocol, *, revocable: bool) -> Iterator[tuple[t
     """What it may do next, with what it will find."""
     walk = protocol.orders["walk"]
     if at == "start":
-        both = (_Step("load", _GENERATION[PARENT], 0, walk), _Step("load", _GENERATION[CHILD], 0, walk))
+        both = (_step("load", _GENERATION[PARENT], 0, walk), _step("load", _GENERATION[CHILD], 0, walk))
         yield both, "pin both"
         for entry in (PARENT, CHILD):
             for generation in (0, 2):
-                yield (_Step("load", _GENERATION[entry], generation, walk),), f"pin {entry} {generation}"
+                yield (_step("load", _GENERATION[entry], generation, walk),), f"pin {entry} {generation}"
                 yield _match(protocol, entry, generation), "end"
     elif at == "pin both":
         yield from _pinned_both(protocol)
     elif at.startswith("pin"):
         entry, generation = map(int, at.split()[1:])
         hazard = _OF_PARENT if entry == PARENT else _OF_CHILD
-        found = (_Step("load", _GENERATION[entry], generation, "relaxed"),)
+        found = (_step("load", _GENERATION[entry], generation, "relaxed"),)
         yield _pin(protocol, hazard, found), f"use {entry} {generation}"
     elif at == "use both":
         yield from _used_both(protocol, revocable=revocable)
@@ -231,40 +240,40 @@ def _reader(at: str, protocol: Protocol, *, revocable: bool) -> Iterator[tuple[t
 def _match(protocol: Protocol, entry: int, generation: int) -> tuple[_Step, ...]:
     """An entry read between two loads of its generation: what is taken for its key belongs to that."""
     steps = {
-        "load": _Step("load", _GENERATION[entry], generation, protocol.orders["walk"]),
-        "fields": _Step("bytes", _KEY[entry], generation // 2, "relaxed"),
-        "fence": _Step("fence", -1, 0, "acquire"),
-        "load again": _Step("load", _GENERATION[entry], generation, "relaxed"),
+        "load": _step("load", _GENERATION[entry], generation, protocol.orders["walk"]),
+        "fields": _step("bytes", _KEY[entry], generation // 2, "relaxed"),
+        "fence": _step("fence", -1, 0, "acquire"),
+        "load again": _step("load", _GENERATION[entry], generation, "relaxed"),
     }
     return tuple(steps[name] for name in protocol.match)
 
 
 def _pin(protocol: Protocol, hazard: int, found: tuple[_Step, ...]) -> tuple[_Step, ...]:
     steps = {
-        "store hazard": (_Step("store", _HAZARD, hazard, protocol.orders["store hazard"]),),
-        "fence": (_Step("fence", -1, 0, "seq_cst"),),
+        "store hazard": (_step("store", _HAZARD, hazard, protocol.orders["store hazard"]),),
+        "fence": (_step("fence", -1, 0, "seq_cst"),),
         "re-check": found,
     }
     return tuple(step for name in protocol.look if name in steps for step in steps[name])
 
 
 def _pinned_both(protocol: Protocol) -> Iterator[tuple[tuple[_Step, ...], str]]:
-    stands = _Step("load", _GENERATION[PARENT], 0, "relaxed")
+    stands = _step("load", _GENERATION[PARENT], 0, "relaxed")
     yield (
-        _pin(protocol, _OF_BOTH, (stands, _Step("load", _GENERATION[CHILD], 0, "relaxed"))),
+        _pin(protocol, _OF_BOTH, (stands, _step("load", _GENERATION[CHILD], 0, "relaxed"))),
         "use both",
     )
     if "re-check" not in protocol.look:
         return
-    first = _pin(protocol, _OF_BOTH, (stands, _Step("unlike", _GENERATION[CHILD], 0, "relaxed")))
+    first = _pin(protocol, _OF_BOTH, (stands, _step("unlike", _GENERATION[CHILD], 0, "relaxed")))
     if "again" in protocol.look:
         yield first + _pin(protocol, _OF_PARENT, (stands,)), "use 0 0"
     elif "narrow" in protocol.look:
-        yield (*first, _Step("store", _HAZARD, _OF_PARENT, protocol.orders["narrow"])), "use 0 0"
+        yield (*first, _step("store", _HAZARD, _OF_PARENT, protocol.orders["narrow"])), "use 0 0"
 
 
 def _bytes(entry: int, generation: int) -> _Step:
-    return _Step("bytes", _BYTES[entry], generation // 2, "relaxed")
+    return _step("bytes", _BYTES[entry], generation // 2, "relaxed")
 
 
 def _after(
@@ -272,13 +281,13 @@ def _after(
 ) -> tuple[_Step, ...]:
     """What follows the last look at pages of these generations."""
     steps = {
-        "fence": (_Step("fence", -1, 0, "acquire"),),
+        "fence": (_step("fence", -1, 0, "acquire"),),
         "check": tuple(
-            _Step("load", _GENERATION[entry], generation, "relaxed") for entry, generation in pages.items()
+            _step("load", _GENERATION[entry], generation, "relaxed") for entry, generation in pages.items()
         ),
     }
     checks = [step for name in protocol.copy if name in steps for step in steps[name]] if revocable else []
-    return (*checks, _Step("store", hazard, _NONE, protocol.orders["clear"]))
+    return (*checks, _step("store", hazard, _NONE, protocol.orders["clear"]))
 
 
 def _used_both(protocol: Protocol, *, revocable: bool) -> Iterator[tuple[tuple[_Step, ...], str]]:
@@ -287,9 +296,9 @@ def _used_both(protocol: Protocol, *, revocable: bool) -> Iterator[tuple[tuple[_
         yield (*both, *_after(protocol, {PARENT: 0, CHILD: 0}, revocable=True)), "end"
         return
     place = _OTHER if "move" in protocol.look else _HAZARD
-    cleared = (_Step("store", _HAZARD, _NONE, protocol.orders["clear"]),) if place == _OTHER else ()
+    cleared = (_step("store", _HAZARD, _NONE, protocol.orders["clear"]),) if place == _OTHER else ()
     for entry, hazard in ((PARENT, _OF_PARENT), (CHILD, _OF_CHILD)):
-        kept = _Step("store", place, hazard, protocol.orders["narrow"])
+        kept = _step("store", place, hazard, protocol.orders["narrow"])
         after = _after(protocol, {}, revocable=False, hazard=place)
         yield (*both, kept, *cleared, _bytes(entry, 0), *after), "end"
 
@@ -348,12 +357,12 @@ def _round(
     orders = protocol.orders
     steps = {
         "hide": tuple(
-            _Step("store", _GENERATION[entry], entries[entry].generation % generations, orders["hide"])
+            _step("store", _GENERATION[entry], entries[entry].generation % generations, orders["hide"])
             for entry in hidden
         ),
-        "fence": (_Step("fence", -1, 0, "seq_cst"),),
+        "fence": (_step("fence", -1, 0, "seq_cst"),),
         "scan": tuple(
-            _Step("scan", place, hazard, orders["scan"])
+            _step("scan", place, hazard, orders["scan"])
             for place, hazard in zip((_OTHER, _HAZARD), found, strict=True)
             if place == _HAZARD or "move" in protocol.look
         ),
@@ -370,9 +379,9 @@ def _round(
         after[entry] = _Entry(one.generation + 1, is_linked=False)
         fill = after[entry].generation // 2
         taken += [
-            _Step("store", _KEY[entry], fill, "relaxed"),
-            _Step("store", _BYTES[entry], fill, "relaxed"),
-            _Step("store", _GENERATION[entry], after[entry].generation % generations, orders["publish"]),
+            _step("store", _KEY[entry], fill, "relaxed"),
+            _step("store", _BYTES[entry], fill, "relaxed"),
+            _step("store", _GENERATION[entry], after[entry].generation % generations, orders["publish"]),
         ]
     return tuple(taken), (after[PARENT], after[CHILD])
 

@@ -20,8 +20,9 @@ PINNED = "FAILED: pin: "
 CHAIN = "FAILED: chain: "
 TAKEN = "a look-up got a page that an event up to its view had taken"
 FOREIGN = "a page of another namespace"
-TORN = (MIXED, TAKEN)
-"""A page of two fills may have an origin of neither: its head is looked at first."""
+TORN = (MIXED, TAKEN, CHAIN)
+"""A page of two fills may have an origin of neither: its head is looked at first. Of a chain that is held, another fill is
+told by its nonce."""
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
 
