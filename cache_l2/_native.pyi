@@ -253,9 +253,10 @@ class Reader:
         life: bytes,
         writable: bool,
         prefault: bool = True,
+        first_use: bool = False,
     ) -> None:
         """Takes over the descriptors. With `prefault` the index is pre-faulted here and the pages' bytes by a thread of its
-        own. Raises ValueError when the header is not of this layout and life."""
+        own; `first_use`: nobody has done that before. Raises ValueError when the header is not of this layout and life."""
     @property
     def prefault_ended(self) -> bool:
         """Whether nothing is being pre-faulted any more."""

@@ -174,7 +174,8 @@ def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:
     control, clients, data = arena.duplicate_descriptors(writable=True)
     try:
         return Reader(
-            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault
+            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault,
+            first_use=True,
         )  # fmt: skip
     except (MemoryError, OSError) as error:
         arena.close()
