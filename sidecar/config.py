@@ -165,8 +165,8 @@ class Settings(BaseSettings):
     numa_node: NodeOrWord = AUTO
     """Where the arena's memory lies on a machine of several NUMA nodes: the number of the one it is bound to; interleave: on
     all of them in turn; none: wherever the kernel puts it; auto: on that of the processors that the sidecar may run on if
-    that is one (others take what doesn't fit there), else interleaved, as workers of all nodes read it. Where a container
-    doesn't allow this, the sidecar says so and goes on."""
+    that is one (others take what doesn't fit there), else interleaved, as workers of all nodes read it, unless numactl has said
+    otherwise. Where a container doesn't allow this, the sidecar says so and goes on."""
 
     segment_size: SizeOrAuto = Field(default=None, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
     """Unit in which memory moves between page sizes, and the largest page; auto: by the arena's size."""

@@ -189,7 +189,7 @@ async def test_auto_does_not_count_what_is_about_to_be_released_as_taken(runtime
         assert [line["log_level"] for line in lines] == ["info", "info", "warning"]
         assert worker.tell("release") == "released"
         with capture_logs() as lines:
-            free = await with_room(settings(runtime_dir, "auto"), probe=room, wait_s=30.0)
+            free = await with_room(settings(runtime_dir, "auto"), probe=room, wait_s=5.0)
         (chosen,) = (line for line in lines if line["event"] == "arena size chosen")
         assert chosen["decided_by"] == "this small machine"
         assert free.arena_bytes > held.arena_bytes
