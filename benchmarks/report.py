@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, l3, layers, local, loop_turns, million, swings
+from benchmarks import fleet_report, huge_pages, l3, layers, local, loop_turns, million, start, swings
+from kv_types.errors import StrataError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BUDGETS: tuple[tuple[str, str, str, float], ...] = (
@@ -43,6 +44,8 @@ class Part(StrEnum):
 
     NODE = "node"
     LAYERS = "layers"
+    START = "start"
+    HUGE_PAGES = "huge_pages"
     L3 = "l3"
     FLEET = "fleet"
     REDIS = "redis"
@@ -106,6 +109,28 @@ def node_part(results: local.Results) -> str:
     ]
     lines += [_row(row) for row in results.rows]
     return "\n".join(lines)
+
+
+def start_part(console: Console) -> str:
+    """A start beside a bare populate."""
+    load_average = os.getloadavg()[0]
+    starts = start.measure(arena_bytes=4 * start.GIB, rounds=start.ROUNDS)
+    console.print(start.table(starts))
+    told = [*start.lines(starts), "", fleet_report.circumstances(load_average)]
+    return "\n".join([*told, "", machine_line(local.machine())])
+
+
+def huge_pages_part(console: Console) -> str | None:
+    """Huge pages beside small ones; None where too few are set apart, which is told."""
+    load_average = os.getloadavg()[0]
+    try:
+        figures = huge_pages.measure(rounds=huge_pages.ROUNDS)
+    except StrataError as error:
+        console.print(f"huge pages are not measured: {error}")
+        return None
+    console.print(huge_pages.table(figures))
+    told = [*huge_pages.lines(figures), "", fleet_report.circumstances(load_average)]
+    return "\n".join([*told, "", machine_line(local.machine())])
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
@@ -173,6 +198,10 @@ def main(
         measured = layers.measure()
         console.print(layers.table(measured))
         parts[Part.LAYERS] = "\n".join([*layers.lines(measured), "", machine_line(local.machine())])
+    if Part.START in wanted:
+        parts[Part.START] = start_part(console)
+    if Part.HUGE_PAGES in wanted:
+        parts[Part.HUGE_PAGES] = huge_pages_part(console) or parts[Part.HUGE_PAGES]
     if Part.L3 in wanted:
         pages = l3.measure(console)
         console.print(l3.table(pages))

@@ -37,34 +37,46 @@ ROWS: tuple[tuple[str, str], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Began:
+    """When something began, by the clock and by this process's processor time."""
+
+    clock_s: float = field(default_factory=time.monotonic)
+    processor_s: float = field(default_factory=time.process_time)
+
+
 @dataclass
 class Starts:
-    """Seconds by key, one sample a round."""
+    """Seconds by key, one sample a round: by the clock, and of processors, which is what others on the machine don't change."""
 
     arena_bytes: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    clock_s: dict[str, list[float]] = field(default_factory=dict)
+    processor_s: dict[str, list[float]] = field(default_factory=dict)
 
-    def note(self, key: str, since: float) -> None:
-        """Add what has passed since a time of the monotonic clock."""
-        self.seconds.setdefault(key, []).append(time.monotonic() - since)
+    def note(self, key: str, since: Began) -> None:
+        """Add what has passed."""
+        now = Began()
+        self.clock_s.setdefault(key, []).append(now.clock_s - since.clock_s)
+        self.processor_s.setdefault(key, []).append(now.processor_s - since.processor_s)
 
-    def p50_s(self, key: str) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.seconds[key])
-
-    def x_bare(self, key: str) -> float:
-        """Median over the rounds of key ÷ the bare populate of the same round."""
-        pairs = zip(self.seconds[key], self.seconds["bare"], strict=True)
-        return statistics.median(mine / bare for mine, bare in pairs)
+    def forget(self) -> None:
+        """Forget all samples."""
+        self.clock_s.clear()
+        self.processor_s.clear()
 
     def figures(self) -> dict[str, float]:
-        """All of it, flat."""
-        told = {f"{key}_s": self.p50_s(key) for key, _ in ROWS}
-        return told | {f"{key}_x_bare": self.x_bare(key) for key, _ in ROWS if key != "bare"}
+        """Medians over the rounds, flat: seconds, and ratios to the bare populate of the same round."""
+        told: dict[str, float] = {}
+        for name, samples in (("s", self.clock_s), ("processor_s", self.processor_s)):
+            for key, _ in ROWS:
+                told[f"{key}_{name}"] = statistics.median(samples[key])
+                pairs = zip(samples[key], samples["bare"], strict=True)
+                told[f"{key}_{name}_x_bare"] = statistics.median(mine / bare for mine, bare in pairs)
+        return told
 
 
 def _bare(starts: Starts) -> None:
-    began = time.monotonic()
+    began = Began()
     file = os.memfd_create("stratakv-bare-populate")
     try:
         os.ftruncate(file, starts.arena_bytes)
@@ -87,7 +99,7 @@ def _await_prefault(reader: Reader) -> None:
 @contextlib.contextmanager
 def _arena(starts: Starts) -> Iterator[tuple[Arena, bytes]]:
     config, life = ArenaConfig(arena_bytes=starts.arena_bytes), new_life_id()
-    began = time.monotonic()
+    began = Began()
     arena, _ = create_arena(config, life)
     own = map_own(arena, arena.open_row(os.getpid()), life, prefault=True)
     starts.note("start", began)
@@ -103,7 +115,7 @@ def _arena(starts: Starts) -> Iterator[tuple[Arena, bytes]]:
 def _attach(starts: Starts, arena: Arena, life: bytes) -> None:
     row = arena.open_row(os.getpid())
     control, clients, data = arena.duplicate_descriptors(writable=True)
-    began = time.monotonic()
+    began = Began()
     reader = Reader(control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True)
     starts.note("attach", began)
     try:
@@ -122,34 +134,39 @@ def measure(*, arena_bytes: int, rounds: int) -> Starts:
         with _arena(starts) as (arena, life):
             _attach(starts, arena, life)
         if number == 0:
-            starts.seconds.clear()
+            starts.forget()
     return starts
 
 
 def lines(starts: Starts) -> list[str]:
     """The part of docs/benchmarks.md."""
     return [
-        f"### Start of an arena of {format_size(starts.arena_bytes)}",
+        f"## Start of an arena of {format_size(starts.arena_bytes)}",
         "",
-        "`python -m benchmarks.start`: alternating with a bare populate, medians of rounds. What is not mapped in yet is mapped",
-        "in by a thread of its own while others are served, and at its first use where that comes first.",
+        "`python -m benchmarks.start`: alternating with a bare populate, medians of rounds and of ratios within a round. What is",
+        "not mapped in at the start is mapped in by a thread of its own while others are served, and at its first use where that",
+        "comes first. By the clock, other work on the machine counts as well; processor time is of the measured process alone.",
         "",
-        "| what | seconds | × bare populate |",
-        "|---|---:|---:|",
-        *(f"| {what} | {seconds} | {ratio} |" for what, seconds, ratio in _cells(starts)),
+        "| what | seconds | × bare | processor seconds | × bare |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| {' | '.join(cells)} |" for cells in _cells(starts)),
     ]
 
 
-def _cells(starts: Starts) -> Iterator[tuple[str, str, str]]:
+def _cells(starts: Starts) -> Iterator[tuple[str, ...]]:
+    figures = starts.figures()
     for key, what in ROWS:
-        ratio = "" if key == "bare" else f"{starts.x_bare(key):.2f}"
-        yield what, f"{starts.p50_s(key):.3f}", ratio
+        numbers = []
+        for name in ("s", "processor_s"):
+            ratio = "" if key == "bare" else f"{figures[f'{key}_{name}_x_bare']:.2f}"
+            numbers += [f"{figures[f'{key}_{name}']:.3f}", ratio]
+        yield what, *numbers
 
 
 def table(starts: Starts) -> Table:
     """The figures for a terminal."""
     shown = Table(title=f"Start of an arena of {format_size(starts.arena_bytes)}")
-    for name in ("what", "seconds", "× bare populate"):
+    for name in ("what", "seconds", "× bare", "processor s", "× bare"):
         shown.add_column(name, justify="left" if name == "what" else "right")
     for cells in _cells(starts):
         shown.add_row(*cells)

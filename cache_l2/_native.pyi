@@ -316,10 +316,11 @@ class Reader:
         writable: bool,
         prefault: bool = True,
         doorbell_fd: int = -1,
+        first_use: bool = False,
     ) -> None:
         """Takes over the descriptors. With `prefault` the index is pre-faulted here and the pages' bytes by a thread of its
-        own. Without a doorbell (an eventfd) it can't post, nor waits for what others have posted. Raises ValueError when the
-        header is not of this layout and life."""
+        own; `first_use`: nobody has done that before. Without a doorbell (an eventfd) it can't post, nor waits for what others
+        have posted. Raises ValueError when the header is not of this layout and life."""
     @property
     def prefault_ended(self) -> bool:
         """Whether nothing is being pre-faulted any more."""

@@ -93,7 +93,7 @@ def create_arena(
     probe = probe or MemoryProbe()
     sizes, placement = config.sizes(), numa.placement_of(config.numa_node, probe.nodes())
     begun = time.monotonic()
-    with numa.placed(placement) as placed:
+    with numa.placed(placement, is_asked_for=config.numa_node != numa.AUTO) as placed:
         arena, memory = _made(config, life, probe)
     memory = replace(memory, placement=placed.told, placement_note=placed.note)
     _log.info(
@@ -174,7 +174,8 @@ def map_own(arena: Arena, row: int, life: LifeId, *, prefault: bool) -> Reader:
     control, clients, data = arena.duplicate_descriptors(writable=True)
     try:
         return Reader(
-            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault
+            control_fd=control, clients_fd=clients, data_fd=data, row=row, life=life, writable=True, prefault=prefault,
+            first_use=True,
         )  # fmt: skip
     except (MemoryError, OSError) as error:
         arena.close()

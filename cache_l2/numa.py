@@ -20,6 +20,8 @@ from kv_types.errors import ConfigError
 
 AUTO, INTERLEAVE, NONE = "auto", "interleave", "none"
 
+_KERNELS_OWN = 0
+"""The mode of who has said nothing."""
 _NOT_ALLOWED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 
 _log = structlog.get_logger("stratakv.arena")
@@ -86,16 +88,24 @@ def placement_of(asked: str, nodes: Nodes) -> Placement | None:
 
 
 @contextlib.contextmanager
-def placed(placement: Placement | None) -> Iterator[Placed]:
-    """Have the memory that this thread commits in the block placed; where that is not allowed, say so once and go on."""
+def placed(placement: Placement | None, *, is_asked_for: bool = True) -> Iterator[Placed]:
+    """Have the memory that this thread commits in the block placed; where that is not allowed, say so once and go on.
+
+    What nobody has asked for is no warning, and does not undo what whoever started this process has said.
+    """
     if placement is None:
         yield Placed()
         return
     try:
         mode, nodes = _native.placement_policy()
+        if mode != _KERNELS_OWN and not is_asked_for:
+            yield Placed(told="as this process was told to (numactl)")
+            return
         _native.set_placement_policy(placement.policy, _mask(placement.nodes))
     except OSError as error:
-        yield Placed(note=_not_placed(placement, error))
+        note = _not_placed(placement, error)
+        (_log.warning if is_asked_for else _log.info)("memory is not placed", reason=note)
+        yield Placed(note=note)
         return
     try:
         yield Placed(told=str(placement))
@@ -108,9 +118,7 @@ def _not_placed(placement: Placement, error: OSError) -> str:
     remedy = (
         "give it the capability SYS_NICE, or a seccomp profile that allows set_mempolicy and get_mempolicy"
     )
-    note = f"memory is not placed on {placement}: {why}; {remedy}, or say --numa-node none"
-    _log.warning("memory is not placed", reason=note)
-    return note
+    return f"memory is not placed on {placement}: {why}; {remedy}, or say --numa-node none"
 
 
 def _mask(nodes: tuple[int, ...]) -> bytes:

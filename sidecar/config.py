@@ -108,14 +108,19 @@ def _node(value: Any) -> Any:
     return text
 
 
-def _lower(value: Any) -> Any:
-    return value.strip().lower() if isinstance(value, str) else value
+def _arena_size(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        raise ValueError(
+            f"{value!r} is not a size; for a share of the memory, write auto and set arena_share (0.5 is half of it)"
+        )
+    return _word(AUTO, parse_size)(value)
 
 
 Directory = Annotated[Path, BeforeValidator(_path)]
 Number = Annotated[int, BeforeValidator(_number)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | None, BeforeValidator(_word(AUTO, parse_size))]
+ArenaSize = Annotated[int | None, BeforeValidator(_arena_size)]
 CountOrAuto = Annotated[int | None, BeforeValidator(_number_or(AUTO))]
 PortOrOff = Annotated[int | None, BeforeValidator(_number_or(OFF))]
 TextOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, lambda value: value))]
@@ -140,7 +145,7 @@ class Settings(BaseSettings):
     runtime_dir: Directory = Field(default_factory=lambda: default_runtime_dir(os.environ))
     """Directory of the sockets and the lock, made with mode 0700. Workers find the sidecar by it."""
 
-    arena_size: SizeOrAuto = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
+    arena_size: ArenaSize = Field(default=2**30, ge=limits.ARENA_BYTES_MIN)
     """Host memory for pages. All of it is committed at start: an arena that does not fit is refused then. auto: by what the
     cgroups, the machine and this process's limits leave at that time (see arena_share); the log says which of them decided.
     It is no default, since what others will need on this machine later is nothing a sidecar could know. To change it, start
@@ -160,8 +165,8 @@ class Settings(BaseSettings):
     numa_node: NodeOrWord = AUTO
     """Where the arena's memory lies on a machine of several NUMA nodes: the number of the one it is bound to; interleave: on
     all of them in turn; none: wherever the kernel puts it; auto: on that of the processors that the sidecar may run on if
-    that is one (others take what doesn't fit there), else interleaved, as workers of all nodes read it. Where a container
-    doesn't allow this, the sidecar says so and goes on."""
+    that is one (others take what doesn't fit there), else interleaved, as workers of all nodes read it, unless numactl has said
+    otherwise. Where a container doesn't allow this, the sidecar says so and goes on."""
 
     segment_size: SizeOrAuto = Field(default=None, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
     """Unit in which memory moves between page sizes, and the largest page; auto: by the arena's size."""

@@ -66,7 +66,7 @@ Arena::Arena(const ArenaSettings& settings)
   };
   const auto map = [&](const Descriptor& file, const char* what) {
     auto mapping = std::make_unique<Mapping>(file.get(), file_size(file.get(), what), true);
-    mapping->prepare(g.wish_huge_pages(), settings.prefault);
+    mapping->prepare(g.wish_huge_pages(), settings.prefault ? Prefault::kFirstUse : Prefault::kNo);
     return mapping;
   };
   control_file_ = create("stratakv-control", g.control_bytes);

@@ -53,12 +53,12 @@ struct Room {
 class PyReader {
  public:
   PyReader(int control_fd, int clients_fd, int data_fd, std::uint32_t row, const nb::bytes& life, bool writable, bool prefault,
-           int doorbell_fd) {
+           int doorbell_fd, bool first_use) {
     Descriptor control(control_fd), clients(clients_fd), data(data_fd), doorbell(doorbell_fd);
     take_bytes(life, life_, sizeof(life_), "life");
     const nb::gil_scoped_release unlocked;
     reader_ = Reader::attach(std::move(control), std::move(clients), std::move(data), std::move(doorbell), row, life_,
-                             writable, prefault);
+                             writable, prefault, first_use);
     set_default_copy_choice(choice_of(reader_->arena().geometry));
   }
 
@@ -405,9 +405,9 @@ void bind_reader(nb::module_& m) {
   const auto start = nb::arg("start").noconvert() = 0;  // no bool is a number of pages
   bind_lease(m);
   nb::class_<PyReader>(m, "Reader", nb::is_final())
-      .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool, int>(), nb::kw_only(), nb::arg("control_fd"),
-           nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"), nb::arg("writable"),
-           nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1)
+      .def(nb::init<int, int, int, std::uint32_t, const nb::bytes&, bool, bool, int, bool>(), nb::kw_only(),
+           nb::arg("control_fd"), nb::arg("clients_fd"), nb::arg("data_fd"), nb::arg("row"), nb::arg("life"),
+           nb::arg("writable"), nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1, nb::arg("first_use") = false)
       .def_prop_ro("life", &PyReader::life)
       .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })

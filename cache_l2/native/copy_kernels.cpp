@@ -254,7 +254,7 @@ Calibration calibrate_copy(std::size_t bytes) {
   const std::uint64_t source_bytes = round_up(places * bytes, kSlotAlign);
   const Descriptor file = create_memory_file("stratakv-calibration", source_bytes);
   Mapping mapping(file.get(), source_bytes, true);
-  mapping.prepare(false, true);
+  mapping.prepare(false, Prefault::kFirstUse);
   const std::byte* source = mapping.data();
 
   const auto& kernels = copy_kernels();

@@ -36,7 +36,7 @@ namespace {
 
 constexpr std::uint64_t kHugePageBytes = 2 << 20;
 
-// About a quarter of a millisecond with small pages; a multiple of every huge page but the gigantic ones.
+// About a quarter of a millisecond with small pages at their first use; a multiple of every huge page but the gigantic ones.
 constexpr std::uint64_t kPrefaultStep = 4 << 20;
 
 std::atomic<std::uint64_t> forks{0};
@@ -45,24 +45,20 @@ void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 [[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
-// Touch every page: readers take a read fault, writers a write fault that keeps the bytes.
-void touch_pages(std::byte* data, std::uint64_t bytes, bool writable) {
+void touch_pages(const std::byte* data, std::uint64_t bytes) {
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   for (std::uint64_t at = 0; at < bytes; at += page) {
-    auto* word = reinterpret_cast<std::atomic<std::uint64_t>*>(data + at);
-    if (writable) {
-      word->fetch_add(0, std::memory_order_relaxed);
-    } else {
-      word->load(std::memory_order_relaxed);
-    }
+    reinterpret_cast<const std::atomic<std::uint64_t>*>(data + at)->load(std::memory_order_relaxed);
   }
 }
 
-void populate(std::byte* data, std::uint64_t bytes, bool writable) {
-  while (madvise(data, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0) {
+// A read maps a page of a shared file in to be written as well, and its neighbours along with it, which takes half the time of
+// write faults. But neighbours only once they have been zeroed, which committing them leaves to their first use.
+void populate(std::byte* data, std::uint64_t bytes, bool first_use) {
+  while (madvise(data, bytes, first_use ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno != EINVAL) fail("cannot pre-fault a memory file of " + std::to_string(bytes) + " bytes");
-    touch_pages(data, bytes, writable);  // a kernel before 5.14
+    touch_pages(data, bytes);  // a kernel before 5.14
     return;
   }
 }
@@ -111,7 +107,7 @@ Descriptor create_memory_file(const char* name, std::uint64_t bytes, HugePages h
     fail(std::string("cannot create the memory file ") + name + (is_explicit ? " of huge pages of 2 MiB" : ""));
   }
   if (huge_pages == HugePages::kTransparent && through_mapping && ftruncate(file.get(), static_cast<off_t>(bytes)) == 0) {
-    Mapping(file.get(), bytes, true).prepare(true, true);
+    Mapping(file.get(), bytes, true).prepare(true, Prefault::kFirstUse);
   }
   // Sizing fails at once where the kernel would never give so much; committing fails where it is not to be had now.
   int done = ftruncate(file.get(), static_cast<off_t>(bytes));
@@ -172,7 +168,7 @@ void set_placement_policy(const PlacementPolicy& policy) {
 
 std::uint64_t fork_generation() noexcept { return forks.load(std::memory_order_relaxed); }
 
-Mapping::Mapping(int fd, std::uint64_t bytes, bool writable) : bytes_(bytes), writable_(writable) {
+Mapping::Mapping(int fd, std::uint64_t bytes, bool writable) : bytes_(bytes) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, count_fork); });
   born_ = fork_generation();
@@ -186,16 +182,17 @@ Mapping::Mapping(int fd, std::uint64_t bytes, bool writable) : bytes_(bytes), wr
   fail("cannot keep a memory file out of forked children");
 }
 
-void Mapping::prepare(bool wish_huge_pages, bool prefault) {
+void Mapping::prepare(bool wish_huge_pages, Prefault prefault) {
   if (wish_huge_pages) madvise(data_, bytes_, MADV_HUGEPAGE);  // kernels that don't offer it for memory files say EINVAL
-  if (prefault) populate(data_, bytes_, writable_);
+  if (prefault != Prefault::kNo) populate(data_, bytes_, prefault == Prefault::kFirstUse);
 }
 
 Mapping::~Mapping() {
   if (present()) munmap(data_, bytes_);
 }
 
-BackgroundPrefault::BackgroundPrefault(const Mapping& mapping) : mapping_(mapping) {
+BackgroundPrefault::BackgroundPrefault(const Mapping& mapping, bool first_use)
+    : mapping_(mapping), first_use_(first_use) {
   // Signals are for the process's own threads, whose waits they are to interrupt.
   sigset_t all, before;
   sigfillset(&all);
@@ -221,7 +218,7 @@ BackgroundPrefault::~BackgroundPrefault() {
 void BackgroundPrefault::run() noexcept {
   for (std::uint64_t at = 0; at < mapping_.bytes() && !stopping_.load(std::memory_order_relaxed); at += kPrefaultStep) {
     try {
-      populate(mapping_.data() + at, std::min(kPrefaultStep, mapping_.bytes() - at), mapping_.writable());
+      populate(mapping_.data() + at, std::min(kPrefaultStep, mapping_.bytes() - at), first_use_);
     } catch (const std::system_error&) {
       break;  // no memory for page tables now: first uses will ask again
     }

@@ -75,6 +75,9 @@ struct PlacementPolicy {
 PlacementPolicy placement_policy();
 void set_placement_policy(const PlacementPolicy& policy);
 
+// Whether a mapping's pages are mapped in at once, and whether anybody has used them before, in any process.
+enum class Prefault { kNo, kFirstUse, kUsed };
+
 // One mapping of a whole memory file. Not inherited by a forked child, and never unmapped there.
 class Mapping {
  public:
@@ -84,23 +87,21 @@ class Mapping {
   ~Mapping();
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
-  bool writable() const noexcept { return writable_; }
   bool present() const noexcept { return born_ == fork_generation(); }
   // Asks for huge pages where that is wished, then maps all pages in where that is.
-  void prepare(bool wish_huge_pages, bool prefault);
+  void prepare(bool wish_huge_pages, Prefault prefault);
 
  private:
   std::byte* data_;
   std::uint64_t bytes_;
   std::uint64_t born_;
-  bool writable_;
 };
 
 // Pre-faults a mapping on a thread of its own, in steps so short that nobody waits for the lock on this process's memory:
 // page tables of a large arena take seconds, and what is not done yet is faulted in at its first use. Ends before its mapping.
 class BackgroundPrefault {
  public:
-  explicit BackgroundPrefault(const Mapping& mapping);
+  BackgroundPrefault(const Mapping& mapping, bool first_use);
   BackgroundPrefault(const BackgroundPrefault&) = delete;
   BackgroundPrefault& operator=(const BackgroundPrefault&) = delete;
   ~BackgroundPrefault();
@@ -110,6 +111,7 @@ class BackgroundPrefault {
   void run() noexcept;
 
   const Mapping& mapping_;
+  const bool first_use_;
   std::atomic<bool> stopping_{false}, ended_{false};
   std::unique_ptr<std::thread> thread_;
 };

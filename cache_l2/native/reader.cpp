@@ -44,14 +44,15 @@ void cut_expired(const FoundPage* pages, const Walk& walk, LookUpResult& result)
 
 std::shared_ptr<Reader> Reader::attach(
     Descriptor control, Descriptor clients, Descriptor data, Descriptor doorbell, std::uint32_t row,
-    const std::uint8_t life[16], bool writable, bool prefault) {
+    const std::uint8_t life[16], bool writable, bool prefault, bool first_use) {
   const std::uint64_t control_bytes = sealed_size(control.get(), "control");
   const std::uint64_t clients_bytes = sealed_size(clients.get(), "clients");
   const std::uint64_t data_bytes = sealed_size(data.get(), "data");
   if (control_bytes < sizeof(Header)) throw std::invalid_argument("the control file is shorter than its header");
   auto control_map = std::make_unique<Mapping>(control.get(), control_bytes, false);
   const Geometry geometry = read_header(control_map->data(), control_bytes, life);
-  control_map->prepare(geometry.wish_huge_pages(), prefault);
+  const Prefault index = prefault ? Prefault::kUsed : Prefault::kNo;  // the arena's own mappings came first
+  control_map->prepare(geometry.wish_huge_pages(), index);
   if (geometry.clients_bytes > clients_bytes || geometry.data_bytes > data_bytes) {
     throw std::invalid_argument("the clients or data file is shorter than the control file says");
   }
@@ -59,15 +60,15 @@ std::shared_ptr<Reader> Reader::attach(
     throw std::invalid_argument("row " + std::to_string(row) + " is beyond the arena's " + std::to_string(geometry.rows));
   }
   auto clients_map = std::make_unique<Mapping>(clients.get(), clients_bytes, true);
-  clients_map->prepare(geometry.wish_huge_pages(), prefault);
+  clients_map->prepare(geometry.wish_huge_pages(), index);
   auto data_map = std::make_unique<Mapping>(data.get(), data_bytes, writable);
-  data_map->prepare(geometry.wish_huge_pages(), false);
+  data_map->prepare(geometry.wish_huge_pages(), Prefault::kNo);
   const ArenaView view = view_of(geometry, control_map->data(), clients_map->data(), data_map->data());
   auto reader = std::make_shared<Reader>(view, row, writable, std::move(doorbell));
   reader->control_ = std::move(control_map);
   reader->clients_ = std::move(clients_map);
   reader->data_ = std::move(data_map);
-  if (prefault) reader->prefault_ = std::make_unique<BackgroundPrefault>(*reader->data_);
+  if (prefault) reader->prefault_ = std::make_unique<BackgroundPrefault>(*reader->data_, first_use);
   return reader;
 }
 

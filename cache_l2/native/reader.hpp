@@ -58,11 +58,12 @@ inline constexpr std::uint64_t kNoLimit = ~0ULL;
 
 class Reader {
  public:
-  // Maps the three files; takes over the descriptors. Without a doorbell (none) nothing can be posted, nor is what others have
-  // posted waited for: so the sidecar reads its own arena. invalid_argument when header, life or sizes do not fit.
+  // Maps the three files; takes over the descriptors. `first_use`: nobody has mapped the pages' bytes in before. Without a
+  // doorbell (none) nothing can be posted, nor is what others have posted waited for: so the sidecar reads its own arena.
+  // invalid_argument when header, life or sizes do not fit.
   static std::shared_ptr<Reader> attach(
       Descriptor control, Descriptor clients, Descriptor data, Descriptor doorbell, std::uint32_t row,
-      const std::uint8_t life[16], bool writable, bool prefault);
+      const std::uint8_t life[16], bool writable, bool prefault, bool first_use);
   // Over memory that is mapped already (stress tests under sanitizers, which follow addresses).
   Reader(const ArenaView& view, std::uint32_t row, bool writable, Descriptor doorbell);
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cache_l2.memory_probe import HUGE_PAGE_BYTES
 from kv_types.errors import ArenaTooLargeError
 from kv_types.ids import LifeId
 from tests.cache_l2.machines import Machine
-from tests.support.huge_pages import available, need_pool, need_transparent
+from tests.support.huge_pages import available, need_transparent, set_apart
 from tests.support.native_arena import NativeArena, chain, payload
 from tests.support.polling import wait_until
 
@@ -181,13 +182,19 @@ def test_a_process_tells_how_much_of_its_arenas_lies_in_huge_pages(tmp_path: Pat
     assert mapped_bytes(smaps) == (4096 * 1024, 6144 * 1024)
 
 
+@pytest.fixture
+def pool() -> Iterator[int]:
+    """Huge pages that no other test uses meanwhile."""
+    with set_apart(24) as there:
+        yield there
+
+
 def explicit_world() -> NativeArena:
-    need_pool(24)
     return NativeArena(slots=300, page_bytes=65_536, segment_bytes=65_536, huge_pages=2)
 
 
-def test_pages_in_explicit_huge_pages_are_pages_like_others() -> None:
-    before = available()
+def test_pages_in_explicit_huge_pages_are_pages_like_others(pool: int) -> None:
+    before = pool
     world = explicit_world()
     assert available() <= before - 10
     keys = chain("huge", 250)
@@ -204,6 +211,7 @@ def test_pages_in_explicit_huge_pages_are_pages_like_others() -> None:
     wait_until(lambda: available() == before, what="the pool to have them back")
 
 
+@pytest.mark.usefixtures("pool")
 def test_nobody_gets_to_write_to_the_index_in_explicit_huge_pages() -> None:
     world = explicit_world()
     files = world.arena.duplicate_descriptors(writable=False)
@@ -222,6 +230,7 @@ def test_nobody_gets_to_write_to_the_index_in_explicit_huge_pages() -> None:
         os.close(descriptor)
 
 
+@pytest.mark.usefixtures("pool")
 def test_explicit_huge_pages_are_not_inherited() -> None:
     world = explicit_world()
     child = os.fork()

@@ -81,6 +81,16 @@ def test_c25_an_arena_bound_to_a_node_has_to_fit_there(machine: Machine) -> None
         check_arena_fits(sizes, machine.probe(), node=1)
 
 
+@pytest.fixture
+def _policies() -> None:
+    """Skip where this machine lets nobody place memory."""
+    try:
+        _native.set_placement_policy(*_native.placement_policy())
+    except OSError as error:
+        pytest.skip(f"needs set_mempolicy: {error}")
+
+
+@pytest.mark.usefixtures("_policies")
 @pytest.mark.parametrize("asked", ["0", "interleave"])
 def test_memory_is_placed_while_it_is_committed_and_not_after(asked: str) -> None:
     before = _native.placement_policy()
@@ -97,6 +107,23 @@ def test_memory_is_placed_while_it_is_committed_and_not_after(asked: str) -> Non
     arena.close()
 
 
+@pytest.mark.usefixtures("_policies")
+def test_what_numactl_has_said_is_left_alone_by_auto() -> None:
+    before = _native.placement_policy()
+    _native.set_placement_policy(Policy.BIND, b"\x01")
+    try:
+        bound = _native.placement_policy()
+        with numa.placed(Placement(Policy.INTERLEAVE, (0,)), is_asked_for=False) as placed:
+            assert "numactl" in placed.told
+            assert _native.placement_policy() == bound
+        with numa.placed(Placement(Policy.INTERLEAVE, (0,))):
+            assert _native.placement_policy()[0] == Policy.INTERLEAVE
+        assert _native.placement_policy() == bound
+    finally:
+        _native.set_placement_policy(*before)
+
+
+@pytest.mark.usefixtures("_policies")
 def test_a_policy_is_put_back_after_a_failure() -> None:
     before = _native.placement_policy()
     with pytest.raises(ZeroDivisionError), numa.placed(Placement(Policy.BIND, (0,))):
@@ -104,11 +131,13 @@ def test_a_policy_is_put_back_after_a_failure() -> None:
     assert _native.placement_policy() == before
 
 
-def test_what_the_kernel_refuses_is_said_once_and_no_failure() -> None:
-    with capture_logs() as lines, numa.placed(Placement(Policy.BIND, (900,))) as placed:
+@pytest.mark.parametrize(("is_asked_for", "level"), [(True, "warning"), (False, "info")])
+def test_what_the_kernel_refuses_is_said_once_and_no_failure(is_asked_for: bool, level: str) -> None:
+    placement = Placement(Policy.BIND, (900,))
+    with capture_logs() as lines, numa.placed(placement, is_asked_for=is_asked_for) as placed:
         assert placed.told == ""
         assert "not placed on node 900" in placed.note
-    assert [line["log_level"] for line in lines] == ["warning"]
+    assert [line["log_level"] for line in lines] == [level]
 
 
 def test_a_container_that_forbids_it_gets_its_arena_all_the_same() -> None:

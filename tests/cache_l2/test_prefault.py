@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def test_an_attach_does_not_wait_and_all_is_mapped_in_soon_after() -> None:
     read_only = world.attach(world.arena.open_row(1), writable=False)
     wait_until(lambda: read_only.prefault_ended, what="the pre-faulting of what is only read")
     assert mapped_in_bytes("stratakv-data", 97 * MIB) == 2 * 97 * MIB
+
+
+def test_what_is_mapped_in_is_written_without_a_fault() -> None:
+    world = large(64)
+    wait_until(lambda: world.reader.prefault_ended, what="the pre-faulting")
+    keys = chain("written", 48)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    reserved = world.reserve(keys)
+    page = bytes(MIB)
+    world.reader.fill([one.offset for one in reserved], [page] * len(keys), page_bytes=MIB)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < 48 * 256 // 4, "each small page of what was written would have been one"
 
 
 def test_a_reader_ends_in_the_midst_of_it() -> None:

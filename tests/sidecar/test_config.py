@@ -109,6 +109,11 @@ def test_a_missing_file_is_named(file: Path) -> None:
         ("freshness_lease", "9" * 400, "not a duration"),
         ("runtime_dir", "~no-such-user/run", "home directory"),
         ("runtime_dir", "", "no directory"),
+        ("arena_size", "50%", "write auto and set arena_share"),
+        ("arena_share", "1", "at most 0.95"),
+        ("huge_pages", "on", "'explicit'"),
+        ("numa_node", "-1", "interleave, none or the number of a node"),
+        ("numa_node", "0-1", "the number of a node"),
     ],
 )
 def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str) -> None:
@@ -133,6 +138,8 @@ def test_a_bad_value_is_named_with_its_source(name: str, value: str, reason: str
         (f"arena_size = {'9' * 400}", "not a size"),
         (f"drain_time = {'9' * 400}", "not a duration"),
         ('runtime_dir = "a\\u0000b"', "zero byte"),
+        ("numa_node = true", "the number of a node"),
+        ("huge_pages = true", "'transparent'"),
     ],
 )
 def test_a_value_of_the_wrong_type_in_the_file_is_named(file: Path, line: str, reason: str) -> None:
@@ -157,6 +164,25 @@ def test_auto_and_off_are_words() -> None:
     settings = load_settings({"pages_max": "auto", "metrics_port": "off", "grpc_tcp": "OFF"}).settings
     assert (settings.pages_max, settings.metrics_port, settings.grpc_tcp) == (None, None, None)
     assert (shown("pages_max", None), shown("metrics_port", None)) == ("auto", "off")
+
+
+def test_an_arena_that_chooses_its_size_has_none_before() -> None:
+    settings = load_settings({"arena_size": "AUTO", "segment_size": "64MiB"}).settings
+    assert settings.arena_size is None
+    assert shown("arena_size", None) == "auto"
+    with pytest.raises(RuntimeError, match="not been chosen"):
+        _ = settings.arena_bytes
+    assert load_settings({}).settings.arena_bytes == 2**30, "no more than is asked for by default"
+
+
+def test_where_memory_lies_can_be_said_in_a_file_and_on_a_command_line(file: Path) -> None:
+    file.write_text('numa_node = 1\nhuge_pages = "try"\n')
+    settings = load_settings({}, config_file=file).settings
+    assert (settings.numa_node, settings.huge_pages) == ("1", "try")
+    assert load_settings({"numa_node": " Interleave "}).settings.numa_node == "interleave"
+    assert (accepted("numa_node"), accepted("huge_pages")) == (
+        "number, auto, interleave or none", "off, transparent, try, explicit",
+    )  # fmt: skip
 
 
 def test_every_setting_is_documented() -> None:

@@ -19,7 +19,7 @@ from kv_types.errors import ArenaTooLargeError
 from sidecar.arena_room import LeftArenas, left_arenas, with_room
 from sidecar.config import Settings
 from tests.support.daemon import ROOT, Daemon, clean_environment
-from tests.support.huge_pages import available, need_pool
+from tests.support.huge_pages import available, set_apart
 from tests.support.polling import wait_until
 from tests.support.redis_servers import redis_servers
 
@@ -189,7 +189,7 @@ async def test_auto_does_not_count_what_is_about_to_be_released_as_taken(runtime
         assert [line["log_level"] for line in lines] == ["info", "info", "warning"]
         assert worker.tell("release") == "released"
         with capture_logs() as lines:
-            free = await with_room(settings(runtime_dir, "auto"), probe=room, wait_s=30.0)
+            free = await with_room(settings(runtime_dir, "auto"), probe=room, wait_s=5.0)
         (chosen,) = (line for line in lines if line["event"] == "arena size chosen")
         assert chosen["decided_by"] == "this small machine"
         assert free.arena_bytes > held.arena_bytes
@@ -234,15 +234,14 @@ def test_mappings_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_restart_in_explicit_huge_pages_gives_all_of_them_back(runtime_dir: Path) -> None:
-    need_pool(60)
-    before = available()
     flags = ("--huge-pages", "explicit", "--client-rows", "8")
-    with quick(runtime_dir, "32MiB", *flags).wait_ready() as first, idle_worker(runtime_dir) as worker:
-        assert first.line("arena ready")["huge_pages"] == "explicit"
-        assert worker.tell("store 4") == "stored"
-        first.kill()
-        with quick(runtime_dir, "64MiB", *flags).wait_ready():
-            wait_until(lambda: worker.arenas() == [64], what="the worker's return")
+    with set_apart(60) as before:
+        with quick(runtime_dir, "32MiB", *flags).wait_ready() as first, idle_worker(runtime_dir) as worker:
+            assert first.line("arena ready")["huge_pages"] == "explicit"
             assert worker.tell("store 4") == "stored"
-            assert worker.tell("look 4") == [4, 0, True]
-    wait_until(lambda: available() == before, what="the pool to have them back")
+            first.kill()
+            with quick(runtime_dir, "64MiB", *flags).wait_ready():
+                wait_until(lambda: worker.arenas() == [64], what="the worker's return")
+                assert worker.tell("store 4") == "stored"
+                assert worker.tell("look 4") == [4, 0, True]
+        wait_until(lambda: available() == before, what="the pool to have them back")

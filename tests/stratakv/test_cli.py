@@ -159,6 +159,10 @@ def test_status_as_json_holds_everything(daemon: Daemon, by: str) -> None:
     assert 0 <= log["confirmed_ms_ago"] < 60_000
     assert isinstance(log["sizes"]["tombstones"], int)
     assert status["weights_versions"] == {}
+    memory = status["memory"]
+    assert memory["huge_pages_asked"] == "transparent"
+    assert memory["huge_pages"] in ("", "none", "transparent")
+    assert memory["huge_page_bytes"] <= memory["mapped_bytes"]
 
 
 def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None:
@@ -179,6 +183,26 @@ def test_status_shows_namespaces_and_reasons_to_a_person(daemon: Daemon) -> None
     (row,) = (row for row in as_json["namespaces"] if row["namespace_id"] == space.id.hex())
     assert (row["requested_pages"], row["l2_pages"], row["missed_pages"]) == (3, 2, {"absent": 1})
     assert row["resident_bytes"] == 2000
+
+
+def test_status_says_what_memory_the_arena_lies_in() -> None:
+    answer = cache_pb2.StatusResponse(
+        memory=cache_pb2.MemoryStatus(
+            huge_pages_asked="try", huge_pages="transparent", huge_page_bytes=30, mapped_bytes=40,
+            huge_pages_note="too few are set apart: 3 more", placement="node 1", placement_note="",
+        ),
+    )  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(answer))
+    text = console.export_text()
+    for part in ("transparent, 75 %", "node 1", "too few are set apart: 3 more"):
+        assert part in text, part
+    answer.memory.Clear()
+    answer.memory.placement_note = "memory is not placed on node 1"
+    console.print(render(answer))
+    text = console.export_text()
+    assert "memory is not placed on node 1" in text
+    assert "%" not in text
 
 
 def test_status_says_why_nothing_is_served_and_who_holds_what_back() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from cache_l2.memory_probe import MemoryProbe
+
+_LOCK = Path(tempfile.gettempdir()) / "stratakv-tests-huge-pages.lock"
 
 
 def available() -> int:
@@ -13,12 +21,15 @@ def available() -> int:
     return 0 if pool is None else pool.available
 
 
-def need_pool(pages: int) -> None:
-    """Skip the test where fewer explicit huge pages than that are to be had."""
-    if available() < pages:
-        pytest.skip(
-            f"needs {pages} huge pages set apart (sysctl vm.nr_hugepages); {available()} are to be had"
-        )
+@contextlib.contextmanager
+def set_apart(pages: int) -> Iterator[int]:
+    """Have the pool to oneself, among tests, and yield what can be had of it; skips the test where that is less than `pages`."""
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        there = available()
+        if there < pages:
+            pytest.skip(f"needs {pages} huge pages set apart (sysctl vm.nr_hugepages); {there} are to be had")
+        yield there
 
 
 def need_transparent() -> None:
