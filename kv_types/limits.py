@@ -381,6 +381,8 @@ LOAD_KEYS_MAX = 3072
 """Pages of one load, of all its chains; a longer chain is asked for in several, one after another."""
 LOADS_IN_FLIGHT_PER_CLIENT_MAX = 128
 """Loads of one client at a time, prefetches among them; more are answered at once as overloaded."""
+LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX = 16_384
+"""Pages of one client's loads at a time, half of what a sidecar has under way: nobody's loads keep out all others'."""
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -420,6 +422,9 @@ assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a cli
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
 assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
     "a full load must fit one attach message"
+)
+assert LOAD_KEYS_MAX <= LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX <= L3_PAGES_WANTED_MAX // 2, (
+    "one load must fit a client's share, and another client's loads beside it"
 )
 assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
     "prefetches must leave room for look-ups' loads"
