@@ -163,6 +163,8 @@ LOG_REAP_S = 3600.0
 table of members refused, and the others while it is more than half full."""
 LOG_REPORT_S_MIN = 30.0
 """A trouble that goes on is logged no more often."""
+LOG_TOLD_APART_MAX = 1024
+"""Events, of so many processes, that are kept apart for that."""
 VIEW_POSITIONS_MAX = 4096
 """Views that clients have not all applied yet and whose revisions are told apart."""
 CLIENTS_WATCH_S_MIN = 0.005
