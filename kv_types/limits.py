@@ -176,6 +176,8 @@ LOG_REAP_S = 3600.0
 table of members refused, and the others while it is more than half full."""
 LOG_REPORT_S_MIN = 30.0
 """A trouble that goes on is logged no more often."""
+LOG_TOLD_APART_MAX = 1024
+"""Events, of so many processes, that are kept apart for that."""
 VIEW_POSITIONS_MAX = 4096
 """Views that clients have not all applied yet and whose revisions are told apart."""
 CLIENTS_WATCH_S_MIN = 0.005
@@ -394,6 +396,8 @@ LOAD_KEYS_MAX = 3072
 """Pages of one load, of all its chains; a longer chain is asked for in several, one after another."""
 LOADS_IN_FLIGHT_PER_CLIENT_MAX = 128
 """Loads of one client at a time, prefetches among them; more are answered at once as overloaded."""
+LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX = 16_384
+"""Pages of one client's loads at a time, half of what a sidecar has under way: nobody's loads keep out all others'."""
 
 # Namespaces and metrics of one sidecar
 NAMESPACES_MAX = 1024
@@ -433,6 +437,9 @@ assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a cli
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
 assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
     "a full load must fit one attach message"
+)
+assert LOAD_KEYS_MAX <= LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX <= L3_PAGES_WANTED_MAX // 2, (
+    "one load must fit a client's share, and another client's loads beside it"
 )
 assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
     "prefetches must leave room for look-ups' loads"

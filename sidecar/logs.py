@@ -10,7 +10,7 @@ from typing import Any, Literal
 import structlog
 
 from kv_types.clock import Clock
-from kv_types.limits import LOG_REPORT_S_MIN
+from kv_types.limits import LOG_REPORT_S_MIN, LOG_TOLD_APART_MAX
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
@@ -47,7 +47,7 @@ def logger(name: str) -> structlog.typing.FilteringBoundLogger:
 class SeldomLogger:
     """Logs what somebody else may cause at any pace: the same event at once, then no oftener than every LOG_REPORT_S_MIN.
 
-    `same_before` tells how many were kept back in between. Events are literals, so that there are few.
+    `same_before` tells how many were kept back in between. At most LOG_TOLD_APART_MAX are told apart.
     """
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock) -> None:
@@ -55,6 +55,12 @@ class SeldomLogger:
         self._clock = clock
         self._due_ns: dict[str, int] = {}
         self._kept_back: Counter[str] = Counter()
+
+    def info(self, event: str, *, about: int, **fields: Any) -> None:
+        """Log what is said of each process, or whatever `about` is, by itself; keep it back for one that does it again."""
+        told = f"{event} {about}"
+        if self._is_due(told):
+            self._log.info(event, **fields, same_before=self._kept_back.pop(told, 0))
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log a warning, or keep it back."""
@@ -70,6 +76,10 @@ class SeldomLogger:
         now_ns = self._clock.now_ns()
         is_due = now_ns >= self._due_ns.get(event, 0)
         if is_due:
+            if event not in self._due_ns and len(self._due_ns) >= LOG_TOLD_APART_MAX:
+                oldest = next(iter(self._due_ns))
+                del self._due_ns[oldest]
+                self._kept_back.pop(oldest, None)
             self._due_ns[event] = now_ns + int(LOG_REPORT_S_MIN * 1e9)
         else:
             self._kept_back[event] += 1

@@ -11,7 +11,12 @@ from cache_l2.attach_messages import LoadedPages, LoadedRow
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError
-from kv_types.limits import CALL_S_MAX, LOADS_IN_FLIGHT_PER_CLIENT_MAX
+from kv_types.ids import KEY_BYTES
+from kv_types.limits import (
+    CALL_S_MAX,
+    LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX,
+    LOADS_IN_FLIGHT_PER_CLIENT_MAX,
+)
 from kv_types.outcomes import MissReason
 from sidecar.attach.connection import AttachedProcess
 from sidecar.l3.loads import Load, LoadRow, Loads, RowLoaded
@@ -27,6 +32,7 @@ class LoadUnderWay:
     """A client's load that is not answered yet."""
 
     load: Load
+    pages: int
     answer: Answer
     task: asyncio.Task[None] | None = None
 
@@ -62,7 +68,7 @@ class ClientLoads:
             for row in message.rows
         ]
         load = self._loads.begin(rows_wanted, deadline_ns=deadline_ns, group=message.group)
-        under_way = LoadUnderWay(load, answer)
+        under_way = LoadUnderWay(load, _pages_of(message), answer)
         process.loads[request] = under_way
         under_way.task = asyncio.get_running_loop().create_task(
             self._await(process, request, under_way), name="load of a client"
@@ -104,7 +110,11 @@ class ClientLoads:
             return MissReason.CLOSED
         if any(row.namespace_number not in process.registered for row in message.rows):
             return MissReason.UNKNOWN_NAMESPACE
-        if len(process.loads) >= LOADS_IN_FLIGHT_PER_CLIENT_MAX:
+        pages = _pages_of(message) + sum(one.pages for one in process.loads.values())
+        if (
+            len(process.loads) >= LOADS_IN_FLIGHT_PER_CLIENT_MAX
+            or pages > LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX
+        ):
             return MissReason.OVERLOADED
         return None
 
@@ -128,6 +138,10 @@ class ClientLoads:
 def _ended(row: RowLoaded, reason: MissReason) -> RowLoaded:
     """What has come of a row whose load is given up: what is pending is not waited for."""
     return replace(row, reason=reason, pending=0) if row.pending else row
+
+
+def _pages_of(message: LoadMessage) -> int:
+    return sum(len(row.keys) for row in message.rows) // KEY_BYTES
 
 
 def _answer_of(rows: list[RowLoaded]) -> LoadedPages:

@@ -428,8 +428,8 @@ class AttachServer:
         except BaseException:
             self._end(process)  # nobody has heard of this row: a client that gave up must not leave an orphan
             raise
-        _log.info(
-            "client attached", pid=process.pid, row=row, name=process.name, writable=process.writable,
+        self._seldom.info(
+            "client attached", about=process.pid, pid=process.pid, row=row, name=process.name, writable=process.writable,
             engine=process.engine.name.lower(),
         )  # fmt: skip
         if process.engine is EngineMode.KEEP:

@@ -54,6 +54,8 @@ END_S_MAX = 30.0
 FLAGS = ("--no-l3", "--copy-kernel", "memcpy", "--metrics-port", "off", "--no-prefault", "--skew-bound", "0")
 GRPC_THREADS_MAX = 8
 """Threads that gRPC keeps ready once it has had calls."""
+LOG_RECORD_BYTES = 2048
+"""What the log of a sidecar without a fleet takes in its own memory for a record, of which it keeps 10,000."""
 _INTERRUPTED = (Activity.PUT, Activity.GET, Activity.LEASE)
 _HISTORY_BYTES_MAX = 1 << 40
 
@@ -98,7 +100,7 @@ class Soaked:
         wrong += [
             f"{one.name} grew by {one.growth() / 2**20:.1f} MiB"
             for one in self.watched
-            if one.growth() > GROWTH_BYTES_MAX
+            if one.growth() > GROWTH_BYTES_MAX + self.purges * LOG_RECORD_BYTES
         ]
         wrong += [
             f"nobody was killed in mid-{one.name.lower()}" for one in _INTERRUPTED if not self.killed[one]

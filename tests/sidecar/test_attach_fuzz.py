@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cache_l2 import attach_wire as wire
@@ -85,7 +85,9 @@ class Fuzzer:
         """Take what has been answered, without waiting for anything."""
         connection, receiver = self.connection(number), DatagramReceiver()
         with contextlib.suppress(OSError):
-            while (datagram := receiver.receive(connection, descriptors=3)) is not None:
+            while (
+                datagram := receiver.receive(connection, descriptors=wire.WELCOME_DESCRIPTORS)
+            ) is not None:
                 for descriptor in datagram.descriptors:
                     os.close(descriptor)
                 match wire.decode_sidecar_message(datagram.data)[1]:
@@ -112,7 +114,7 @@ class Fuzzer:
             )  # fmt: skip
             with dial(self.site) as connection:
                 greet(connection, hello(gone=gone))
-                assert isinstance(hear(connection, descriptors=3), Welcome)
+                assert isinstance(hear(connection, descriptors=wire.WELCOME_DESCRIPTORS), Welcome)
                 send_datagram(connection, wire.encode_message(Detach(), 1))
                 while hear(connection) is not None:
                     pass
@@ -306,7 +308,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @given(greeting=st.lists(introduced, max_size=3), drawn=st.lists(steps, min_size=8, max_size=40))
-@settings(max_examples=EXAMPLES, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=EXAMPLES, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow],
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink what waits in vain for 10 s would take an hour
+)  # fmt: skip
 def test_whatever_is_sent_in_whatever_order_a_neighbour_is_served_and_nothing_is_left(
     world: World, greeting: list[Step], drawn: list[Step]
 ) -> None:

@@ -23,7 +23,7 @@ from cache_l2.attach_messages import (
     Welcome,
 )
 from cache_l2.attach_socket import send_datagram
-from cache_l2.attach_wire import encode_message
+from cache_l2.attach_wire import WELCOME_DESCRIPTORS, encode_message
 from kv_types.limits import (
     ATTACH_HANDSHAKES_MAX,
     BATCH_PAGES_MAX,
@@ -63,7 +63,7 @@ def test_one_process_takes_its_rows_and_no_more(tmp_path: Path) -> None:
         for _ in range(CLIENT_ROWS_PER_PROCESS_MAX):
             connection = dial(site)
             greet(connection, hello())
-            welcome = hear(connection, descriptors=3)
+            welcome = hear(connection, descriptors=WELCOME_DESCRIPTORS)
             assert isinstance(welcome, Welcome)
             gone.append(welcome.attachment)
             connection.close()
@@ -77,7 +77,7 @@ def test_one_process_takes_its_rows_and_no_more(tmp_path: Path) -> None:
             assert other.hear() == {"pages": 0}
         with dial(site) as again:
             greet(again, hello(gone=tuple(gone)))
-            assert isinstance(hear(again, descriptors=3), Welcome)
+            assert isinstance(hear(again, descriptors=WELCOME_DESCRIPTORS), Welcome)
             assert rows_in_use(site) == 2
         attach_raw(site).close()
 

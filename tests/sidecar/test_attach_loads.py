@@ -33,7 +33,13 @@ from cache_l2.attach_socket import DatagramReceiver, send_datagram
 from kv_types.clock import BoottimeClock
 from kv_types.errors import OverloadedError
 from kv_types.ids import PageKey
-from kv_types.limits import ATTACH_QUEUE_MESSAGES_MAX, CALL_S_MAX, LOADS_IN_FLIGHT_PER_CLIENT_MAX
+from kv_types.limits import (
+    ATTACH_QUEUE_MESSAGES_MAX,
+    CALL_S_MAX,
+    LOAD_KEYS_MAX,
+    LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX,
+    LOADS_IN_FLIGHT_PER_CLIENT_MAX,
+)
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from tests.support.attach_raw import attach_raw, dial, greet, hear, hello, rows_in_use, still_serves
@@ -187,6 +193,23 @@ def test_more_loads_than_a_client_may_have_are_answered_at_once(
     begun(site, loads, most + 2)
     for one in (connection, other):
         one.close()
+
+
+def test_loads_of_one_client_leave_room_for_those_of_others(site: AttachSite, loads: ScriptedLoads) -> None:
+    connection, number = registered(site)
+    row = ChainToLoad(namespace_number=number, parent=None, keys=bytes(32 * LOAD_KEYS_MAX))
+    most = LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX // LOAD_KEYS_MAX
+    for request in range(most + 1):
+        say(connection, Load((row,), 1000), 100 + request)
+    assert hear_of(connection) == (100 + most, LoadedPages((LoadedRow(0, 0, MissReason.OVERLOADED),)))
+    begun(site, loads, most)
+    say(connection, load_of(number), 900)
+    begun(site, loads, most + 1)
+    site.call(lambda _: loads.begun[0].finish(STAGED))
+    assert hear_of(connection)[0] == 100
+    say(connection, Load((row,), 1000), 901)
+    begun(site, loads, most + 2)
+    connection.close()
 
 
 def test_nothing_is_loaded_for_a_namespace_that_the_client_has_not_registered(

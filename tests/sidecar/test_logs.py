@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from kv_types.clock import ManualClock
-from kv_types.limits import LOG_REPORT_S_MIN
+from kv_types.limits import LOG_REPORT_S_MIN, LOG_TOLD_APART_MAX
 from sidecar.logs import SeldomLogger, configure, logger
 
 
@@ -71,6 +71,22 @@ def test_warnings_of_libraries_come_as_our_lines(capsys: pytest.CaptureFixture[s
     (line,) = capsys.readouterr().err.splitlines()
     entry = json.loads(line)
     assert (entry["component"], entry["event"], entry["level"]) == ("asyncio", "took 3 s", "warning")
+
+
+def test_what_each_process_does_is_said_of_each_once_in_a_while() -> None:
+    clock = ManualClock()
+    with capture_logs() as lines:
+        seldom = SeldomLogger(logger("x"), clock)
+        for pid in (1, 2, 1, 1):
+            seldom.info("came", about=pid, pid=pid)
+        clock.advance(int(LOG_REPORT_S_MIN * 1e9))
+        seldom.info("came", about=1, pid=1)
+        for pid in range(3, LOG_TOLD_APART_MAX + 3):
+            seldom.info("came", about=pid, pid=pid)
+        assert len(seldom._due_ns) == LOG_TOLD_APART_MAX
+    told = [(line["pid"], line["same_before"]) for line in lines]
+    assert told[:4] == [(1, 0), (2, 0), (1, 2), (3, 0)]
+    assert len(told) == LOG_TOLD_APART_MAX + 3
 
 
 def test_what_anybody_may_cause_is_said_now_and_then_with_how_often_it_was_kept_back() -> None:

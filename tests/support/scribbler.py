@@ -32,11 +32,11 @@ def main(path: str, where: str, seed: str) -> None:
     """Attach, and scribble."""
     connection = dial(Path(path))
     greet(connection, hello(name="scribbler"))
-    datagram = DatagramReceiver().receive(connection, descriptors=3)
+    datagram = DatagramReceiver().receive(connection, descriptors=wire.WELCOME_DESCRIPTORS)
     assert datagram is not None
     welcome = wire.decode_sidecar_message(datagram.data)[1]
     assert isinstance(welcome, Welcome)
-    control, clients, _ = datagram.descriptors
+    control, clients, *_ = datagram.descriptors
     with mmap.mmap(control, 4096, prot=mmap.PROT_READ) as header:
         rows_at, access_at, row_bytes = _WHERE.unpack_from(header, _WHERE_AT)
     own = rows_at + welcome.row * row_bytes

@@ -53,7 +53,7 @@ def never_reads(runtime: Path) -> None:
     """Asks over the attach socket until nothing more goes in, and reads no reply."""
     connection = dial(runtime / "attach.sock")
     greet(connection, hello())
-    datagram = DatagramReceiver().receive(connection, descriptors=3)
+    datagram = DatagramReceiver().receive(connection, descriptors=wire.WELCOME_DESCRIPTORS)
     assert datagram is not None
     ping = wire.encode_message(Ping(), 1)
     connection.settimeout(0.2)
