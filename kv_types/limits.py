@@ -322,7 +322,7 @@ L3_CALL_FRACTION = 0.5
 """The part of a gRPC call's time that may be spent on L3: the rest is for sending what there is."""
 L3_KEPT_S = 60.0
 L3_KEPT_PAGES_MAX = 65_536
-"""How long, and of how many pages, it is remembered that L3 has them, so that what stands on them is stored without asking."""
+"""How long, and of how many pages, it is remembered at most that L3 has them: what stands on them is stored without asking."""
 L3_RESTORED_PAGES_MAX = 64
 """Ancestors of one page that are stored again at a time because L3 has lost them."""
 L3_REPORT_S = 1.0

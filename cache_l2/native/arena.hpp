@@ -361,6 +361,7 @@ class Arena {
   void survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work);
   SegmentOffer look_at_segment(Donor& donor, std::uint32_t segment, std::uint64_t now_ns);
   void examine_offer(SegmentOffer& offer, std::uint64_t& work) const;
+  void prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const;
   void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
   void go_on_vacating(std::uint64_t now_ns);
   void vacate(std::uint32_t segment);

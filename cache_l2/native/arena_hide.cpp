@@ -98,6 +98,7 @@ std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
 
 void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   Entry& shared = view_.entries[entry];
+  evicted_keys_.prefetch(key_of(shared));
   // Odd: every reader that loads it from here on misses; who pinned the page before is found by the next scan.
   shared.generation.store(shared.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   index_.remove(key_of(shared), entry);

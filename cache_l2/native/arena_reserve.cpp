@@ -81,6 +81,7 @@ std::uint32_t Arena::admit_parent(const ReserveRequest& request, bool& absent) {
 
 Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
   Reserved result;
+  evicted_keys_.prefetch(key);
   std::uint32_t entry = walk.stopped_by == kRefuseNone ? index_.find(key) : kNoEntry;
   bool has_gone = false;  // what was under the key, and what stood on it
   const bool is_over = entry != kNoEntry && pages_[entry].state == PageState::kVisible && expired(entry, request.now_ns);

@@ -9,10 +9,14 @@ namespace {
 constexpr std::uint32_t kSegmentsLookedAt = 16;  // of a donor, a survey; the next one looks at the next ones
 constexpr std::uint32_t kSlotsLookedAt = kAgesSampled / kSegmentsLookedAt;
 constexpr std::uint32_t kOffersExamined = 4;
-constexpr std::uint64_t kExaminedMax = 32'768;   // pages a survey looks at in full: a ms or two
-constexpr std::uint64_t kVacatedPerCall = 8'192; // pages
+constexpr std::uint64_t kExaminedMax = 40'960;   // pages a survey looks at in full: a ms or two
+constexpr std::uint64_t kVacatedPerCall = 4'096; // pages: a ms or two
+constexpr std::size_t kAhead = 8;                // slots whose pages are fetched into the caches meanwhile
+static_assert(kExaminedMax > 2 * (kSegmentBytesMax / kSlotAlign), "each page of a segment, and again as another one's child");
 constexpr std::size_t kVacatingMax = 4;
 constexpr int kSurveysInNeed = 4;
+constexpr int kStepsInNeed = 4;
+static_assert(kStepsInNeed * kVacatedPerCall >= kSegmentBytesMax / kSlotAlign);
 constexpr std::uint64_t kVacatingNsMax = 10'000'000'000ULL;  // then whoever holds a page of it has it keep its class
 
 }  // namespace
@@ -41,6 +45,8 @@ bool Arena::take_in_need(std::uint32_t size_class, std::uint64_t now_ns) {
     if (fallback == nullptr) break;
     if (fallback->best.busy == 0) {
       begin_vacating(fallback->best.segment, now_ns);
+      // Nobody holds it: rather some ms now than a refusal.
+      for (int step = 1; step < kStepsInNeed && segments_.available(size_class) == 0; ++step) go_on_vacating(now_ns);
       return segments_.available(size_class) != 0;
     }
     if (held == kNoSegment) held = fallback->best.segment;
@@ -118,7 +124,10 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
   offer.busy = 0;
   std::uint64_t elsewhere = 0;
   std::vector<std::uint32_t> open;
-  for (const std::uint32_t owner : segments_.owners(offer.segment)) {
+  const std::vector<std::uint32_t>& owners = segments_.owners(offer.segment);
+  for (std::size_t slot = 0; slot < owners.size(); ++slot) {
+    prefetch_page(owners, slot + kAhead);
+    const std::uint32_t owner = owners[slot];
     if (is_free_slot(owner)) continue;
     open.assign(1, owner);
     while (!open.empty()) {
@@ -129,7 +138,7 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
       offer.busy += is_held || work == 0;
       if (is_held || work == 0) continue;
       --work;
-      const bool is_elsewhere = segments_.segment_of(offset_of(entry)) != offer.segment;
+      const bool is_elsewhere = entry != owner && segments_.segment_of(offset_of(entry)) != offer.segment;
       elsewhere += is_elsewhere;
       if (!is_elsewhere && entry != owner) continue;  // it comes, or came, by itself
       for (std::uint32_t child = page.first_child; child != kNoEntry; child = pages_[child].next_sibling) {
@@ -137,7 +146,13 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
       }
     }
   }
-  offer.elsewhere = static_cast<double>(elsewhere) / static_cast<double>(segments_.owners(offer.segment).size());
+  offer.elsewhere = static_cast<double>(elsewhere) / static_cast<double>(owners.size());
+}
+
+void Arena::prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const {
+  if (slot >= owners.size() || is_free_slot(owners[slot])) return;
+  __builtin_prefetch(&pages_[owners[slot]]);
+  __builtin_prefetch(&view_.entries[owners[slot]]);
 }
 
 void Arena::begin_vacating(std::uint32_t segment, std::uint64_t now_ns) {
@@ -167,6 +182,7 @@ void Arena::vacate(std::uint32_t segment) {
   std::uint64_t left = kVacatedPerCall;
   const std::vector<std::uint32_t>& owners = segments_.owners(segment);
   for (std::size_t slot = 0; slot < owners.size() && left > 0; ++slot) {
+    prefetch_page(owners, slot + kAhead);
     const std::uint32_t entry = owners[slot];
     if (is_free_slot(entry) || pages_[entry].state != PageState::kVisible) continue;
     left -= std::min(left, hide_from_leaves_but_needed(entry, left));

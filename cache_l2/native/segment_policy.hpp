@@ -49,8 +49,9 @@ class SegmentPolicy {
   // A class of so many slots a segment took one. `now_ns` never goes back.
   void took(std::uint32_t slots_per_segment, std::uint64_t now_ns) {
     if (last_ns_ == 0) last_ns_ = now_ns;
-    volume_ += 1.0 / slots_per_segment;
-    pending_volume_ += 1.0 / slots_per_segment;
+    const double share = 1.0 / slots_per_segment;
+    volume_ += share;
+    pending_volume_ += share;
     if (pending_volume_ < 1) return;
     pending_volume_ -= 1;
     elapsed_ns_ += static_cast<double>(now_ns > last_ns_ ? now_ns - last_ns_ : 0);

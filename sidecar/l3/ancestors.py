@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from cachetools import TTLCache
-
 from cache_l2.store import ArenaStore
 from cache_l3.record_store import RecordName, RecordStore
 from kv_types.clock import Clock
@@ -25,6 +23,7 @@ from kv_types.limits import (
 )
 from kv_types.outcomes import MissReason
 from kv_types.record import PageDescription
+from sidecar.l3.recent_keys import RecentKeys
 
 _GONE = (MissReason.ABSENT, MissReason.CORRUPT)
 
@@ -36,32 +35,34 @@ class AncestorKeeper:
         self._store = store
         self._records = records
         self._ttl_s = ttl_s
-        self._kept: TTLCache[PageKey, None] = TTLCache(
-            L3_KEPT_PAGES_MAX, int(L3_KEPT_S * 1e9), timer=clock.now_ns
-        )
+        self._clock = clock
+        self._kept = RecentKeys(keys_max=L3_KEPT_PAGES_MAX, age_ns_max=int(L3_KEPT_S * 1e9))
 
     def there(self, keys: Iterable[PageKey]) -> None:
         """These are in L3 now."""
-        self._kept.update(dict.fromkeys(keys))
+        self._kept.note(keys, now_ns=self._clock.now_ns())
 
     async def missing(self, pages: Sequence[PageDescription], *, deadline_ns: int) -> list[int]:
         """Give the ancestors of pages their time anew; returns the instances of resident ones that L3 lacks, parents first."""
         own = {page.key for page in pages}
         missing: list[int] = []
         for page in pages:
-            if page.parent is not None and page.parent not in own and page.parent not in self._kept:
+            if page.parent is not None and page.parent not in own and not self._is_kept(page.parent):
                 missing += await self._missing_above(page.namespace, page.parent, deadline_ns)
         return missing
 
     async def _missing_above(self, namespace: NamespaceId, parent: PageKey, deadline_ns: int) -> list[int]:
         chain = self._store.chain(parent, pages_max=ANCESTORS_WALKED_MAX) or []
-        keys = [key for key in chain if key not in self._kept]
+        keys = [key for key in chain if not self._is_kept(key)]
         missing: list[int] = []
         for begin in range(0, len(keys), L3_PROBE_PAGES_MAX):
             missing += await self._missing_of(
                 namespace, keys[begin : begin + L3_PROBE_PAGES_MAX], deadline_ns
             )
         return missing
+
+    def _is_kept(self, key: PageKey) -> bool:
+        return self._kept.has(key, now_ns=self._clock.now_ns())
 
     def _ttl_of(self, key: PageKey) -> int:
         """No record outlives its page's time, as far as this node knows it."""

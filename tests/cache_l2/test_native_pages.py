@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -215,6 +216,22 @@ def test_time_to_live_ends_a_page_with_what_stands_on_it() -> None:
     assert world.arena.expire((second + 1000) * 10**9) == 2
     assert world.resident(keys) == 2
     assert world.arena.statistics()["evictions_ttl"] == 2
+
+
+def test_pages_expire_in_the_order_of_their_times_whatever_went_before() -> None:
+    world, draw = NativeArena(slots=2048), random.Random(3)
+    base_s = now_ns() // 10**9 + 1000
+    times = {chain(f"mortal{number}", 1)[0]: draw.randrange(200) for number in range(2000)}
+    for number, (key, time_s) in enumerate(times.items()):
+        world.put([key], expiry_s=base_s + time_s)
+        if number % 3 == 0:
+            world.hide(key)
+    left = {key for number, key in enumerate(times) if number % 3}
+    for time_s in range(0, 200, 10):
+        world.arena.expire((base_s + time_s) * 10**9)
+        left = {key for key in left if times[key] > time_s}
+        assert {key for key in times if world.arena.find(key)} == left
+    world.arena.check_invariants()
 
 
 def test_much_that_stands_on_an_expired_page_goes_in_bounded_steps_and_never_with_a_hole() -> None:

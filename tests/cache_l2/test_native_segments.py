@@ -81,6 +81,19 @@ def test_all_segments_of_a_class_come_back_when_it_is_no_longer_used() -> None:
     world.arena.check_invariants()
 
 
+def test_a_new_size_is_stored_at_once_where_nobody_holds_anything() -> None:
+    """A segment of the smallest pages has more of them than one call gives up elsewhere."""
+    world = NativeArena(slots=3 * 16_384, segment_bytes=64 << 20, entries=50_000)
+    for number in range(3 * 16_384 // 64):
+        rows = world.reserve(chain(f"chain{number}", 64))
+        world.commit([row.reservation for row in rows])
+    assert world.arena.statistics()["segments_free"] == 0
+    (outcome,) = world.reserve(chain("large", 1), page_bytes=1 << 20)
+    assert outcome.status == PutStatus.STORED
+    assert world.arena.statistics()["entries_visible"] == 2 * 16_384
+    world.arena.check_invariants()
+
+
 def test_what_hangs_on_one_segment_goes_in_bounded_steps() -> None:
     """All pages stand on the first segment's one: giving it away would empty the arena, so another one goes."""
     world = NativeArena(slots=16 * 1024, segment_bytes=1 << 22, entries=20_000)
