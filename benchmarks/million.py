@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.daemon import attached_client, own_sidecar
-from benchmarks.local import Filled, expect_hit, fill
+from benchmarks.local import Filled, expect_hit, fill, measure_gets, measure_puts
 from benchmarks.loop_turns import Turns
-from benchmarks.timing import Scenario, interleave
+from benchmarks.timing import Scenario, interleave, ratio_p50
 from benchmarks.workload import PAGE_TOKENS, Chains, namespace_of
 from cache_l2.store import ArenaConfig, ArenaStore
 from inference_worker.client import Client
@@ -52,6 +52,8 @@ ROUNDS = 200
 ROUNDS_MAX = 2000
 DEADLINE_S = 60.0
 MIB = 1024 * 1024
+LARGE_BYTES = 1024 * MIB
+LARGE_ROUNDS = 40
 
 ROWS: tuple[tuple[str, str, float | None], ...] = (
     ("own_memory_MB", "the sidecar's own memory, MB", 200.0),
@@ -61,6 +63,10 @@ ROWS: tuple[tuple[str, str, float | None], ...] = (
     ("get_us", "get of one page, µs", None),
     ("put_us", "put of one page, µs", None),
     ("put_evicting_us", "… in a full arena, µs", None),
+    ("large_get_x_copy", "get of a page of 1 MiB beside so many, cold, × copy", 1.10),
+    ("large_get_32_x_copy", "… of 32 of them", 1.03),
+    ("large_put_x_copy", "put of a page of 1 MiB beside so many, × copy", 1.35),
+    ("large_put_32_x_copy", "… of 32 of them", 1.08),
     ("invalidate_ms", "half of the pages are invalidated, in all, ms", None),
     ("put_longest_ms", "… a put meanwhile, at most, ms", None),
     ("hide_longest_turn_ms", "… the loop's longest turn, of processor time, ms", 5.0),
@@ -193,6 +199,23 @@ def through_a_sidecar(*, pages: int, rounds: int) -> dict[str, float]:
     return figures
 
 
+def beside_large_pages(*, pages: int, rounds: int) -> dict[str, float]:
+    """Gets and puts of pages of 1 MiB in an arena that holds so many small ones, ÷ plain copies of the same rounds."""
+    flags = ("--no-l3", "--pages-max", str(pages * 21 // 20))
+    with (
+        own_sidecar(arena_bytes=pages * PAGE_BYTES + LARGE_BYTES, flags=flags) as runtime,
+        attached_client(runtime) as client,
+    ):
+        _filled(client, "small", pages=pages, chain_pages=CHAIN_PAGES)
+        figures = {}
+        for verb, measured in (("get", measure_gets), ("put", measure_puts)):
+            for name, count in ((f"large_{verb}", 1), (f"large_{verb}_32", 32)):
+                samples = measured(client, page_bytes=MIB, pages=count, rounds=min(rounds, LARGE_ROUNDS))
+                copies = samples["copyto_cold"], samples["memcpy_cold"]
+                figures[f"{name}_x_copy"] = ratio_p50(samples[f"{verb}_cold"], *copies)
+    return figures
+
+
 @contextlib.contextmanager
 def _store(pages: int) -> Iterator[tuple[ArenaStore, LogApplier]]:
     validity = Validity(skew_ms=1000)
@@ -253,12 +276,17 @@ async def inside(*, pages: int, rounds: int) -> dict[str, float]:
 
 def measure(*, pages: int, rounds: int) -> dict[str, float]:
     """All figures by key."""
-    return through_a_sidecar(pages=pages, rounds=rounds) | asyncio.run(inside(pages=pages, rounds=rounds))
+    return (
+        through_a_sidecar(pages=pages, rounds=rounds)
+        | beside_large_pages(pages=pages, rounds=rounds)
+        | asyncio.run(inside(pages=pages, rounds=rounds))
+    )
 
 
 def _cells(figures: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     for key, what, budget in ROWS:
-        yield what, f"{figures[key]:,.1f}", "" if budget is None else f"{budget:,.1f}"
+        digits = 2 if key.endswith("_x_copy") else 1
+        yield what, f"{figures[key]:,.{digits}f}", "" if budget is None else f"{budget:,.{digits}f}"
 
 
 def table(figures: Mapping[str, float]) -> Table:
