@@ -30,10 +30,10 @@ from tests.sim.arena_entries import (
     rests,
     stands_on_line,
 )
-from tests.sim.arena_tree import PageTree
+from tests.sim.arena_posts import PostingTree
 
 
-class ModelArena(PageTree):
+class ModelArena(PostingTree):
     """The writer's half; the same methods as cache_l2._native.Arena."""
 
     def __init__(
@@ -93,6 +93,7 @@ class ModelArena(PageTree):
 
     def orphan_row(self, row: int) -> None:
         self.rows[row].state = 2
+        self.recall_grants(row)
         for entry in list(self.rows[row].reservations.values()):
             if entry.state == RESERVED:
                 self._quarantine(entry)
@@ -103,6 +104,7 @@ class ModelArena(PageTree):
             return
         for entry in list(it.reservations.values()):
             self._end_reservation(entry)
+        self.end_grants(row)
         it.hazards.clear()
         it.requests.clear()
         it.state = 0
@@ -114,6 +116,7 @@ class ModelArena(PageTree):
         return {
             "state": it.state, "pid": it.pid, "engine": it.engine, "leases": len(living),
             "leased_bytes": sum(entry.payload_bytes for entry in living), "reservations": len(it.reservations),
+            "grants": len(it.offers) + len(it.taken),
             "applied_view": it.applied_view, "own_freshness_ns": it.own_freshness_ns,
             "oldest_view": min(it.requests.values(), default=0),
             "oldest_hidden_view": min(
@@ -142,6 +145,7 @@ class ModelArena(PageTree):
         deadline_ns: int,
         now_ns: int,
         gives_way: bool = False,
+        granted: Sequence[int] = (),
     ) -> list[tuple[int, int, int, int]]:
         wanted = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
         above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way=gives_way)
@@ -152,7 +156,10 @@ class ModelArena(PageTree):
             if not stopped:
                 self._clear_way(key, now_ns, gives_way=gives_way)
                 missing = sum(one not in self.index for one in wanted[index:])
-                reason, entry, is_new = self._reserve_one(self.rows[row], key, above, namespace_slot, missing)
+                slot = granted[index] if granted else 0
+                reason, entry, is_new = self._reserve_one(
+                    self.rows[row], key, above, namespace_slot, missing, slot=slot
+                )
             if entry is None:
                 stopped = reason
                 self.counters["refused"] += not gives_way
@@ -178,6 +185,7 @@ class ModelArena(PageTree):
                 results.append((int(PutStatus.STORED), 0, entry.instance, entry.number))
                 above = entry
         self._pinned = None
+        self.drop_grants(row=row, ids=granted)  # those that are left
         return results
 
     def _admit_parent(
@@ -210,14 +218,21 @@ class ModelArena(PageTree):
                 self._quarantine(entry)
 
     def _reserve_one(
-        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, missing: int
+        self, row: Row, key: bytes, above: Entry | None, namespace_slot: int, missing: int, *, slot: int
     ) -> tuple[RefuseReason, Entry | None, bool]:
-        """(reason, entry, is new); `missing` pages still need room."""
+        """(reason, entry, is new); `missing` pages still need room, but one that lies in a granted `slot`."""
         entry = self.index.get(key)
         if entry is None:
             if len(row.reservations) >= RESERVATIONS_PER_CLIENT_MAX:
                 return RefuseReason.QUOTA, None, False
-            if not self._make_room(missing):
+            if slot:
+                taken = row.taken.pop(slot, None)
+                return (
+                    (RefuseReason.EXPIRED if taken is None else RefuseReason.NONE),
+                    taken,
+                    taken is not None,
+                )
+            if not self.find_room(row, missing):
                 return RefuseReason.FULL, None, False
             return RefuseReason.NONE, self._free.pop(), True
         if entry.state == RESERVED:

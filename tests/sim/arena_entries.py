@@ -13,7 +13,7 @@ from kv_types.outcomes import MissReason, RefuseReason
 
 U64_MAX = (1 << 64) - 1
 OVERFLOW = (1 << 32) - 1
-FREE, RESERVED, VISIBLE, HIDDEN, QUARANTINED = range(5)
+FREE, RESERVED, VISIBLE, HIDDEN, QUARANTINED, GRANTED = range(6)
 REQUEST_VIEWS = 256
 COUNTED = ("begun", "requested", "l1", "l2", "l3", "bytes_read", "bytes_written", "collisions", "look_ups")
 MISSED = tuple(f"miss_{int(reason)}" for reason in MissReason)
@@ -104,6 +104,10 @@ class Row:
         self.requests: dict[int, int] = {}
         self.hazards: list[tuple[Entry, int]] = []  # entry, deadline (0: a view)
         self.reservations: dict[int, Entry] = {}
+        self.offers: dict[int, Entry] = {}  # granted, by id
+        self.taken: dict[int, Entry] = {}  # granted, in the client's hands
+        self.posts: list[Any] = []
+        self.is_posting = False
         self.counts: dict[int, Counter[str]] = {}
 
 

@@ -12,6 +12,7 @@ from kv_types.validity import EngineMode
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
 from tests.sim.arena_lease import BYTES_OF_WORD, Found, ModelLease, bytes_of
+from tests.sim.arena_posts import Post, Ring
 
 ATTEMPTS = 5
 
@@ -19,8 +20,12 @@ ATTEMPTS = 5
 class ModelReader:
     """A client's mapping; the same methods as cache_l2._native.Reader."""
 
-    def __init__(self, arena: ModelArena, row: int, *, writable: bool = True) -> None:
+    def __init__(
+        self, arena: ModelArena, row: int, *, writable: bool = True, ring: Ring | None = None
+    ) -> None:
+        """`ring` is the doorbell: without one it posts nothing and waits for no post."""
         self._arena = arena
+        self._ring = ring
         self._row: Row = arena.rows[row]
         self._writable = writable
         self._give_way = arena.give_way
@@ -114,8 +119,20 @@ class ModelReader:
 
     # --- look-ups ---
 
-    def match(self, keys: Any, *, namespace: int, start: int = 0) -> tuple[int, int]:
+    def match(self, keys: Any, *, namespace: int, start: int = 0, may_await: bool = True) -> tuple[int, int]:
         chain = self._chain(keys, start)
+        pages, reason = self._match(chain, namespace, start)
+        while may_await and self._await(chain, start + pages, reason):
+            pages, reason = self._match(chain, namespace, start)
+        return pages, reason
+
+    def _await(self, chain: list[bytes], at: int, reason: int) -> bool:
+        """Whether a page that was absent had been posted, and is settled by now."""
+        if self._ring is None or reason != MissReason.ABSENT or at >= len(chain):
+            return False
+        return self._arena.is_posted(chain[at]) and self._arena.await_settled(chain[at])
+
+    def _match(self, chain: list[bytes], namespace: int, start: int) -> tuple[int, int]:
         for _ in range(ATTEMPTS):
             if self._arena.closed:
                 return 0, MissReason.CLOSED
@@ -276,6 +293,13 @@ class ModelReader:
 
     def _look_up(self, keys: Any, start: int, namespace: int, *, lease_ns: int) -> ModelLease:
         chain = self._chain(keys, start)
+        lease = self._pin(chain, start, namespace, lease_ns)
+        while self._await(chain, start + lease.pages, lease.reason):
+            lease.release()
+            lease = self._pin(chain, start, namespace, lease_ns)
+        return lease
+
+    def _pin(self, chain: list[bytes], start: int, namespace: int, lease_ns: int) -> ModelLease:
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
             if self._arena.closed:
@@ -387,6 +411,62 @@ class ModelReader:
                 begin = half * page_bytes // 2
                 place[half] = int.from_bytes(words[begin : begin + BYTES_OF_WORD], "little")
         self._counts(counter)["bytes_written"] += len(offsets) * page_bytes
+
+    def post(
+        self, counter: int, keys: Any, sources: Any, *, namespace: int, start: int, resident: int, page_bytes: int,
+        incarnation: bytes, revision: int, ttl_s: int = -1, deadline_ns: int, terms: bytes,
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        """See cache_l2._native.Reader.post."""
+        chain = self._chain(keys, start)
+        freshness_ns = self._arena.freshness_ns
+        is_present = self.stamp()[1:] == (incarnation, revision) and self._arena.now_ns() < freshness_ns
+        if (
+            self._ring is None
+            or self._arena.closed
+            or not is_present
+            or not self._may_be_posted(chain, start, resident)
+        ):
+            return 0, []
+        taken = self._take_offers(len(chain) - start)
+        if not taken:
+            return 0, []
+        self.fill([entry.number for entry in taken.values()], sources, page_bytes=page_bytes, counter=counter)
+        if self._arena.now_ns() > deadline_ns:
+            self._give_back(taken)
+            return 2, []
+        parent = chain[start - 1] if start else None
+        self._row.posts.append(
+            Post(namespace, page_bytes, parent, b"".join(chain[start:]), list(taken), ttl_s, terms)
+        )
+        self._give_way()
+        self._row.is_posting = True
+        self._ring()
+        return 1, list(taken)
+
+    def _may_be_posted(self, chain: list[bytes], start: int, resident: int) -> bool:
+        own = b"".join(post.keys for post in self._row.posts)
+        posted = {own[at : at + KEY_BYTES] for at in range(0, len(own), KEY_BYTES)}
+        if start > resident and chain[start - 1] not in posted:
+            return False
+        self._give_way()
+        return not any(key in self._arena.index or key in posted for key in chain[start:])
+
+    def _take_offers(self, pages: int) -> dict[int, Entry]:
+        """So many slots, or none."""
+        taken: dict[int, Entry] = {}
+        while len(taken) < pages and self._row.offers:
+            one, entry = self._row.offers.popitem()
+            taken[one] = self._row.taken[one] = entry
+            self._give_way()
+        if len(taken) < pages:
+            self._give_back(taken)
+            return {}
+        return taken
+
+    def _give_back(self, taken: dict[int, Entry]) -> None:
+        for one, entry in taken.items():
+            if self._row.taken.pop(one, None) is not None:
+                self._row.offers[one] = entry
 
     def slot(self, offset: int, size: int) -> memoryview:
         """See cache_l2._native.Reader.slot."""

@@ -48,6 +48,7 @@ class Attached:
     writable: bool
     registered: set[int]
     loads: dict[int, LoadUnderWay] = field(default_factory=dict)
+    page_bytes: int = 0
 
 
 class WatchedLog(RedisLog):
@@ -242,7 +243,7 @@ class Attachment:
 
     def __init__(self, world: World, life: Life, row: int, process: Process) -> None:
         self.life = life
-        self.reader = ModelReader(life.arena, row)
+        self.reader = ModelReader(life.arena, row, ring=self._ring)
         self.client: Any = Attached(row, writable=True, registered=set())
         life.clients.append(self.client)
         self._requests = 0
@@ -373,6 +374,12 @@ class Attachment:
         except StrataError as error:
             return Failed(error.code, str(error))
         return answer
+
+    def _ring(self) -> None:
+        life = self.life
+        self._world.clockwork.after(
+            self._latency_ns(), lambda: life.loop.call_soon(life.store.settle_posts), life.process
+        )
 
     def _latency_ns(self) -> int:
         return 20 * US + int(self._world.clockwork.random.random() * self._world.plan.socket_ns)

@@ -16,7 +16,7 @@ from tests.sim import environment
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import VISIBLE, Entry, ancestors, subtree
 from tests.sim.client_process import ClientProcess, Invoked
-from tests.sim.clockwork import MS, Clockwork, S
+from tests.sim.clockwork import MS, Clockwork, S, Signal
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
 from tests.sim.leftovers import check_nothing_left
@@ -33,6 +33,8 @@ from tests.sim.truth import BrokenPromiseError, Grant, Instance, Truth
 from tests.sim.worker import Worker
 
 TRUE_EPOCH_MS = 1_700_000_000_000
+POSTED_WAIT_NS = 20 * MS
+POSTED_PAUSE_NS = MS // 10
 
 
 class TrackedArena(ModelArena):
@@ -45,6 +47,15 @@ class TrackedArena(ModelArena):
     """When the page under a key was loaded last, in true time."""
     gone_ns: dict[bytes, int]
     """When the page under a key was seen last before it went."""
+
+    def await_settled(self, key: bytes) -> bool:
+        clockwork = self.world.clockwork
+        until_ns = clockwork.now_ns + POSTED_WAIT_NS
+        while clockwork.now_ns < until_ns and not self.closed:
+            Signal(clockwork).wait(POSTED_PAUSE_NS)
+            if not self.is_posted(key):
+                return True
+        return False
 
     def was_there(self, key: bytes, since_ns: int) -> bool:
         """Whether a page could be found under a key at some time since then."""
