@@ -25,7 +25,7 @@ class Steps:
     """The orders that the models take, by the names that they know."""
 
     look: tuple[str, ...]
-    """A look-up that pins (Reader::pin)."""
+    """A look-up that pins (Reader::pin_once)."""
     copy: tuple[str, ...]
     """What a copy adds to it (Reader::copy_out)."""
     match: tuple[str, ...]
@@ -109,7 +109,7 @@ def read_steps(root: Path = ROOT) -> Steps:
 def _look(native: Path) -> tuple[str, ...]:
     source = native / "reader.cpp"
     look = _steps(
-        _cpp(source, "Reader::pin"),
+        _cpp(source, "Reader::pin_once"),
         {
             "load F": r"= freshness_ns\(\)",
             "load view": r"result\.view = view_number\(\)",

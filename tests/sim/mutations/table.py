@@ -386,8 +386,8 @@ MUTATIONS = (
         (
             Edit(
                 "cache_l2/store.py",
-                "        views = [self.acknowledged_view(), oldest_view(self.clients(), view=self.view)]\n",
-                "        views = [self.acknowledged_view()]\n",
+                "        return min([self.acknowledged_view(), oldest_view(clients, view=self.view), *hidden])\n",
+                "        return min([self.acknowledged_view(), *hidden])\n",
             ),
         ),
     ),
