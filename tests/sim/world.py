@@ -389,7 +389,8 @@ class World:
         """What waits to be written to L3 is written, or given up."""
         limit_ns = self.clockwork.now_ns + 30 * S
         while self.clockwork.now_ns < limit_ns:
-            if all(one.life is None or one.life.pages.is_idle for one in self.sidecars):
+            lives = [one.life for one in self.sidecars if one.life is not None]
+            if all(life.pages.is_idle and not life.arena.posting_rows() for life in lives):
                 return
             self.clockwork.run(self.clockwork.now_ns + 50 * MS)
         raise BrokenPromiseError("BrokeRecreate", "pages wait to be stored in L3 although everything is well")
