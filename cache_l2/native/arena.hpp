@@ -279,6 +279,7 @@ class Arena {
   std::optional<std::uint32_t> take_entry(const ReserveRequest& request, const ReserveWalk& walk);
   bool find_room(const ReserveRequest& request, const ReserveWalk& walk);
   bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
+  bool may_be_stood_on(std::uint32_t entry) const;
   bool is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const;
   // arena_commit.cpp
   std::optional<std::uint32_t> reservation_entry(std::uint32_t row, std::uint64_t reservation) const;
