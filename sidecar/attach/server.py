@@ -102,6 +102,7 @@ class AttachServer:
         self._strangers = Strangers(self._on_silence)
         self._processes: dict[int, AttachedProcess] = {}
         self._counts: Counter[str] = Counter()
+        self._is_settling = False
         self._empty = asyncio.Event()
         self._listing: set[asyncio.Task[None]] = set()
 
@@ -441,8 +442,14 @@ class AttachServer:
         self._settle_posts()
 
     def _settle_posts(self) -> None:
-        if self._store.settle_posts():
-            self._running_loop().call_soon(self._settle_posts)
+        """Carry out a part of what was posted; the rest when others have had their turn, however often it rings meanwhile."""
+        if not self._is_settling and self._store.settle_some_posts():
+            self._is_settling = True
+            self._running_loop().call_soon(self._settle_more_posts)
+
+    def _settle_more_posts(self) -> None:
+        self._is_settling = False
+        self._settle_posts()
 
     def _end_gone(self, connection: Connection, hello: Hello) -> None:
         """End what this process says it has unmapped; its connections may not be seen broken yet."""
