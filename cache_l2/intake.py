@@ -78,8 +78,7 @@ class PageIntake:
 
         Raises LimitExceededError, InvalidArgumentError.
         """
-        self.settle_posts()
-        self._posted.settle_all(row)  # what it stands on may be among them
+        self.settle_posts()  # what it stands on may be among them, or what it asks to store
         return self._reserve(row, record, parent, keys, ttl_s=ttl_s)
 
     def commit(
@@ -126,7 +125,11 @@ class PageIntake:
         if any(status == PutStatus.STORED for status, _ in outcomes):
             self._posted.offer(row, page_bytes, pages=len(outcomes), spared=self._stored_last)
 
-    def settle_posts(self) -> bool:
+    def settle_posts(self) -> None:
+        """Carry out all that clients have posted before: whoever looks from here on finds it."""
+        self._posted.settle_every()
+
+    def settle_some_posts(self) -> bool:
         """Carry out what clients have posted, a bounded part of it; returns whether something may be left."""
         return self._posted.settle()
 
@@ -136,11 +139,17 @@ class PageIntake:
         self._stored_last = NO_INSTANCE
         if reserved:
             terms = put.terms
-            self.commit(
-                row, reserved, stamp=terms.stamp, producer=terms.producer, tags=terms.tags,
-                computed_from_ms=terms.computed_from_ms, computed_until_ms=terms.computed_until_ms,
-                rests_on=terms.rests_on,
-            )  # fmt: skip
+            try:
+                self.commit(
+                    row, reserved, stamp=terms.stamp, producer=terms.producer, tags=terms.tags,
+                    computed_from_ms=terms.computed_from_ms, computed_until_ms=terms.computed_until_ms,
+                    rests_on=terms.rests_on,
+                )  # fmt: skip
+            except BaseException:
+                for reservation in reserved:  # nobody else would: their client takes them for pages
+                    self._book.take(row, reservation)
+                self._arena.abort(row=row, reservations=reserved)
+                raise
         return self._stored_last
 
     def abort(self, row: int, reservations: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from kv_policy.grants import granted_bytes_max, slots_to_offer
 from kv_types.clock import Clock
 from kv_types.errors import ProtocolError, StrataError
 from kv_types.ids import PageKey
-from kv_types.limits import GRANT_IDLE_S, POSTS_PER_TURN
+from kv_types.limits import GRANT_IDLE_S, POSTED_PAGES_PER_TURN, POSTS_PER_TURN
 from kv_types.validity import NO_INSTANCE
 
 _SECOND_NS = 1_000_000_000
@@ -54,21 +54,42 @@ class PostedPuts:
         self._store = store
         self._put_ns: dict[int, int] = {}
         """When each row that has slots in advance put last."""
+        self._last_row = -1
+        """Of which a post was carried out last, all rows having their turns."""
         self.garbled = 0
         """Rows whose rings held what no client writes."""
 
     def settle(self) -> bool:
-        """Carry out what was posted, a bounded part of it; returns whether something may be left."""
-        left = POSTS_PER_TURN
-        for row in self._arena.posting_rows():
-            left -= self._settle_row(row, left)
-            if left <= 0:
-                return True
+        """Carry out what was posted, a bounded part of it, all rows by turns; returns whether something may be left.
+
+        The next call goes on behind the row where this one ends: one that posts without end keeps nobody waiting.
+        """
+        rows = self._arena.posting_rows()
+        rows = [row for row in rows if row > self._last_row] + [row for row in rows if row <= self._last_row]
+        posts = pages = 0
+        while rows:
+            having: list[int] = []
+            for row in rows:
+                if posts >= POSTS_PER_TURN or pages >= POSTED_PAGES_PER_TURN:
+                    return True
+                if carried_out := self._settle_next(row):
+                    self._last_row = row
+                    posts += 1
+                    pages += carried_out
+                    having.append(row)
+            rows = having
         return False
+
+    def settle_every(self) -> None:
+        """Carry out all that was posted before: somebody is about to look for it."""
+        for row in self._arena.posting_rows():
+            self.settle_all(row)
 
     def settle_all(self, row: int) -> None:
         """Carry out all that a row has posted: it ends, or is about to ask for something."""
-        self._settle_row(row, POSTS_PER_TURN)
+        for _ in range(POSTS_PER_TURN):
+            if not self._settle_next(row):
+                return
 
     def offer(self, row: int, page_bytes: int, *, pages: int, spared: int = NO_INSTANCE) -> None:
         """Keep slots on offer to a row that has just put so many pages, without evicting the chain of the page `spared`."""
@@ -93,21 +114,21 @@ class PostedPuts:
         """The row has ended."""
         self._put_ns.pop(row, None)
 
-    def _settle_row(self, row: int, posts_max: int) -> int:
-        """Carry out at most so many posts of a row; returns how many there were."""
-        for done in range(posts_max):
-            try:
-                if (post := self._arena.next_post(row)) is None:
-                    return done
+    def _settle_next(self, row: int) -> int:
+        """Carry out a row's next post; returns its pages, 0 where there is none."""
+        pages = 0
+        try:
+            if (post := self._arena.next_post(row)) is not None:
+                pages = len(post[4])
                 try:
                     self._carry_out(row, *post)
                 finally:
                     self._arena.settle_post(row)
-            except (ValueError, StrataError) as error:
-                # Nobody waits for an answer, and what follows may be right: a ring that isn't is left alone from here on.
-                self.garbled += 1
-                _log.warning("a client posted what can't be carried out", row=row, error=str(error))
-        return posts_max
+        except (ValueError, StrataError) as error:
+            # Nobody waits for an answer, and what follows may be right: a ring that isn't is left alone from here on.
+            self.garbled += 1
+            _log.warning("a client posted what can't be carried out", row=row, error=str(error))
+        return pages
 
     def _carry_out(
         self,

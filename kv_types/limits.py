@@ -71,6 +71,8 @@ GRANT_IDLE_S = 5.0
 """A client that has put nothing for so long has none."""
 POSTS_PER_TURN = 64
 """Posts that are carried out without letting others run; one client can't have more on their way."""
+POSTED_PAGES_PER_TURN = 256
+"""Likewise pages of posts, but for those of the last one: two ms or so."""
 CLIENT_COUNT_MAX = 1 << 56
 """More pages or bytes than one client can have counted: clients write their counters, so anything may stand there."""
 COUNT_SUM_MAX = (1 << 64) - 1
@@ -433,6 +435,7 @@ assert SEGMENT_BYTES_MAX >= PAGE_BYTES_MAX, "a page of the largest size needs a 
 assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
     "rows of one batch, found in two tiers and stored, must be told apart"
 )
+assert POSTS_PER_TURN >= GRANTS_PER_CLIENT_MAX, "a turn must carry out all that one client has posted"
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
 assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (

@@ -246,6 +246,7 @@ class Arena {
   };
   struct Vacating {
     std::uint32_t segment;
+    std::uint32_t next_slot;  // to be looked at, modulo its slots
     std::uint64_t since_ns;
   };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
@@ -279,6 +280,7 @@ class Arena {
   std::optional<std::uint32_t> take_entry(const ReserveRequest& request, const ReserveWalk& walk);
   bool find_room(const ReserveRequest& request, const ReserveWalk& walk);
   bool expired(std::uint32_t entry, std::uint64_t now_ns) const;
+  bool may_be_stood_on(std::uint32_t entry) const;
   bool is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const;
   // arena_commit.cpp
   std::optional<std::uint32_t> reservation_entry(std::uint32_t row, std::uint64_t reservation) const;
@@ -364,8 +366,8 @@ class Arena {
   void prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const;
   void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
   void go_on_vacating(std::uint64_t now_ns);
-  void vacate(std::uint32_t segment);
-  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages);
+  void vacate(Vacating& vacating);
+  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages, std::uint64_t& looks);
   // arena_check.cpp
   void check_index() const;
   void check_entry(std::uint32_t entry) const;

@@ -7,12 +7,6 @@
 #include "pauses.hpp"
 
 namespace stratakv {
-namespace {
-
-Word& posting_word(const ArenaView& view, std::uint32_t row) { return view.posting[row / 64]; }
-std::uint64_t posting_bit(std::uint32_t row) { return 1ULL << (row % 64); }
-
-}  // namespace
 
 // Takes back what nobody has in its hands; `chosen` tells by the size class. What a client has swapped out stays its.
 template <typename Chosen>
@@ -145,12 +139,10 @@ void Arena::drop_grant(std::uint32_t row, std::uint64_t id) {
 
 std::vector<std::uint32_t> Arena::posting_rows() const {
   std::vector<std::uint32_t> rows;
-  for (std::uint32_t word = 0; word < view_.posting_words(); ++word) {
-    for (std::uint64_t bits = view_.posting[word].load(std::memory_order_acquire); bits != 0; bits &= bits - 1) {
-      const std::uint32_t row = word * 64 + static_cast<std::uint32_t>(__builtin_ctzll(bits));
-      if (row < rows_.size()) rows.push_back(row);
-    }
-  }
+  each_posting_row(view_, [&](std::uint32_t row) {
+    rows.push_back(row);
+    return true;
+  });
   return rows;
 }
 
@@ -161,14 +153,15 @@ std::optional<Post> Arena::next_post(std::uint32_t row) {
   Posts& posts = view_.row(row).posts;
   ClientRow& client = rows_[row];
   const bool is_read = client.state != kRowFree && !client.garbled;
-  if (is_read && posts.posted_bytes.load(std::memory_order_acquire) != client.settled_bytes) return read_post(row);
   Word& word = posting_word(view_, row);
-  word.fetch_and(~posting_bit(row), std::memory_order_seq_cst);
-  pause_here();  // found empty and its bit cleared, not looked at again
-  // A post between the look and the clearing set the bit in vain.
-  if (!is_read || posts.posted_bytes.load(std::memory_order_seq_cst) == client.settled_bytes) return std::nullopt;
-  word.fetch_or(posting_bit(row), std::memory_order_seq_cst);
-  return read_post(row);
+  // Acquire, and before the look: whoever has counted its post is found.
+  std::uint64_t seen = word.load(std::memory_order_acquire);
+  if (is_read && posts.posted_bytes.load(std::memory_order_acquire) != client.settled_bytes) return read_post(row);
+  pause_here();  // found empty, its bit not cleared
+  // Fails where somebody has posted meanwhile: that one has us look again. A bit that was cleared and set again would not be seen
+  // for a moment by who looks for what was posted.
+  word.compare_exchange_strong(seen, seen & ~posting_bit(row), std::memory_order_seq_cst);
+  return std::nullopt;
 }
 
 Post Arena::read_post(std::uint32_t row) {

@@ -95,6 +95,11 @@ Reserved Arena::reserve_one(const ReserveRequest& request, ReserveWalk& walk, co
     count_missing(request, walk);
     entry = kNoEntry;
   }
+  // Who names a page as standing on what stands on it has lost the ground with it.
+  if (walk.parent != kNoEntry && !may_be_stood_on(walk.parent)) {
+    walk.parent = kNoEntry;
+    walk.stopped_by = kRefuseParentAbsent;
+  }
   if (walk.stopped_by == kRefuseNone && entry == kNoEntry) {
     result = take_reservation(request, walk, key);
   } else if (entry != kNoEntry && (is_over || pages_[entry].state == PageState::kReserved)) {
@@ -125,7 +130,8 @@ bool Arena::has_lost(std::uint32_t entry, const ReserveRequest& request) {
 Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& walk, const PageKey& key) {
   Reserved result;
   ClientRow& client = rows_[request.row];
-  if (client.reservations >= kReservationsPerRowMax) {
+  // What was posted was told to be stored, and is a reservation for a moment only.
+  if (request.granted == nullptr && client.reservations >= kReservationsPerRowMax) {
     result.reason = kRefuseQuota;
     return result;
   }
@@ -193,6 +199,11 @@ bool Arena::find_room(const ReserveRequest& request, const ReserveWalk& walk) {
 bool Arena::expired(std::uint32_t entry, std::uint64_t now_ns) const {
   const std::uint64_t expiry_s = view_.entries[entry].parent_and_expiry.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
   return expiry_s != 0 && expiry_s <= now_ns / kNsPerSecond;
+}
+
+bool Arena::may_be_stood_on(std::uint32_t entry) const {
+  const Page& page = pages_[entry];
+  return page.state == PageState::kVisible || (page.state == PageState::kReserved && !page.cut_off);
 }
 
 bool Arena::is_of_namespace(std::uint32_t entry, std::uint64_t namespace_slot) const {

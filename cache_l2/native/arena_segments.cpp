@@ -11,6 +11,7 @@ constexpr std::uint32_t kSlotsLookedAt = kAgesSampled / kSegmentsLookedAt;
 constexpr std::uint32_t kOffersExamined = 4;
 constexpr std::uint64_t kExaminedMax = 40'960;   // pages a survey looks at in full: a ms or two
 constexpr std::uint64_t kVacatedPerCall = 4'096; // pages: a ms or two
+constexpr std::uint64_t kLooksPerCall = 65'536;  // at pages on the way to leaves, of a segment that is vacated: as long
 constexpr std::size_t kAhead = 8;                // slots whose pages are fetched into the caches meanwhile
 static_assert(kExaminedMax > 2 * (kSegmentBytesMax / kSlotAlign), "each page of a segment, and again as another one's child");
 constexpr std::size_t kVacatingMax = 4;
@@ -158,15 +159,15 @@ void Arena::prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t 
 void Arena::begin_vacating(std::uint32_t segment, std::uint64_t now_ns) {
   ++counters_.segments_moved;
   segments_.drain(segment);
-  vacating_.push_back({segment, now_ns});
+  vacating_.push_back({segment, 0, now_ns});
   go_on_vacating(now_ns);
 }
 
 // Forgets segments that are free by now; those that somebody holds for too long keep their class.
 void Arena::go_on_vacating(std::uint64_t now_ns) {
   std::size_t kept = 0;
-  for (const Vacating vacating : vacating_) {
-    if (segments_.draining(vacating.segment)) vacate(vacating.segment);
+  for (Vacating& vacating : vacating_) {
+    if (segments_.draining(vacating.segment)) vacate(vacating);
     if (!segments_.draining(vacating.segment)) continue;
     if (now_ns - std::min(now_ns, vacating.since_ns) < kVacatingNsMax) {
       vacating_[kept++] = vacating;
@@ -177,25 +178,28 @@ void Arena::go_on_vacating(std::uint64_t now_ns) {
   vacating_.resize(kept);
 }
 
-// Hides what is in a segment, leased or not, a bounded number of pages; what is reserved ends by itself.
-void Arena::vacate(std::uint32_t segment) {
+// Hides what is in a segment, leased or not, a bounded number of pages; what is reserved ends by itself. Each call goes on where
+// the last one ended: below what is reserved there may be long chains, which are looked at in vain.
+void Arena::vacate(Vacating& vacating) {
   std::uint64_t left = kVacatedPerCall;
-  const std::vector<std::uint32_t>& owners = segments_.owners(segment);
-  for (std::size_t slot = 0; slot < owners.size() && left > 0; ++slot) {
+  std::uint64_t looks = kLooksPerCall;
+  const std::vector<std::uint32_t>& owners = segments_.owners(vacating.segment);
+  for (std::size_t i = 0; i < owners.size() && left > 0 && looks > 0; ++i) {
+    const std::size_t slot = vacating.next_slot++ % owners.size();
     prefetch_page(owners, slot + kAhead);
     const std::uint32_t entry = owners[slot];
     if (is_free_slot(entry) || pages_[entry].state != PageState::kVisible) continue;
-    left -= std::min(left, hide_from_leaves_but_needed(entry, left));
+    left -= std::min(left, hide_from_leaves_but_needed(entry, left, looks));
   }
   reclaim();
 }
 
-// As hide_from_leaves, but ends at a page that is being filled or reserved upon.
-std::uint64_t Arena::hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages) {
+// As hide_from_leaves, but ends at a page that is being filled or reserved upon. Takes what it looked at off `looks`.
+std::uint64_t Arena::hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages, std::uint64_t& looks) {
   std::uint64_t hidden = 0;
   std::uint32_t at = top;
   while (hidden < pages) {
-    while (pages_[at].first_child != kNoEntry) at = pages_[at].first_child;
+    for (; pages_[at].first_child != kNoEntry; looks -= looks > 0) at = pages_[at].first_child;
     if (pages_[at].state != PageState::kVisible || at == pinned_parent_) break;
     const std::uint32_t parent = pages_[at].parent;
     hidden += hide_subtree(at, HideCause::kSegment);

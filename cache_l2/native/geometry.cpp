@@ -45,7 +45,7 @@ void fill_offsets(Geometry& g) {
   g.control_bytes = round_up(g.entry_offset + g.entries * sizeof(Entry), kPageBytes);
   g.row_bytes = round_up(sizeof(Row) + g.leases_per_row * sizeof(Lease), kPageBytes);
   g.row_offset = kPageBytes;
-  static_assert(kRowsMax / 8 <= kPageBytes, "the posting bits lie before the first row");
+  static_assert(kRowsMax / kRowsPerPostingWord * sizeof(Word) <= kPageBytes, "the posting words lie before the first row");
   g.access_offset = g.row_offset + g.rows * g.row_bytes;
   g.clients_bytes = round_up(g.access_offset + g.entries * sizeof(AccessTimes), kPageBytes);
 }

@@ -42,14 +42,14 @@ struct ArenaView {
   Geometry geometry{};
   Header* header = nullptr;
   RingRecord* ring = nullptr;
-  Word* posting = nullptr;  // a bit a row: it has posts that are not settled
+  Word* posting = nullptr;  // which rows have posts that are not settled
   Bucket* buckets = nullptr;
   Entry* entries = nullptr;
   std::byte* rows = nullptr;
   AccessTimes* access = nullptr;
   std::byte* data = nullptr;
 
-  std::uint32_t posting_words() const { return (geometry.rows + 63) / 64; }
+  std::uint32_t posting_words() const { return (geometry.rows + kRowsPerPostingWord - 1) / kRowsPerPostingWord; }
   Row& row(std::uint32_t number) const { return *reinterpret_cast<Row*>(rows + number * geometry.row_bytes); }
   Lease* leases(std::uint32_t number) const {
     return reinterpret_cast<Lease*>(rows + number * geometry.row_bytes + sizeof(Row));

@@ -2,7 +2,7 @@
 //
 // Three anonymous memory files, little-endian, 64-bit only:
 //   control  Header | Ring[ring_records] | Bucket[buckets] | Entry[entries]     read-only to clients (sealed)
-//   clients  posting bits | Row[rows] with leases | AccessTimes[entries]         writable by clients
+//   clients  posting words | Row[rows] with leases | AccessTimes[entries]         writable by clients
 //   data     segments of slots                                                   read-only unless attached as writer
 //
 // Words that two processes touch are std::atomic; everything else is written before the generation or tag that
@@ -150,6 +150,10 @@ struct alignas(kCacheLine) Posts {
   Grant grants[kGrantsPerRow];
   Word ring[kPostRingBytes / 8];
 };
+
+// Of 32 rows in one word: a bit a row that has posts which are not settled (low half), and how often any of them has posted.
+constexpr std::uint32_t kRowsPerPostingWord = 32;
+constexpr std::uint64_t kPostingBits = (1ULL << kRowsPerPostingWord) - 1;
 
 // One client. `Lease[leases_per_row]` follows each row at sizeof(Row); header.row_bytes is the stride.
 struct alignas(kCacheLine) Row {

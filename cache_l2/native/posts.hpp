@@ -63,19 +63,42 @@ inline void ring_read(const Posts& posts, std::uint64_t at, void* to, std::size_
   std::memcpy(static_cast<std::byte*>(to) + first, ring, bytes - first);
 }
 
-// Whether a row has posts that are not settled. Read by everybody before a page counts as absent.
+inline Word& posting_word(const ArenaView& view, std::uint32_t row) { return view.posting[row / kRowsPerPostingWord]; }
+inline std::uint64_t posting_bit(std::uint32_t row) { return 1ULL << (row % kRowsPerPostingWord); }
+
+// Calls visit(row) for each row that has posts which are not settled, or may have, while it says true.
+template <typename Visit>
+void each_posting_row(const ArenaView& view, Visit visit) {
+  for (std::uint32_t word = 0; word < view.posting_words(); ++word) {
+    for (std::uint64_t bits = view.posting[word].load(std::memory_order_acquire) & kPostingBits; bits != 0; bits &= bits - 1) {
+      const std::uint32_t row = word * kRowsPerPostingWord + static_cast<std::uint32_t>(__builtin_ctzll(bits));
+      if (row < view.geometry.rows && !visit(row)) return;
+    }
+  }
+}
+
+// Whether any row has. Read by everybody before a page counts as absent.
 inline bool any_posting(const ArenaView& view) {
   std::uint64_t bits = 0;
   for (std::uint32_t word = 0; word < view.posting_words(); ++word) bits |= view.posting[word].load(std::memory_order_acquire);
-  return bits != 0;
+  return (bits & kPostingBits) != 0;
+}
+
+// Behind posting: whoever looks from here on sees it. The count first: a sidecar that found the row empty before doesn't take
+// the bit away any more, and one that does so now is followed by the bit.
+inline void say_posted(const ArenaView& view, std::uint32_t row) {
+  posting_word(view, row).fetch_add(1ULL << kRowsPerPostingWord, std::memory_order_seq_cst);
+  posting_word(view, row).fetch_or(posting_bit(row), std::memory_order_seq_cst);
 }
 
 // The number of the page that a row has posted under a key and that is not settled. By the key's first word: another key's
 // page with the same one is waited for in vain, no more.
 inline std::optional<std::uint64_t> posted_page(const Posts& posts, const PageKey& key) {
-  const std::uint64_t settled = posts.settled_pages.load(std::memory_order_acquire);
+  // In this order: of what was posted up to here no more than a row may have is not settled. The other way round more would
+  // seem to be, where some was settled and as much posted in between.
   const std::uint64_t posted = posts.posted_pages.load(std::memory_order_acquire);
-  if (posted - settled > kGrantsPerRow) return std::nullopt;
+  const std::uint64_t settled = posts.settled_pages.load(std::memory_order_acquire);
+  if (settled >= posted || posted - settled > kGrantsPerRow) return std::nullopt;
   for (std::uint64_t page = settled; page != posted; ++page) {
     if (posts.key[page % kGrantsPerRow].load(std::memory_order_relaxed) == key.word[0]) return page;
   }

@@ -142,7 +142,7 @@ bool Reader::write_post(const PostRequest& request, const Taken* taken) {
   }
   pause_here();  // posted, not said
   // Whoever is told of this put from here on sees the bit, and so what was posted.
-  view_.posting[row_ / 64].fetch_or(1ULL << (row_ % 64), std::memory_order_seq_cst);
+  say_posted(view_, row_);
   ring_doorbell();
   return true;
 }
@@ -157,23 +157,24 @@ void Reader::ring_doorbell() const noexcept {
 // Waits until a page that somebody has posted is settled, for a bounded time; false when nobody has, or it took longer.
 bool Reader::await_posted(const std::uint8_t* key_bytes, std::uint64_t& until_ns) const {
   const PageKey key = PageKey::load(key_bytes);
-  for (std::uint32_t word = 0; word < view_.posting_words(); ++word) {
-    for (std::uint64_t bits = view_.posting[word].load(std::memory_order_acquire); bits != 0; bits &= bits - 1) {
-      const std::uint32_t number = word * 64 + static_cast<std::uint32_t>(__builtin_ctzll(bits));
-      if (number >= view_.geometry.rows) continue;
-      const Posts& posts = view_.row(number).posts;
-      const std::optional<std::uint64_t> page = posted_page(posts, key);
-      if (!page) continue;
-      if (until_ns == 0) until_ns = boottime_ns() + kPostedWaitNs;
-      while (posts.settled_pages.load(std::memory_order_acquire) <= *page) {
-        if (boottime_ns() >= until_ns || closed()) return false;
-        const timespec pause{0, kPostedPauseNs};
-        nanosleep(&pause, nullptr);
-      }
-      return true;
-    }
+  const Posts* poster = nullptr;
+  std::uint64_t page = 0;
+  each_posting_row(view_, [&](std::uint32_t number) {
+    const Posts& posts = view_.row(number).posts;
+    const std::optional<std::uint64_t> posted = posted_page(posts, key);
+    if (!posted) return true;
+    poster = &posts;
+    page = *posted;
+    return false;
+  });
+  if (poster == nullptr) return false;
+  if (until_ns == 0) until_ns = boottime_ns() + kPostedWaitNs;
+  while (poster->settled_pages.load(std::memory_order_acquire) <= page) {
+    if (boottime_ns() >= until_ns || closed()) return false;
+    const timespec pause{0, kPostedPauseNs};
+    nanosleep(&pause, nullptr);
   }
-  return false;
+  return true;
 }
 
 }  // namespace stratakv

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -33,12 +35,12 @@ class AttachedProcess:
     row: int
     pid: int
     pidfd: int
-    doorbell: int
-    """An eventfd that the client rings when it has posted something."""
     name: str
     writable: bool
     connection: Connection | None
     attachment: int
+    doorbell: int = -1
+    """An eventfd that the client rings when it has posted something; -1: none yet."""
     engine: EngineMode = EngineMode.NONE
     registered: set[int] = field(default_factory=set)
     page_bytes: int = 0
@@ -136,8 +138,27 @@ class Asked:
     began: float
 
 
+def take_rings(doorbell: int) -> None:
+    """Take what a doorbell has counted; does nothing when its client took it, too.
+
+    Never waits: the descriptor's flags are shared with the client, which may have made it wait for readers.
+    """
+    try:
+        os.preadv(doorbell, [bytearray(8)], -1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        os.set_blocking(doorbell, False)  # a kernel before 5.8: as good as can be
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(doorbell)
+
+
 def stop_watching(process: AttachedProcess, loop: asyncio.AbstractEventLoop) -> None:
     """Close a process's pidfd and its doorbell."""
     for descriptor in (process.pidfd, process.doorbell):
+        if descriptor < 0:
+            continue
         loop.remove_reader(descriptor)
         os.close(descriptor)

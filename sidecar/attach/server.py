@@ -7,7 +7,6 @@ process (pidfd); with its connection alone it becomes an orphan (rule R17).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
@@ -42,7 +41,14 @@ from kv_types.limits import (
     LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
 )
 from kv_types.validity import EngineMode
-from sidecar.attach.connection import Asked, AttachedProcess, Connection, ReceiverTooSlowError, stop_watching
+from sidecar.attach.connection import (
+    Asked,
+    AttachedProcess,
+    Connection,
+    ReceiverTooSlowError,
+    stop_watching,
+    take_rings,
+)
 from sidecar.attach.endpoint import listen_on, unlink_own
 from sidecar.attach.loads import ClientLoads
 from sidecar.attach.requests import Request, carry_out
@@ -102,6 +108,7 @@ class AttachServer:
         self._strangers = Strangers(self._on_silence)
         self._processes: dict[int, AttachedProcess] = {}
         self._counts: Counter[str] = Counter()
+        self._is_settling = False
         self._empty = asyncio.Event()
         self._listing: set[asyncio.Task[None]] = set()
 
@@ -401,30 +408,25 @@ class AttachServer:
             self._refuse(connection, request, Refusing(Refusal.ROWS_FULL, str(error)))
             return
         process = AttachedProcess(
-            row=row, pid=connection.pid, pidfd=descriptors[0], doorbell=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
-            name=hello.name, writable=bool(hello.role),
+            row=row, pid=connection.pid, pidfd=descriptors[0], name=hello.name, writable=bool(hello.role),
             connection=connection, attachment=secrets.randbits(64), engine=hello.engine,
         )  # fmt: skip
+        descriptors.clear()  # the pidfd is the process's now
         try:
+            process.doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._running_loop().add_reader(process.pidfd, self._on_exit, process)
             self._running_loop().add_reader(process.doorbell, self._on_doorbell, process)
         except OSError:
+            stop_watching(process, self._running_loop())
             self._store.end_client(row)
             raise
-        descriptors.clear()  # the pidfd is the process's now
         connection.process = process
         self._strangers.leave(connection)
         self._processes[row] = process
         self._counts["attached"] += 1
         try:
-            welcome(
-                self._store,
-                self._clock,
-                connection,
-                request,
-                process,
-                has_l3=self._loads.is_available,
-            )
+            has_l3 = self._loads.is_available
+            welcome(self._store, self._clock, connection, request, process, has_l3=has_l3)
         except BaseException:
             self._end(process)  # nobody has heard of this row: a client that gave up must not leave an orphan
             raise
@@ -436,13 +438,18 @@ class AttachServer:
             self._engine_came()
 
     def _on_doorbell(self, process: AttachedProcess) -> None:
-        with contextlib.suppress(BlockingIOError):  # its client has read it, too
-            os.eventfd_read(process.doorbell)
+        take_rings(process.doorbell)
         self._settle_posts()
 
     def _settle_posts(self) -> None:
-        if self._store.settle_posts():
-            self._running_loop().call_soon(self._settle_posts)
+        """Carry out a part of what was posted; the rest when others have had their turn, however often it rings meanwhile."""
+        if not self._is_settling and self._store.settle_some_posts():
+            self._is_settling = True
+            self._running_loop().call_soon(self._settle_more_posts)
+
+    def _settle_more_posts(self) -> None:
+        self._is_settling = False
+        self._settle_posts()
 
     def _end_gone(self, connection: Connection, hello: Hello) -> None:
         """End what this process says it has unmapped; its connections may not be seen broken yet."""

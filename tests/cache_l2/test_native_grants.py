@@ -314,6 +314,21 @@ def test_slots_that_are_not_the_rows_are_refused(lie: Callable[[list[int]], list
     world.arena.check_invariants()
 
 
+def test_what_was_posted_is_stored_however_many_reservations_its_row_has() -> None:
+    world = NativeArena(slots=limits.RESERVATIONS_PER_CLIENT_MAX + 256, entries=8192)
+    poster = Poster.of(world, slots=4)
+    for number in range(0, limits.RESERVATIONS_PER_CLIENT_MAX, 512):
+        world.reserve(chain(f"r{number}", 512), row=poster.row)
+    assert [one[:2] for one in world.reserve(chain("more", 1), row=poster.row)] == [
+        (PutStatus.REFUSED, RefuseReason.QUOTA)
+    ]
+    poster.grant(4)
+    keys = chain("a", 2)
+    assert poster.post(keys)[0] == POSTED
+    assert world.settle() == [[STORED] * 2]
+    assert world.resident(keys) == 2
+
+
 def test_a_look_up_waits_for_what_was_posted_and_for_nothing_else() -> None:
     world = NativeArena(slots=512)
     poster, reader = Poster.of(world, slots=0), Poster.of(world, slots=0).reader

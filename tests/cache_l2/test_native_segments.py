@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from kv_types.outcomes import PutStatus, RefuseReason
 from tests.support.native_arena import NativeArena, chain, now_ns, payload
 
@@ -109,4 +111,23 @@ def test_what_hangs_on_one_segment_goes_in_bounded_steps() -> None:
     gone = before + 1 - world.arena.statistics()["entries_visible"]
     assert gone == 1024
     assert world.resident(root) == 1
+    world.arena.check_invariants()
+
+
+def test_a_long_chain_on_which_a_put_is_under_way_holds_up_no_call_and_goes_when_that_ends() -> None:
+    world = NativeArena(slots=16_384, segment_bytes=64 << 20, entries=32_768)
+    keys = chain("long", 16_383)
+    for begin in range(0, len(keys), 1024):
+        world.put(keys[begin : begin + 1024], parent=keys[begin - 1] if begin else None)
+    (held,) = world.reserve(chain("next", 1), parent=keys[-1])
+    spent_s = []
+    for number in range(3):
+        began_s = time.perf_counter()
+        (answer,) = world.reserve(chain(f"large{number}", 1), page_bytes=1 << 20)
+        spent_s.append(time.perf_counter() - began_s)
+        assert answer.reason == RefuseReason.FULL
+    assert min(spent_s) < 0.1, "each page's whole chain was looked at, again and again"
+    world.arena.abort(row=world.row, reservations=[held.reservation])
+    reasons = [world.reserve(chain("large", 1), page_bytes=1 << 20)[0].reason for _ in range(8)]
+    assert RefuseReason.NONE in reasons
     world.arena.check_invariants()

@@ -10,11 +10,13 @@ import pytest
 from cache_l2._native import Reader
 from cache_l2.attach_messages import Commit, Ping
 from cache_l2.attach_wire import encode_message
+from cache_l2.store import NamespaceRecord
 from kv_types.clock import BoottimeClock, ManualClock
 from kv_types.ids import PageKey
-from kv_types.limits import GRANT_IDLE_S, GRANTS_PER_CLIENT_MAX
+from kv_types.limits import GRANT_IDLE_S, GRANTS_PER_CLIENT_MAX, POSTS_PER_TURN
 from kv_types.outcomes import Hit, PutStatus, RefuseReason
 from kv_types.validity import NO_INSTANCE, stored_instance
+from tests.support.followed_store import FollowedStore
 from tests.support.pages import chain, namespace_of, packed, pages_of
 from tests.support.stores import MIB, SECOND_NS, add, make_store
 
@@ -23,33 +25,22 @@ FAR_NS = 1 << 62
 DONE = (PutStatus.STORED, RefuseReason.NONE)
 
 
-class World:
-    """A store, and a client of it in this process, which has slots in advance."""
+class Client:
+    """A client in this process, which has slots in advance."""
 
-    def __init__(self, **config: Any) -> None:
-        self.clock = ManualClock(BoottimeClock().now_ns())
-        self.store = make_store(self.clock, arena_bytes=16 * MIB, **config)
-        self.record = add(self.store, namespace_of("a"))
-        self.row = self.store.open_client(os.getpid())
-        self.store.bind_namespace(self.row, self.record)
-        self.reader = self._attach()
-        self.stored: list[int] = []
-        self.store.on_stored = self.stored.extend
-        self.offer()
-
-    def _attach(self) -> Reader:
-        control, clients, data = self.store.descriptors(writable=True)
-        return Reader(
-            control_fd=control, clients_fd=clients, data_fd=data, row=self.row, life=self.store.life,
+    def __init__(self, store: FollowedStore, record: NamespaceRecord) -> None:
+        self.store, self.record = store, record
+        self.row = store.open_client(os.getpid())
+        store.bind_namespace(self.row, record)
+        control, clients, data = store.descriptors(writable=True)
+        self.reader = Reader(
+            control_fd=control, clients_fd=clients, data_fd=data, row=self.row, life=store.life,
             writable=True, doorbell_fd=os.eventfd(0, os.EFD_NONBLOCK),
         )  # fmt: skip
+        self.offer()
 
     def offer(self, pages: int = 2) -> None:
         self.store.offer_slots(self.row, self.record.page_bytes, [DONE] * pages)
-
-    @property
-    def grants(self) -> int:
-        return self.store.statistics()["entries_granted"]
 
     def post(
         self, keys: list[PageKey], *, start: int = 0, terms: bytes | None = None, **given: Any
@@ -65,6 +56,21 @@ class World:
         )  # fmt: skip
         assert kind == POSTED
         return [stored_instance(one) for one in ids]
+
+
+class World(Client):
+    """A store, and a client of it."""
+
+    def __init__(self, **config: Any) -> None:
+        self.clock = ManualClock(BoottimeClock().now_ns())
+        store = make_store(self.clock, arena_bytes=16 * MIB, **config)
+        super().__init__(store, add(store, namespace_of("a")))
+        self.stored: list[int] = []
+        self.store.on_stored = self.stored.extend
+
+    @property
+    def grants(self) -> int:
+        return self.store.statistics()["entries_granted"]
 
     def pages(self, keys: list[PageKey]) -> int:
         outcome = self.store.look_up(self.record.id, packed(keys))
@@ -157,6 +163,12 @@ def _unregistered(world: World) -> dict[str, Any]:
             lambda world: {"terms": encode_message(Commit(reservations=(1,), stamp=world.store.stamp()), 0)},
             id="terms that name a reservation",
         ),
+        pytest.param(
+            lambda world: {
+                "terms": encode_message(Commit(reservations=(), stamp=world.store.stamp(), tags=(b"",)), 0)
+            },
+            id="terms with a tag that is none",
+        ),
     ],
 )
 def test_a_post_that_no_client_writes_stores_nothing_and_what_follows_is_carried_out(lie: Any) -> None:
@@ -167,6 +179,7 @@ def test_a_post_that_no_client_writes_stores_nothing_and_what_follows_is_carried
     assert world.pages(keys) == 0
     assert world.pages(others) == 2
     assert world.store.statistics()["posts_garbled"] == 1
+    assert world.store.statistics()["entries_reserved"] == 0
     assert world.grants == 4
     world.store.check_invariants()
 
@@ -206,3 +219,54 @@ def test_a_client_of_two_models_has_slots_for_the_one_that_it_stores_now() -> No
     world.post(keys)
     assert world.pages(keys) == 2
     world.store.check_invariants()
+
+
+def test_a_client_that_posts_without_end_keeps_nobody_waiting() -> None:
+    world = World()
+    other = Client(world.store, world.record)
+    posts = 0
+
+    def post_again(instances: list[int]) -> None:
+        nonlocal posts
+        world.stored.extend(instances)
+        if instances[0] not in others and posts < 4 * POSTS_PER_TURN:
+            posts += 1
+            world.post(chain(1))
+
+    world.store.on_stored = post_again
+    world.post(chain(1))
+    others = other.post(chain(1))
+    assert world.store.settle_some_posts(), "more is left than one turn carries out"
+    assert others[0] in world.stored
+    while world.store.settle_some_posts():
+        pass
+    assert len(world.stored) == 4 * POSTS_PER_TURN + 2
+
+
+def test_a_turn_carries_out_a_bounded_number_of_pages_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cache_l2.posted.POSTED_PAGES_PER_TURN", 4)
+    world = World()
+    other = Client(world.store, world.record)
+    expected: list[int] = []
+    for client in (world, other):
+        client.offer(5)
+        expected += [one for _ in range(5) for one in client.post(chain(2))]
+    turns = []
+    while world.store.settle_some_posts():
+        turns.append(len(world.stored))
+    assert turns == [4, 8, 12, 16, 20]
+    assert sorted(world.stored) == sorted(expected)
+
+
+def test_who_looks_finds_what_was_posted_before_however_much_it_is() -> None:
+    world = World()
+    other = Client(world.store, world.record)
+    last = []
+    for client in (world, other):
+        client.offer(GRANTS_PER_CLIENT_MAX // 2)
+        for _ in range(GRANTS_PER_CLIENT_MAX):
+            last = chain(1)
+            client.post(last)
+    assert world.pages(last) == 1

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "clock.hpp"
+#include "pauses.hpp"
 #include "reader.hpp"
 #include "stress_shared.hpp"
 
@@ -67,7 +68,20 @@ class PosterThread {
     const PostResult result = reader.post(request);
     if (result.kind == PostKind::kPosted && result.ids.size() != pages) fail("post: a page without a slot");
     shared_.posts.fetch_add(result.kind == PostKind::kPosted, std::memory_order_relaxed);
+    if (result.kind == PostKind::kPosted) check_said(shared_.wanted_row[number_].load());
     if (slot >= 0) reader.end_request(static_cast<std::uint32_t>(slot));
+  }
+
+  // Whoever looks from here on finds what was posted, or sees that it was: for as long as it takes.
+  void check_said(int row) const {
+    const Posts& posts = shared_.view.row(static_cast<std::uint32_t>(row)).posts;
+    const std::uint64_t posted = posts.posted_pages.load(std::memory_order_relaxed);
+    for (int look = 0; look < 100; ++look) {
+      pause_here();  // while the sidecar is at it
+      const Word& word = posting_word(shared_.view, static_cast<std::uint32_t>(row));
+      const bool is_said = (word.load(std::memory_order_acquire) & posting_bit(static_cast<std::uint32_t>(row))) != 0;
+      if (!is_said && posts.settled_pages.load(std::memory_order_acquire) < posted) fail("post: nobody sees that it is not settled");
+    }
   }
 
   Shared& shared_;

@@ -113,7 +113,7 @@ def test_an_arena_that_cannot_be_mapped_gives_its_row_back(
     site: AttachSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(**options: int) -> None:
-        for name in ("control_fd", "clients_fd", "data_fd"):
+        for name in ("control_fd", "clients_fd", "data_fd", "doorbell_fd"):
             os.close(options[name])
         raise MemoryError("no address space left")
 
