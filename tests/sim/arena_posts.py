@@ -61,11 +61,9 @@ class PostingTree(PageTree):
     def next_post(self, row: int) -> Post | None:
         it = self.rows[row]
         if not it.posts or not it.state:
-            it.is_posting = False
             self.give_way()
-            if not it.posts or not it.state:
-                return None
-            it.is_posting = True
+            it.is_posting = bool(it.posts) and bool(it.state)  # who has posted meanwhile keeps its bit
+            return None
         post: Post = it.posts[0]
         return post
 
