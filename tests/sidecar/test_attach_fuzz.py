@@ -197,13 +197,12 @@ def _about_reservations(
             fuzzer.site.statistic("view")
         fuzzer.hear(number)
         known = fuzzer.reservations
-        ids = tuple(
-            [known[pick % len(known)] for pick in picks if known] + others + (known if not picks else [])
-        )
-        message: ClientMessage = Abort(ids)
+        ids = [known[pick % len(known)] for pick in picks if known] + others + (known if not picks else [])
+        ids = ids[:BATCH_PAGES_MAX]
+        message: ClientMessage = Abort(tuple(ids))
         if kind == "commit":
             message = Commit(
-                reservations=ids, stamp=fuzzer.site.call(lambda store: store.stamp()), producer=b"fuzz"
+                reservations=tuple(ids), stamp=fuzzer.site.call(lambda store: store.stamp()), producer=b"fuzz"
             )
         fuzzer.send(number, wire.encode_message(message, 3))
 
