@@ -44,7 +44,8 @@ PostResult Reader::post(const PostRequest& request) {
   for (std::size_t i = 0; i < pages; ++i) request.copier.copy(view_.data + taken[i].offset, request.sources[i], request.page_bytes);
   pause_here();  // filled, not posted
   const bool is_late = boottime_ns() > request.deadline_ns;
-  if (is_late || !write_post(request, taken)) {
+  // A sidecar that ends carries out what was posted before it closed its header, and nothing that comes later.
+  if (is_late || closed() || !write_post(request, taken)) {
     give_back(taken, pages);
     result.kind = is_late ? PostKind::kLate : PostKind::kAsk;
     return result;
