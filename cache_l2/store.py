@@ -120,10 +120,10 @@ class ArenaStore(PageIntake):
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
         if not self._draining:
+            self._arena.close_header()  # first: nobody posts any more
             for row in list(self._rows):
                 self._posted.settle_all(row)  # what was told to be stored is, and goes to L3
             self._draining = True
-            self._arena.close_header()
 
     def close(self) -> None:
         """Give the memory back; clients keep what they have mapped. Idempotent."""

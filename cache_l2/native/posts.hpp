@@ -91,18 +91,18 @@ inline void say_posted(const ArenaView& view, std::uint32_t row) {
   posting_word(view, row).fetch_or(posting_bit(row), std::memory_order_seq_cst);
 }
 
-// The number of the page that a row has posted under a key and that is not settled. By the key's first word: another key's
-// page with the same one is waited for in vain, no more.
-inline std::optional<std::uint64_t> posted_page(const Posts& posts, const PageKey& key) {
+// Whether a row has posted a page under a key that is not settled. By the key's first word: another key's page with the same
+// one is waited for in vain, no more.
+inline bool has_posted(const Posts& posts, const PageKey& key) {
   // In this order: of what was posted up to here no more than a row may have is not settled. The other way round more would
   // seem to be, where some was settled and as much posted in between.
   const std::uint64_t posted = posts.posted_pages.load(std::memory_order_acquire);
   const std::uint64_t settled = posts.settled_pages.load(std::memory_order_acquire);
-  if (settled >= posted || posted - settled > kGrantsPerRow) return std::nullopt;
+  if (settled >= posted || posted - settled > kGrantsPerRow) return false;
   for (std::uint64_t page = settled; page != posted; ++page) {
-    if (posts.key[page % kGrantsPerRow].load(std::memory_order_relaxed) == key.word[0]) return page;
+    if (posts.key[page % kGrantsPerRow].load(std::memory_order_relaxed) == key.word[0]) return true;
   }
-  return std::nullopt;
+  return false;
 }
 
 }  // namespace stratakv

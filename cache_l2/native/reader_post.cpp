@@ -44,7 +44,8 @@ PostResult Reader::post(const PostRequest& request) {
   for (std::size_t i = 0; i < pages; ++i) request.copier.copy(view_.data + taken[i].offset, request.sources[i], request.page_bytes);
   pause_here();  // filled, not posted
   const bool is_late = boottime_ns() > request.deadline_ns;
-  if (is_late || !write_post(request, taken)) {
+  // A sidecar that ends carries out what was posted before it closed its header, and nothing that comes later.
+  if (is_late || closed() || !write_post(request, taken)) {
     give_back(taken, pages);
     result.kind = is_late ? PostKind::kLate : PostKind::kAsk;
     return result;
@@ -60,12 +61,12 @@ PostResult Reader::post(const PostRequest& request) {
 // Whether the pages are nobody's, and stand on a page that is there, or that this client has posted before.
 bool Reader::may_be_posted(const Chain& chain, std::size_t resident) const {
   const Posts& posts = row().posts;
-  if (chain.start > resident && !posted_page(posts, PageKey::load(chain.keys + (chain.start - 1) * kKeyBytes))) return false;
+  if (chain.start > resident && !has_posted(posts, PageKey::load(chain.keys + (chain.start - 1) * kKeyBytes))) return false;
   const Index index(view_);
   for (std::size_t page = 0; page < chain.wanted(); ++page) {
     const PageKey key = PageKey::load(chain.key(page));
     // A reserved page is in the index, too: whoever fills it comes first.
-    if (index.find(key) != kNoEntry || posted_page(posts, key)) return false;
+    if (index.find(key) != kNoEntry || has_posted(posts, key)) return false;
   }
   return true;
 }
@@ -158,18 +159,15 @@ void Reader::ring_doorbell() const noexcept {
 bool Reader::await_posted(const std::uint8_t* key_bytes, std::uint64_t& until_ns) const {
   const PageKey key = PageKey::load(key_bytes);
   const Posts* poster = nullptr;
-  std::uint64_t page = 0;
   each_posting_row(view_, [&](std::uint32_t number) {
     const Posts& posts = view_.row(number).posts;
-    const std::optional<std::uint64_t> posted = posted_page(posts, key);
-    if (!posted) return true;
-    poster = &posts;
-    page = *posted;
-    return false;
+    if (has_posted(posts, key)) poster = &posts;
+    return poster == nullptr;
   });
   if (poster == nullptr) return false;
   if (until_ns == 0) until_ns = boottime_ns() + kPostedWaitNs;
-  while (poster->settled_pages.load(std::memory_order_acquire) <= page) {
+  // Not until a number is settled: the row may be another client's by then, which counts from 0 on.
+  while (has_posted(*poster, key)) {
     if (boottime_ns() >= until_ns || closed()) return false;
     const timespec pause{0, kPostedPauseNs};
     nanosleep(&pause, nullptr);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -197,6 +198,22 @@ def test_what_was_posted_before_the_end_is_stored_and_nothing_after_it() -> None
     )  # fmt: skip
     assert kind != POSTED
     world.store.check_invariants()
+
+
+def test_nothing_is_told_to_be_stored_while_the_end_carries_out_what_was() -> None:
+    world = World()
+    other = Client(world.store, world.record)
+    told: list[int] = []
+
+    def post_again(instances: list[int]) -> None:
+        world.stored.extend(instances)
+        with contextlib.suppress(AssertionError):  # it must ask, and is refused
+            told.extend(world.post(chain(1)))
+
+    told += world.post(chain(1)) + other.post(chain(1))
+    world.store.on_stored = post_again
+    world.store.drain()
+    assert sorted(world.stored) == sorted(told)
 
 
 def test_what_was_posted_in_a_namespace_is_stored_though_its_client_gives_that_up() -> None:
