@@ -78,7 +78,8 @@ class PageIntake:
 
         Raises LimitExceededError, InvalidArgumentError.
         """
-        self.settle_posts()  # what it stands on may be among them, or what it asks to store
+        self.settle_posts()
+        self._posted.settle_all(row)  # what it stands on may be among them, said already or not
         return self._reserve(row, record, parent, keys, ttl_s=ttl_s)
 
     def commit(
