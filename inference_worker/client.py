@@ -127,7 +127,8 @@ class Client:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
         `start` pages came from the caller's own L1; they are counted as such. What this node lacks and L3 has is brought
-        meanwhile, within `deadline_s` (None: settings.deadline_s; 0: this node's pages only, and nothing is waited for).
+        meanwhile, within `deadline_s` (None: settings.deadline_s; 0: this node's pages only, and nothing is waited for but what
+        somebody here has just put, for 20 ms at most).
         Over gRPC the pages are fetched into memory of the worker, within the same time. Raises InvalidArgumentError,
         LimitExceededError, ClosedError.
         """
