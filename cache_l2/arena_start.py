@@ -49,7 +49,7 @@ class ArenaConfig:
     segment_bytes: int = 0
     pages_max: int = 0
     client_rows: int = 64
-    leases_per_client: int = 4096
+    leases_per_client: int = 16_384
     ring_records: int = 1024
     skew_bound_s: float = SKEW_BOUND_S_DEFAULT
     reservation_s: float = RESERVATION_S_DEFAULT

@@ -177,7 +177,7 @@ class Settings(BaseSettings):
     client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
 
-    leases_per_client: Number = Field(default=4096, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
+    leases_per_client: Number = Field(default=16_384, ge=64, le=limits.LEASES_PER_CLIENT_MAX)
     """Leases that one worker can hold at once, each of as many pages as one look-up finds."""
 
     l3: bool = True
