@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from typing import Annotated
 import numpy as np
 import structlog
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.showing import show
 from benchmarks.timing import Scenario, interleave, ratio_p50
 from benchmarks.workload import Bytes, Chains, ColdBuffers, namespace_of, pages_of, place
 from cache_l2.huge_pages import HugePages
@@ -227,11 +225,7 @@ def main(
     except StrataError as error:
         typer.echo(f"benchmarks.huge_pages: {error}", err=True)
         raise typer.Exit(1) from None
-    if as_json:
-        json.dump(figures, sys.stdout)
-        print()
-    else:
-        Console().print(table(figures))
+    show(figures, table(figures), as_json=as_json)
 
 
 if __name__ == "__main__":

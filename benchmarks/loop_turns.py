@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.own_redis import OwnRedis, own_redis
+from benchmarks.showing import show
 from benchmarks.workload import Chains, namespace_of
 from cache_l2.store import ArenaConfig, ArenaStore
 from cache_l3.address import parse_addresses
@@ -254,11 +252,7 @@ def main(
 ) -> None:
     """Measure the longest turns of what comes in bulk."""
     figures = asyncio.run(measure(rounds=rounds))
-    if as_json:
-        json.dump(figures, sys.stdout)
-        print()
-    else:
-        Console().print(table(figures))
+    show(figures, table(figures), as_json=as_json)
 
 
 if __name__ == "__main__":

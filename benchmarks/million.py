@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +20,12 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.daemon import attached_client, own_sidecar
 from benchmarks.local import Filled, expect_hit, fill, measure_gets, measure_puts
 from benchmarks.loop_turns import Turns
+from benchmarks.showing import show
 from benchmarks.timing import Scenario, interleave, ratio_p50
 from benchmarks.workload import PAGE_TOKENS, Chains, namespace_of
 from cache_l2.store import ArenaConfig, ArenaStore
@@ -318,11 +316,7 @@ def main(
 ) -> None:
     """Measure a sidecar that is full of pages."""
     figures = measure(pages=pages, rounds=rounds)
-    if as_json:
-        json.dump(figures, sys.stdout)
-        print()
-    else:
-        Console().print(table(figures))
+    show(figures, table(figures), as_json=as_json)
 
 
 if __name__ == "__main__":

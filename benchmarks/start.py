@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import statistics
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import structlog
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.showing import show
 from cache_l2._native import Arena, Reader
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from kv_types.ids import new_life_id
@@ -181,12 +179,7 @@ def main(
     """Measure a start and an attach beside a bare populate of as much memory."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     starts = measure(arena_bytes=parse_size(arena_size), rounds=rounds)
-    if as_json:
-        figures: Mapping[str, float] = starts.figures()
-        json.dump(figures, sys.stdout)
-        print()
-    else:
-        Console().print(table(starts))
+    show(starts.figures(), table(starts), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import structlog
 
@@ -35,6 +36,8 @@ class PostedPut:
     terms: Commit
 
 
+_Post: TypeAlias = tuple[int, int, bytes | None, bytes, list[int], int, bytes]
+"""What `Arena.next_post` tells of one."""
 Store = Callable[[int, PostedPut], int]
 """Publishes what may be published of a row's posted put; returns the instance stored last, NO_INSTANCE where there is none."""
 FindNamespace = Callable[[int, int], NamespaceRecord | None]
@@ -121,7 +124,7 @@ class PostedPuts:
             if (post := self._arena.next_post(row)) is not None:
                 pages = len(post[4])
                 try:
-                    self._carry_out(row, *post)
+                    self._carry_out(row, post)
                 finally:
                     self._arena.settle_post(row)
         except (ValueError, StrataError) as error:
@@ -130,19 +133,10 @@ class PostedPuts:
             _log.warning("a client posted what can't be carried out", row=row, error=str(error))
         return pages
 
-    def _carry_out(
-        self,
-        row: int,
-        number: int,
-        payload_bytes: int,
-        parent: bytes | None,
-        keys: bytes,
-        granted: list[int],
-        ttl_s: int,
-        terms: bytes,
-    ) -> None:
+    def _carry_out(self, row: int, post: _Post) -> None:
+        _, payload_bytes, _, _, granted, _, _ = post
         try:
-            put = self._read(row, number, payload_bytes, parent, keys, granted, ttl_s, terms)
+            put = self._read(row, *post)
             stored_last = self._store(row, put)
         except BaseException:
             self._arena.drop_grants(row=row, ids=granted)
