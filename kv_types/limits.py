@@ -402,6 +402,8 @@ LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX = 16_384
 """Pages of one client's loads at a time, half of what a sidecar has under way: nobody's loads keep out all others'."""
 
 # Namespaces and metrics of one sidecar
+VLLM_SAVE_SHORTFALLS_MAX = 3
+"""How often pages of one request are offered again after the store has not taken them; then it stores no more."""
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
 
