@@ -23,6 +23,7 @@ class EngineRequest(Protocol):
     num_computed_tokens: int
     num_in_flight_tokens: int
     num_prompt_tokens: int
+    block_hashes: Sequence[bytes]
 
     @property
     def num_tokens(self) -> int:
@@ -43,6 +44,7 @@ class ShardChains:
         self._distinct = tuple(chains.values())
         self._chains = tuple(chains[namespace] for namespace in namespaces)
         self._extras: Extras | None = extras or None
+        self._packed = {id(chain): b"" for chain in self._distinct}
         self.page_tokens = page_tokens
 
     @property
@@ -57,12 +59,15 @@ class ShardChains:
             return
         fresh = list(token_ids[known:])
         for chain in self._distinct:
-            chain.extend(fresh, extras=self._extras)
+            if chain.extend(fresh, extras=self._extras):
+                self._packed[id(chain)] = chain.packed
         self._extras = None  # given with the first tokens, which are the prompt's
 
-    def packed(self, pages: int) -> tuple[bytes, ...]:
-        """The first `pages` keys of each shard."""
-        made = {id(chain): chain.packed[: pages * KEY_BYTES] for chain in self._distinct}
+    def packed(self, end: int, *, start: int = 0) -> tuple[bytes, ...]:
+        """Keys of pages [start, end) of each shard; fewer where tokens aren't there yet."""
+        made = {
+            name: packed[start * KEY_BYTES : end * KEY_BYTES] for name, packed in self._packed.items()
+        }
         return tuple(made[id(chain)] for chain in self._chains)
 
 
@@ -113,6 +118,28 @@ class RequestState:
     def variant(self) -> Variant | None:
         """Its variant, where it has one."""
         return self.named if isinstance(self.named, Variant) else None
+
+    @property
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Of its computation, a rank each; empty where it has no name."""
+        return tuple(shard.namespace for shard in self.shards)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV its blocks have, will have by steps in flight, or are being loaded; 0: it has no blocks."""
+        return self.request.num_computed_tokens
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """The engine's hashes of its full blocks."""
+        return self.request.block_hashes
+
+    def page_keys(self, start: int, end: int) -> tuple[bytes, ...]:
+        """Packed keys of pages [start, end), a rank each; fewer where tokens aren't there yet."""
+        if self.chains is None:
+            return ()
+        self.chains.extend(self.request.all_token_ids)
+        return self.chains.packed(end, start=start)
 
     @property
     def is_cacheable(self) -> bool:

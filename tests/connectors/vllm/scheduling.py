@@ -33,6 +33,7 @@ class ARequest:
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0
     num_prompt_tokens: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.all_token_ids)
