@@ -35,6 +35,8 @@ class EngineWeights:
         self._followed = None if announced is None else FollowedVersion(loaded)
         self._announced_trouble = "" if announced is None else "announcements were not looked at yet"
         self._random = random
+        self._numbers: tuple[int, ...] = ()
+        self._numbers_moved = False
         if self._reading is not None and self._reading.version:
             self.switch(self._reading.version)
 
@@ -45,9 +47,15 @@ class EngineWeights:
         return disagree or self._announced_trouble
 
     @property
-    def board_moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether ranks say something else than at the last settle(). For each look-up: cheap."""
-        return self._board is not None and self._board.read() != self._reading
+        return self._numbers_moved or (self._board is not None and self._board.read() != self._reading)
+
+    def watch(self, numbers: tuple[int, ...]) -> None:
+        """Ranks have told with their reports how often a version was set: it counts where their boards can't be read."""
+        if self._board is None and numbers and numbers != self._numbers:
+            self._numbers_moved = self._numbers_moved or any(numbers)
+            self._numbers = numbers
 
     def settle(self, *, has_news: bool) -> bool:
         """Take in what ranks say and, if `has_news` or it could not be told before, what is announced; True: a switch."""
@@ -78,6 +86,10 @@ class EngineWeights:
         return self.version
 
     def _settle_board(self) -> bool:
+        if self._numbers_moved:  # to which version can't be told
+            self._numbers_moved = False
+            self.reset()
+            return True
         if self._board is None:
             return False
         reading = self._board.read()

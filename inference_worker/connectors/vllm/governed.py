@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from kv_types.errors import ConfigError
 from kv_types.ids import LifeId, Stamp
 from kv_types.namespace import Namespace
+from kv_types.validity import ObservedView
 
 
 class UngovernedEngineError(ConfigError):
@@ -25,27 +26,13 @@ class GateAnswer(StrEnum):
     """Nothing, and ask again in the next step: something has changed that only a step's boundary may apply."""
 
 
-class StampedView(Protocol):
-    """A view, the life that it counts in, and the log's position there, all of one moment."""
-
-    @property
-    def life(self) -> LifeId:
-        """The sidecar's life."""
-        ...
-
-    @property
-    def view(self) -> int:
-        """Events published in this life."""
-        ...
-
-    @property
-    def stamp(self) -> Stamp:
-        """The log's position at this view."""
-        ...
-
-
 class ViewHold(Protocol):
     """Holds `drained` back from a view on."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it does."""
+        ...
 
     def advance(self, view: int) -> None:
         """Hold back from a later view on."""
@@ -79,8 +66,8 @@ class Header(Protocol):
         """CLOCK_BOOTTIME ns until which the view is vouched for; load it before the view. 0: none."""
         ...
 
-    def stamped_view(self) -> StampedView | None:
-        """The present view with its life and stamp; None while no header can be read."""
+    def stamped_view(self) -> tuple[ObservedView, Stamp] | None:
+        """The present view with its life, and the log's position there; None while no header can be read."""
         ...
 
     def events_since(self, view: int) -> Sequence[tuple[int, bytes, int, int, bytes]] | None:
@@ -95,8 +82,8 @@ class Header(Protocol):
         """Claim to serve until then, and load the view behind the claim; returns what was granted, and the view."""
         ...
 
-    def hold(self, view: int) -> ViewHold | None:
-        """Hold `drained` back from `view` on; None when that can't be had."""
+    def hold(self, view: int | None = None, *, life: LifeId | None = None) -> ViewHold:
+        """Hold `drained` back from `view` of `life` on; nothing is held where that can't be had."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
 from inference_worker.connectors.vllm.block_index import BlockIndex
 from inference_worker.connectors.vllm.governed import LiveRequest
@@ -11,18 +12,28 @@ from kv_types.ids import KEY_BYTES
 from kv_types.limits import ENGINE_KEYS_AWAITED_MAX
 
 
-class Tracked:
-    """`view`: that of its stamp; while tainted, the last one over which its chain was seen to be valid."""
+class BlockGeometry(NamedTuple):
+    """Sizes of the engine's blocks and our pages."""
 
-    def __init__(self, live: LiveRequest, *, block_tokens: int, blocks_per_page: int) -> None:
+    block_tokens: int
+    blocks_per_page: int
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of one page."""
+        return self.block_tokens * self.blocks_per_page
+
+
+class Tracked:
+    """`view`: while it is tainted or awaits keys, the last one over which its chain was seen to be valid."""
+
+    def __init__(self, live: LiveRequest, geometry: BlockGeometry) -> None:
         self.live = live
+        self._geometry = geometry
         self.view = 0
         self.deferrals = 0
         self.is_until_gate = False
         """Whether only a new look-up ends the taint: the request was named under other weights."""
-        self._block_tokens = block_tokens
-        self._blocks_per_page = blocks_per_page
-        self._page_tokens = block_tokens * blocks_per_page
         self._tainted_from: int | None = None
         self._asked_from: int | None = None
         self._awaited: dict[int, set[bytes]] = {}
@@ -33,9 +44,13 @@ class Tracked:
         """Whether nothing of it may be hashed, saved or shared."""
         return self._tainted_from is not None
 
-    def begin(self, view: int) -> None:
-        """It holds nothing that was selected, as of this view."""
-        self.view = view
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether a page that it computes may turn out to be one that was selected."""
+        return bool(self._awaited)
+
+    def begin(self) -> None:
+        """It holds nothing that was selected."""
         self.is_until_gate = False
         self._tainted_from = self._asked_from = None
         self._awaited.clear()
@@ -51,18 +66,18 @@ class Tracked:
 
         Keys of pages that it computes and whose tokens are not all there yet are remembered for `first_awaited`.
         """
-        pages = -(-self.live.computed_tokens // self._page_tokens)
+        pages = -(-self.live.computed_tokens // self._geometry.page_tokens)
         if not pages:
             return None
         namespaces = self.live.namespaces
         if selection.takes_all_of(namespaces):
             return 0
         found = [] if not selection.by_key else self._found_keys(selection, pages)
-        if self._blocks_per_page > 1 and taken:  # pages may share their first blocks
-            blocks = -(-self.live.computed_tokens // self._block_tokens)
+        if self._geometry.blocks_per_page > 1 and taken:  # pages may share their first blocks
+            blocks = -(-self.live.computed_tokens // self._geometry.block_tokens)
             hashes = self.live.block_hashes[:blocks]
             hit = next((index for index, block_hash in enumerate(hashes) if block_hash in taken), None)
-            found += [] if hit is None else [hit // self._blocks_per_page]
+            found += [] if hit is None else [hit // self._geometry.blocks_per_page]
         return min(found) if found else None
 
     def _found_keys(self, selection: Selection, pages: int) -> list[int]:
@@ -97,7 +112,10 @@ class Tracked:
         as computed until those have.
         """
         assert self._tainted_from is not None
-        return not self.is_until_gate and self.live.computed_tokens <= self._tainted_from * self._page_tokens
+        return (
+            not self.is_until_gate
+            and self.live.computed_tokens <= self._tainted_from * self._geometry.page_tokens
+        )
 
     def wants_recomputation(self) -> int | None:
         """Index of the first block to compute anew, told once for each page; None: none, or it would not help."""
@@ -105,15 +123,15 @@ class Tracked:
         if page is None or self.is_until_gate or (self._asked_from is not None and self._asked_from <= page):
             return None
         self._asked_from = page
-        return page * self._blocks_per_page
+        return page * self._geometry.blocks_per_page
 
     def note(self, index: BlockIndex, tokens: int) -> None:
         """Tell the index of the blocks of its first `tokens` tokens, as far as they are new."""
         hashes = self.live.block_hashes
-        blocks = min(tokens // self._block_tokens, len(hashes))
+        blocks = min(tokens // self._geometry.block_tokens, len(hashes))
         if blocks <= self._noted:
             return
-        step = self._blocks_per_page
+        step = self._geometry.blocks_per_page
         keys = self.live.page_keys(self._noted // step, blocks // step)
         index.note(self.live.namespaces, hashes, keys, start=self._noted, end=blocks)
         self._noted = blocks
