@@ -361,8 +361,10 @@ class Reader:
         may still be relied on."""
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         """(view, incarnation, revision, kind, payload) of each event after `view`; None when the ring was overrun."""
-    def begin_request(self) -> tuple[int, int, bytes, int]:
-        """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free."""
+    def begin_request(self, *, view: int | None = None) -> tuple[int, int, bytes, int]:
+        """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free.
+        `view`: the slot holds back from this older view on, on which work that was begun elsewhere rests; what is returned
+        is the present one all the same. Raises ValueError when it is 0 or not published yet."""
     def advance_request(self, slot: int, view: int) -> None:
         """Say that what the slot stands for works on `view` now: at or below the present view, applied before. Never goes
         back. Slot -1 is ignored; raises ValueError for a slot that no request holds and a view that is not published."""
@@ -381,6 +383,8 @@ class Reader:
         `may_load`: what ends short by ABSENT is begun but not counted yet. Exactly one `complete…` must follow; should
         the client die before, it is counted as missed(aborted).
         """
+    def lease_uncounted(self, keys: Buffer, *, namespace: int, start: int = 0) -> Lease:
+        """Find and pin as `lease` does, and count nothing: of pages whose look-up another process has counted."""
     def pin(self, instance: int) -> Lease | None:
         """Pin the one page that is this instance, for as long as the lease is kept, and count nothing; None: it is gone, or
         as much is leased as may be. Asks neither freshness nor expiry."""

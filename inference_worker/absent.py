@@ -45,6 +45,15 @@ class AbsentPages:
         self._count(wanted, start, found)
         return empty_lease(found)
 
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Lease when the pages are in reach, else return an empty lease."""
+        pages_after(keys, start)
+        deadline = Deadline(self._deadline_s) if deadline is None else deadline
+        found = self._acquire(self._namespace, deadline)
+        if isinstance(found, MissReason):
+            return empty_lease(found)
+        return found.lease_uncounted(keys, start, deadline)
+
     def get(
         self,
         keys: Keys,

@@ -121,6 +121,17 @@ class LocalPages:
             self._note_leased(reused, keys, start, held)
         return PageLease(held, self._arena)
 
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Pin the longest servable prefix of keys[start:]; another process has counted its look-up."""
+        try:
+            held = self._reader.lease_uncounted(keys, namespace=self._number, start=start)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            packed, _ = packed_chain(keys, start)
+            if packed is not keys:
+                return self.lease_uncounted(packed, start, deadline)
+            return self._elsewhere(error).lease_uncounted(packed, start, deadline)
+        return PageLease(held, self._arena)
+
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served."""
         try:

@@ -176,10 +176,13 @@ class RemotePages:
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Ask how many pages of keys[start:] could be served."""
         packed, wanted = packed_chain(keys, start)
+        return self._match(packed, start, wanted, Deadline(self._lease_deadline_s))
+
+    def _match(self, packed: bytes, start: int, wanted: int, deadline: Deadline) -> LookUpOutcome:
         if not wanted:
             return Hit(0, Tier.L2)
         try:
-            outcome = self._look_up(packed, Deadline(self._lease_deadline_s))
+            outcome = self._look_up(packed, deadline)
         except StrataError as error:
             return Miss(_missed(error))
         if not start or not isinstance(outcome, Hit):
@@ -195,21 +198,39 @@ class RemotePages:
         if not wanted:
             self._count(wanted, start, 0, MissReason.NONE)
             return empty_lease(MissReason.NONE)
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        receiver, pages, reason, pages_l3 = self._fetch(packed, start, wanted, deadline)
+        self._count(wanted, start, pages, reason, pages_l3)
+        self._note_found(reused, packed, start, pages, receiver, pages_l3)
+        return _owned(receiver, pages, reason, pages_l3)
+
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Fetch what the sidecar has at hand of keys[start:]: no more is asked for, or it would load the rest."""
+        packed, wanted = packed_chain(keys, start)
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        found = self._match(packed, start, wanted, deadline)
+        at_hand = found.pages if isinstance(found, Hit) else 0
+        if not at_hand:
+            return empty_lease(_reason(found))
+        receiver, pages, reason, pages_l3 = self._fetch(
+            packed[: (start + at_hand) * KEY_BYTES], start, at_hand, deadline
+        )
+        return _owned(receiver, pages, _reason(found) if pages == at_hand else reason, pages_l3)
+
+    def _fetch(
+        self, packed: bytes, start: int, wanted: int, deadline: Deadline
+    ) -> tuple[PageReceiver, int, MissReason, int]:
+        """Receive as many pages behind `start` as may be held: pages, why no more, how many of them came from L3."""
         page_bytes = self._namespace.page_bytes
         affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
         asked = packed[: (start + min(wanted, affordable)) * KEY_BYTES]
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=min(wanted, affordable))
-        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
         outcome = self._receive(asked, start, receiver, deadline)
         pages = outcome.pages if isinstance(outcome, Hit) else 0
         reason = _reason(outcome)
         if pages == affordable < wanted and reason is MissReason.NONE:
             reason = MissReason.LEASE_LIMIT
-        pages_l3 = _pages_l3(outcome)
-        self._count(wanted, start, pages, reason, pages_l3)
-        self._note_found(reused, packed, start, pages, receiver, pages_l3)
-        held = OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason)
-        return PageLease(held, ANYWHERE, pages_l3)
+        return receiver, pages, reason, _pages_l3(outcome)
 
     def get(
         self,
@@ -378,6 +399,11 @@ class RemotePages:
             reason=reason,
             bytes_read=served * self._namespace.page_bytes,
         )
+
+
+def _owned(receiver: PageReceiver, pages: int, reason: MissReason, pages_l3: int) -> PageLease:
+    held = OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason)
+    return PageLease(held, ANYWHERE, pages_l3)
 
 
 def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOutcome]:

@@ -94,8 +94,8 @@ class PyReader {
     return out;
   }
 
-  nb::tuple begin_request() const {
-    const auto [slot, s] = core()->begin_request();
+  nb::tuple begin_request(std::optional<std::uint64_t> view) const {
+    const auto [slot, s] = core()->begin_request(view);
     return nb::make_tuple(slot, s.view, give_bytes(s.incarnation, sizeof(s.incarnation)), s.revision);
   }
 
@@ -129,6 +129,16 @@ class PyReader {
     reader->begin_counting(counter, chain.count);
     const LookUpResult result = pin(*reader, chain, room.pages);
     settle(*reader, counter, counts_of(result, chain, bytes_of(room.pages, result.pages)), may_load);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
+  }
+
+  // Of what another process has counted. Apart from `lease`, so that nothing there asks who counts.
+  PyLease lease_uncounted(nb::handle keys, std::uint64_t namespace_slot, std::int64_t start) const {
+    std::shared_ptr<Reader> reader = core();
+    const BorrowedKeys packed(keys);
+    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    const Room room(chain.wanted());
+    const LookUpResult result = pin(*reader, chain, room.pages);
     return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
   }
 
@@ -421,12 +431,13 @@ void bind_reader(nb::module_& m) {
              return self.core()->claim_freshness(freshness_ns);
            }, nb::arg("freshness_ns") = nb::none())
       .def("events_since", &PyReader::events_since, nb::arg("view"))
-      .def("begin_request", &PyReader::begin_request)
+      .def("begin_request", &PyReader::begin_request, nb::kw_only(), nb::arg("view") = nb::none())
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
       .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start, nb::arg("may_await") = true)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("namespace"),
            start, nb::arg("may_load") = false)
+      .def("lease_uncounted", &PyReader::lease_uncounted, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
            nb::arg("namespace"), start, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("pin", &PyReader::pin_instance, nb::arg("instance"))

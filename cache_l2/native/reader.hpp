@@ -81,8 +81,9 @@ class Reader {
   // (rule R18). The header's F if nothing is given, or if no limit is wanted and that isn't granted.
   std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
-  // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.
-  std::pair<int, StampedView> begin_request();
+  // Takes a request slot and publishes a view at or below the one returned; slot −1: none free. `view`: publishes that
+  // one, which work begun elsewhere rests on; invalid_argument when it is 0 or not published yet.
+  std::pair<int, StampedView> begin_request(std::optional<std::uint64_t> view = std::nullopt);
   // Raises the view that a request works on; invalid_argument for a view not published or a slot not taken.
   void advance_request(std::uint32_t slot, std::uint64_t view);
   void end_request(std::uint32_t slot);
