@@ -26,6 +26,25 @@ def size_class(payload_bytes: int) -> int:
 def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None:
     """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured ones), without the GIL."""
 
+@final
+class ScatteredPage:
+    """One page in several runs of memory; a source of `fill` and `post`. Runs that lie end to end are one."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+
+def scattered_pages(addresses: Memory, run_bytes: Memory, *, owner: object) -> list[ScatteredPage]:
+    """Pages at addresses: words of 64 bits, for each page that of each of its runs, whose sizes are `run_bytes`. Nobody
+    checks that memory is there: `owner` keeps it."""
+
+def scatter_pages(pages: list[ScatteredPage], sources: list[Any], *, begin: int, end: int) -> None:
+    """Copy bytes [begin, end) of each page out of a buffer of the whole page, without the GIL."""
+
+def gather_pages(pages: list[ScatteredPage], destinations: list[Any], *, begin: int, end: int) -> None:
+    """Copy bytes [begin, end) of each page to their place in a buffer of the whole page, without the GIL."""
+
 def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[tuple[int, int], dict[str, tuple[float, float]]]:
     """Measure every kernel on copies of this size: the best for (cold, warm) destinations, and such seconds of each."""
 
@@ -440,7 +459,7 @@ class Reader:
     def fill(
         self,
         offsets: Sequence[int],
-        sources: Sequence[Memory] | Memory,
+        sources: Sequence[Memory | ScatteredPage] | Memory,
         *,
         page_bytes: int,
         counter: int = 0,
@@ -451,7 +470,7 @@ class Reader:
         self,
         counter: int,
         keys: Buffer,
-        sources: Memory | Sequence[Memory],
+        sources: Memory | Sequence[Memory | ScatteredPage],
         *,
         namespace: int,
         start: int,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from inference_worker.accounting import PageCounts
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, page_sources
 from inference_worker.chains import packed_chain, pages_after
 from inference_worker.deadlines import Deadline
 from inference_worker.endpoint import parse_endpoint
@@ -253,7 +253,7 @@ class Client:
         self._check_open()
         offered = pages_after(keys, start)
         if namespace.uncacheable is None:
-            page_views(sources, pages=offered, page_bytes=namespace.page_bytes, writable=False, what="source")
+            page_sources(sources, pages=offered, page_bytes=namespace.page_bytes)
         return [Refused(refused)] * offered
 
     def match_shards(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, gathered, page_sources, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
@@ -261,16 +261,17 @@ class RemotePages:
         """Send what the sidecar does not have; what it did not confirm is refused with the reason."""
         packed, offered = packed_chain(keys, terms.start)
         page_bytes = self._namespace.page_bytes
-        views = page_views(sources, pages=offered, page_bytes=page_bytes, writable=False, what="source")
+        given = page_sources(sources, pages=offered, page_bytes=page_bytes)
         known = 0
         try:
             found = self._look_up(packed, terms.deadline) if offered else Hit(0, Tier.L2)
             known = min(offered, max(0, found.pages - terms.start)) if isinstance(found, Hit) else 0
             if known == offered:
                 return [KNOWN] * known
+            views = [gathered(one) for one in given[known:]]
             sent = self._with_registration(
                 terms.deadline,
-                lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
+                lambda: self._send(packed, views, terms.start + known, terms, keep=(sources, views)),
             )
         except StrataError as error:
             sent = [Refused(_refused(error))] * (offered - known)

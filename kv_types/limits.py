@@ -46,6 +46,12 @@ REATTACH_S_DEFAULT = 30.0
 FORK_WAIT_S_MAX = 1.0
 """How long a fork may be held back until gRPC calls in flight have ended."""
 
+# The vLLM connector's workers
+BLOCK_RUNS_PER_LAYER_MAX = 8
+"""Pieces of memory in which one block of a layer may lie; keys and values apart make two."""
+STAGING_BYTES_MAX = 64 * 1024 * 1024
+"""Pinned memory through which pages go to an accelerator's blocks and back; more of them go in several turns."""
+
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
 SLOT_ALIGN_BYTES = 4096

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "bindings_lease.hpp"
+#include "bindings_runs.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
 #include "look_up_counts.hpp"
@@ -249,10 +250,10 @@ class PyReader {
     check_counter(counter);
     check_page_bytes(page_bytes);
     for (const std::uint64_t offset : offsets) check_place(*reader, offset, page_bytes);
-    const BorrowedPages places(sources, offsets.size(), page_bytes, false, "sources");
+    const BorrowedSources from(sources, offsets.size(), page_bytes);
     const CopyChoice copier = checked_choice(*reader, kernel);
     unlocked_if(offsets.size() * page_bytes > kBytesUnderGil, [&] {
-      reader->fill(offsets.data(), places.places(), offsets.size(), page_bytes, copier, counter);
+      reader->fill(offsets.data(), from.pages(), offsets.size(), page_bytes, copier, counter);
       return 0;
     });
   }
@@ -267,8 +268,8 @@ class PyReader {
     if (terms.size() > kPostTermsMax) throw nb::value_error("terms have at most 1024 bytes");
     const BorrowedKeys packed(keys);
     const Chain chain{namespace_slot, packed.data(), packed.start(start), packed.count()};
-    const BorrowedPages places(sources, chain.wanted(), page_bytes, false, "sources");
-    PostRequest request{chain, resident, places.places(), page_bytes, counter, {}, revision, ttl_s, deadline_ns,
+    const BorrowedSources from(sources, chain.wanted(), page_bytes);
+    PostRequest request{chain, resident, from.pages(), page_bytes, counter, {}, revision, ttl_s, deadline_ns,
                         terms.c_str(), terms.size(), choice_of(reader->arena().geometry)};
     take_bytes(incarnation, request.incarnation, sizeof(request.incarnation), "incarnation");
     const PostResult result =

@@ -339,9 +339,9 @@ LookUpResult Reader::copy_out(const Chain& chain, std::byte* const* destinations
   return result;
 }
 
-void Reader::fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
+void Reader::fill(const std::uint64_t* offsets, const PageRuns* sources, std::size_t pages, std::size_t page_bytes,
                   CopyChoice copier, std::uint32_t counter) {
-  for (std::size_t i = 0; i < pages; ++i) copier.copy(view_.data + offsets[i], sources[i], page_bytes);
+  for (std::size_t i = 0; i < pages; ++i) gather(view_.data + offsets[i], sources[i], 0, page_bytes, copier);
   CountsDelta delta;
   delta.bytes_written = pages * page_bytes;
   account(counter, delta);
