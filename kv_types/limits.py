@@ -425,6 +425,18 @@ VLLM_SAVE_SHORTFALLS_MAX = 3
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
 
+# The vLLM connector
+ENGINE_LOOK_UP_S_MAX = 60.0
+WEIGHTS_HEADER_BYTES_MAX = 100_000_000
+"""Header of one safetensors file, as the format itself bounds it."""
+WEIGHTS_JSON_BYTES_MAX = 256 * 1024 * 1024
+WEIGHTS_FILES_MAX = 4096
+WEIGHTS_TENSOR_RANK_MAX = 64
+WEIGHTS_THREADS_MAX = 8
+DIGESTS_REMEMBERED_MAX = 256
+DIGESTS_FILE_BYTES_MAX = 1024 * 1024
+"""Content digests of files that are kept in a file of the user's cache, and that file's size."""
+
 # Times, in seconds
 CALL_DEADLINE_S_DEFAULT = 1.0
 CALL_S_MAX = 3600.0
