@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inference_worker.client import Client, ClientSettings
-from inference_worker.connectors.vllm.adapters import AdapterDigests
+from inference_worker.client import Client
 from inference_worker.connectors.vllm.engine_hooks import govern
 from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
@@ -20,13 +19,10 @@ from inference_worker.connectors.vllm.rank_boards import RankBoards
 from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
 from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.save_plans import SavePlans
-from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineCache, LoadMode, OnInvalidation
+from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.variants import VariantNamespaces
-from kv_types.clock import BoottimeClock
 from kv_types.errors import StrataError
-from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX
 from kv_types.namespace import Namespace, Uncacheable, UncacheableReason
-from kv_types.validity import EngineMode
 
 BlocksOf = Callable[[str], Sequence[int]]
 
@@ -231,7 +227,7 @@ class SchedulerSide:
             **{f"saves_{name}_pages": float(pages) for name, pages in saves.items()},
             "save_jobs_under_way": float(under_way),
             "requests": float(len(self._states)),
-            "scheduler_hook_s": self.hook_s,
+            "hook_s_scheduler": self.hook_s,
         }
 
     def shutdown(self) -> None:
@@ -374,21 +370,3 @@ class SchedulerSide:
                 "ended_by": state.found.ended_by.name.lower(),
             }
         }
-
-
-def connect_scheduler(settings: ConnectorSettings) -> SchedulerSide:
-    """Connect to the sidecar as an engine's scheduler. Raises ConfigError."""
-    mode = EngineMode.KEEP if settings.engine_cache is EngineCache.KEEP else EngineMode.DROP
-    client = Client.connect(
-        settings.endpoint,
-        settings=ClientSettings(
-            name="vllm-scheduler",
-            engine=mode,
-            writable=False,
-            prefault=False,
-            prefetches_in_flight_max=PREFETCHES_IN_FLIGHT_MAX,
-        ),
-    )
-    recompute = settings.on_invalidation is OnInvalidation.RECOMPUTE
-    governor = Governor(client.validity, BoottimeClock(), mode=mode, recompute=recompute)
-    return SchedulerSide(client, settings, RequestNaming(settings, AdapterDigests()), governor)
