@@ -26,6 +26,25 @@ def size_class(payload_bytes: int) -> int:
 def copy_bytes(destination: Memory, source: Memory, *, kernel: int = -1) -> None:
     """Copy equal-sized contiguous buffers with one of COPY_KERNELS (-1: the measured ones), without the GIL."""
 
+@final
+class ScatteredPage:
+    """One page in several runs of memory; a source of `fill` and `post`. Runs that lie end to end are one."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+
+def scattered_pages(addresses: Memory, run_bytes: Memory, *, owner: object) -> list[ScatteredPage]:
+    """Pages at addresses: words of 64 bits, for each page that of each of its runs, whose sizes are `run_bytes`. Nobody
+    checks that memory is there: `owner` keeps it."""
+
+def scatter_pages(pages: list[ScatteredPage], sources: list[Any], *, begin: int, end: int) -> None:
+    """Copy bytes [begin, end) of each page out of a buffer of the whole page, without the GIL."""
+
+def gather_pages(pages: list[ScatteredPage], destinations: list[Any], *, begin: int, end: int) -> None:
+    """Copy bytes [begin, end) of each page to their place in a buffer of the whole page, without the GIL."""
+
 def calibrate_copy(*, bytes: int = 1 << 20) -> tuple[tuple[int, int], dict[str, tuple[float, float]]]:
     """Measure every kernel on copies of this size: the best for (cold, warm) destinations, and such seconds of each."""
 
@@ -342,8 +361,10 @@ class Reader:
         may still be relied on."""
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         """(view, incarnation, revision, kind, payload) of each event after `view`; None when the ring was overrun."""
-    def begin_request(self) -> tuple[int, int, bytes, int]:
-        """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free."""
+    def begin_request(self, *, view: int | None = None) -> tuple[int, int, bytes, int]:
+        """(request slot, view, incarnation, revision); the slot holds back `drained` until end_request. Slot -1: none free.
+        `view`: the slot holds back from this older view on, on which work that was begun elsewhere rests; what is returned
+        is the present one all the same. Raises ValueError when it is 0 or not published yet."""
     def advance_request(self, slot: int, view: int) -> None:
         """Say that what the slot stands for works on `view` now: at or below the present view, applied before. Never goes
         back. Slot -1 is ignored; raises ValueError for a slot that no request holds and a view that is not published."""
@@ -362,6 +383,8 @@ class Reader:
         `may_load`: what ends short by ABSENT is begun but not counted yet. Exactly one `complete…` must follow; should
         the client die before, it is counted as missed(aborted).
         """
+    def lease_uncounted(self, keys: Buffer, *, namespace: int, start: int = 0) -> Lease:
+        """Find and pin as `lease` does, and count nothing: of pages whose look-up another process has counted."""
     def pin(self, instance: int) -> Lease | None:
         """Pin the one page that is this instance, for as long as the lease is kept, and count nothing; None: it is gone, or
         as much is leased as may be. Asks neither freshness nor expiry."""
@@ -436,7 +459,7 @@ class Reader:
     def fill(
         self,
         offsets: Sequence[int],
-        sources: Sequence[Memory] | Memory,
+        sources: Sequence[Memory | ScatteredPage] | Memory,
         *,
         page_bytes: int,
         counter: int = 0,
@@ -447,7 +470,7 @@ class Reader:
         self,
         counter: int,
         keys: Buffer,
-        sources: Memory | Sequence[Memory],
+        sources: Memory | Sequence[Memory | ScatteredPage],
         *,
         namespace: int,
         start: int,

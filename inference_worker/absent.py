@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, page_sources, page_views
 from inference_worker.chains import pages_after
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease, empty_lease
@@ -45,6 +45,15 @@ class AbsentPages:
         self._count(wanted, start, found)
         return empty_lease(found)
 
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Lease when the pages are in reach, else return an empty lease."""
+        pages_after(keys, start)
+        deadline = Deadline(self._deadline_s) if deadline is None else deadline
+        found = self._acquire(self._namespace, deadline)
+        if isinstance(found, MissReason):
+            return empty_lease(found)
+        return found.lease_uncounted(keys, start, deadline)
+
     def get(
         self,
         keys: Keys,
@@ -68,7 +77,8 @@ class AbsentPages:
         found = self._acquire(self._namespace, terms.deadline)
         if not isinstance(found, MissReason):
             return found.put(keys, sources, terms)
-        self._check(sources, offered, writable=False, what="source")
+        if self._namespace.uncacheable is None:
+            page_sources(sources, pages=offered, page_bytes=self._namespace.page_bytes)
         return [Refused(REFUSE_FOR[found])] * offered
 
     def begin(self, deadline: Deadline) -> Begun:

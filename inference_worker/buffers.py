@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cache_l2._native import ScatteredPage, gather_pages
 from inference_worker.dlpack import DLPackTensor, tensor_bytes
 from kv_types.errors import BufferMismatchError
 
 Buffers = Sequence[object] | object
 """One buffer a page, or one buffer for all of them, end to end: anything with the buffer protocol, or CPU tensors."""
+
+
+PageSource = memoryview | ScatteredPage
+"""Where the bytes of one page to store are."""
+
+
+def page_sources(buffers: Buffers, *, pages: int, page_bytes: int) -> list[PageSource]:
+    """View what is to be stored, as `page_views` does; pages of a list may lie in several runs of memory."""
+    if not isinstance(buffers, list) or not any(isinstance(one, ScatteredPage) for one in buffers):
+        return [*page_views(buffers, pages=pages, page_bytes=page_bytes, writable=False, what="source")]
+    if len(buffers) != pages:
+        raise BufferMismatchError(f"{pages} pages need {pages} sources; got {len(buffers)}")
+    return [_page_source(one, index, page_bytes) for index, one in enumerate(buffers)]
 
 
 def page_views(
@@ -64,3 +78,22 @@ def _one_a_page(
             )
         views.append(view[:page_bytes])
     return views
+
+
+def gathered(source: PageSource) -> memoryview:
+    """The bytes of one page end to end: as they are, or copied together."""
+    if isinstance(source, memoryview):
+        return source
+    page = memoryview(bytearray(source.nbytes))
+    gather_pages([source], [page], begin=0, end=source.nbytes)
+    return page
+
+
+def _page_source(source: object, index: int, page_bytes: int) -> PageSource:
+    if not isinstance(source, ScatteredPage):
+        return _one_a_page([source], pages=1, page_bytes=page_bytes, writable=False, what="source")[0]
+    if source.nbytes != page_bytes:
+        raise BufferMismatchError(
+            f"source {index} holds {source.nbytes} bytes; a page of this namespace has {page_bytes}"
+        )
+    return source

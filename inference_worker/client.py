@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from inference_worker.accounting import PageCounts
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, page_sources
 from inference_worker.chains import packed_chain, pages_after
 from inference_worker.deadlines import Deadline
 from inference_worker.endpoint import parse_endpoint
@@ -122,15 +122,23 @@ class Client:
         return namespace.pages.match(keys, start)
 
     def lease(
-        self, namespace: RegisteredNamespace, keys: Keys, *, start: int = 0, deadline_s: float | None = None
+        self,
+        namespace: RegisteredNamespace,
+        keys: Keys,
+        *,
+        start: int = 0,
+        deadline_s: float | None = None,
+        counted: bool = True,
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
         `start` pages came from the caller's own L1; they are counted as such. What this node lacks and L3 has is brought
         meanwhile, within `deadline_s` (None: settings.deadline_s; 0: this node's pages only, and nothing is waited for but what
         somebody here has just put, for 20 ms at most).
-        Over gRPC the pages are fetched into memory of the worker, within the same time. Raises InvalidArgumentError,
-        LimitExceededError, ClosedError.
+        Over gRPC the pages are fetched into memory of the worker, within the same time. Without `counted` this is part of a
+        look-up that another process has made and counted: no account changes, and only this node's pages are pinned, as with
+        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC. Raises
+        InvalidArgumentError, LimitExceededError, ClosedError.
         """
         try:
             is_own = namespace.owner is self._link
@@ -139,6 +147,8 @@ class Client:
         if not is_own:
             raise self._foreign(namespace)
         deadline = None if deadline_s is None else Deadline(deadline_s)
+        if not counted:
+            return namespace.pages.lease_uncounted(keys, start, deadline)
         return namespace.pages.lease(keys, start, deadline)
 
     def get(
@@ -243,7 +253,7 @@ class Client:
         self._check_open()
         offered = pages_after(keys, start)
         if namespace.uncacheable is None:
-            page_views(sources, pages=offered, page_bytes=namespace.page_bytes, writable=False, what="source")
+            page_sources(sources, pages=offered, page_bytes=namespace.page_bytes)
         return [Refused(refused)] * offered
 
     def match_shards(

@@ -13,8 +13,10 @@ from inference_worker.loading import LoadCounts, Loader
 from inference_worker.local_pages import LocalPages
 from inference_worker.namespaces import Pages, RegisteredNamespace
 from inference_worker.settings import ClientSettings
-from kv_types.errors import ClosedError, ProtocolError
+from inference_worker.view_hold import ViewHold
+from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import LifeId, LogIncarnation, Stamp
+from kv_types.validity import ObservedView
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -132,6 +134,52 @@ class LocalArena(Home):
         """What the sidecar calls a namespace in this life; None where it was not told of it yet."""
         pages = self._bound.get(namespace)
         return None if pages is None else pages.registration.number
+
+    def hold(self, view: int | None) -> ViewHold:
+        """See Client.validity.hold; of this life. Raises InvalidArgumentError."""
+        self._check_published(view)
+        request = self.request_begins()
+        try:
+            slot, present, _, _ = self.reader.begin_request(view=view)
+        except BaseException as error:
+            self.request_ended(request)
+            if isinstance(error, ValueError | RuntimeError):  # closed meanwhile, or events come too fast
+                return ViewHold(None)
+            raise
+        if slot < 0:
+            self.request_ended(request)
+            return ViewHold(None)
+        return ViewHold(self, slot=slot, view=present if view is None else view, request=request)
+
+    def _check_published(self, view: int | None) -> None:
+        """Raise InvalidArgumentError for a view that this life hasn't published; says nothing once this mapping is closed."""
+        with contextlib.suppress(ValueError):
+            if view is not None and not 0 < view <= self.reader.view:
+                raise InvalidArgumentError(f"view {view} is not published in this life")
+
+    def advance_hold(self, slot: int, view: int) -> bool:
+        """Raise what a slot holds; False where that view is not published in this life."""
+        try:
+            self.reader.advance_request(slot, view)
+        except ValueError:
+            return False
+        return True
+
+    def end_hold(self, slot: int, request: object) -> None:
+        """Give a slot back that `hold` took."""
+        with contextlib.suppress(ValueError):
+            self.reader.end_request(slot)
+        self.request_ended(request)
+
+    def stamped_view(self) -> tuple[ObservedView, Stamp] | None:
+        """View and stamp of one moment; None once the header or this mapping is closed, or events come too fast."""
+        try:
+            if self.reader.closed:
+                return None
+            view, incarnation, revision = self.reader.stamp()
+        except (ValueError, RuntimeError):
+            return None
+        return ObservedView(self.life, view), Stamp(LogIncarnation(incarnation), revision)
 
     def stamp(self) -> Stamp | None:
         """The present log position; None when the mapping was closed meanwhile."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cache_l2._native import Lease
 from cache_l2.reader import Registration
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, page_sources, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
@@ -121,6 +121,17 @@ class LocalPages:
             self._note_leased(reused, keys, start, held)
         return PageLease(held, self._arena)
 
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Pin the longest servable prefix of keys[start:]; another process has counted its look-up."""
+        try:
+            held = self._reader.lease_uncounted(keys, namespace=self._number, start=start)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            packed, _ = packed_chain(keys, start)
+            if packed is not keys:
+                return self.lease_uncounted(packed, start, deadline)
+            return self._elsewhere(error).lease_uncounted(packed, start, deadline)
+        return PageLease(held, self._arena)
+
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Tell how many pages of keys[start:] could be served."""
         try:
@@ -144,7 +155,7 @@ class LocalPages:
             return self._copy_out(keys, destinations, start, deadline, reused)
         except (ValueError, TypeError) as error:
             packed, wanted = packed_chain(keys, start)
-            views = self._views(destinations, wanted, writable=True)
+            views = self._views(destinations, wanted)
             if packed is not keys or views is not destinations:
                 return self._get_views(packed, views, start, deadline, reused)
             return self._elsewhere(error).get(packed, views, start, deadline, reused)
@@ -155,7 +166,7 @@ class LocalPages:
         if writer is not None:
             return writer.put(keys, sources, terms)
         packed, offered = packed_chain(keys, terms.start)
-        views = self._views(sources, offered, writable=False)
+        views = page_sources(sources, pages=offered, page_bytes=self._namespace.page_bytes)
         try:
             # What this client has posted itself is not waited for: pages may be stored on top of it.
             resident, _ = self._reader.match(packed, namespace=self._number, may_await=False)
@@ -274,7 +285,7 @@ class LocalPages:
             more, reason, last = self._reader.complete_get(
                 self._counter,
                 packed,
-                self._views(destinations, wanted, writable=True)[got.pages :],
+                self._views(destinations, wanted)[got.pages :],
                 namespace=self._number,
                 page_bytes=self._namespace.page_bytes,
                 start=start + got.pages,
@@ -340,11 +351,9 @@ class LocalPages:
             run = Run(self._arena.life, start, held.pages, held.instance, held.instances(), held.stands_on)
             reused.found(packed, run)
 
-    def _views(self, buffers: Buffers, pages: int, *, writable: bool) -> list[memoryview]:
-        what = "destination" if writable else "source"
-        return page_views(
-            buffers, pages=pages, page_bytes=self._namespace.page_bytes, writable=writable, what=what
-        )
+    def _views(self, buffers: Buffers, pages: int) -> list[memoryview]:
+        page_bytes = self._namespace.page_bytes
+        return page_views(buffers, pages=pages, page_bytes=page_bytes, writable=True, what="destination")
 
     def _elsewhere(self, error: Exception) -> Pages:
         """Where to ask when the native reader refused arguments that are right: its mapping was closed meanwhile."""

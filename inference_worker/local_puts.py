@@ -11,6 +11,7 @@ from cache_l2._native import Reader
 from cache_l2.attach_messages import Commit
 from cache_l2.attach_wire import encode_message
 from cache_l2.reader import AttachedArena, Registration, Reserved
+from inference_worker.buffers import PageSource
 from inference_worker.namespaces import PutTerms, pages_maybe_stored
 from inference_worker.reused import ReusedPages, Run
 from kv_types.errors import ClosedError, ProtocolError
@@ -49,7 +50,7 @@ class LocalPuts:
         self._page_bytes = page_bytes
 
     def store(
-        self, packed: bytes, views: Sequence[memoryview], terms: PutTerms, *, first: int, resident: int
+        self, packed: bytes, views: Sequence[PageSource], terms: PutTerms, *, first: int, resident: int
     ) -> list[PutOutcome]:
         """Store pages of a chain from index `first` on; one outcome a view. `resident` pages of the chain were found here.
 
@@ -78,7 +79,7 @@ class LocalPuts:
     def _post(
         self,
         packed: bytes,
-        batch: Sequence[memoryview],
+        batch: Sequence[PageSource],
         first: int,
         terms: PutTerms,
         rests_on: int,
@@ -116,7 +117,7 @@ class LocalPuts:
     def _store_batch(
         self,
         packed: bytes,
-        batch: Sequence[memoryview],
+        batch: Sequence[PageSource],
         first: int,
         terms: PutTerms,
         rests_on: int,
@@ -145,7 +146,7 @@ class LocalPuts:
     def _fill_and_commit(
         self,
         reserved: Sequence[tuple[int, Reserved]],
-        batch: Sequence[memoryview],
+        batch: Sequence[PageSource],
         terms: PutTerms,
         rests_on: int,
     ) -> list[PutOutcome]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 
-from inference_worker.buffers import Buffers, page_views
+from inference_worker.buffers import Buffers, gathered, page_sources, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
@@ -176,10 +176,13 @@ class RemotePages:
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Ask how many pages of keys[start:] could be served."""
         packed, wanted = packed_chain(keys, start)
+        return self._match(packed, start, wanted, Deadline(self._lease_deadline_s))
+
+    def _match(self, packed: bytes, start: int, wanted: int, deadline: Deadline) -> LookUpOutcome:
         if not wanted:
             return Hit(0, Tier.L2)
         try:
-            outcome = self._look_up(packed, Deadline(self._lease_deadline_s))
+            outcome = self._look_up(packed, deadline)
         except StrataError as error:
             return Miss(_missed(error))
         if not start or not isinstance(outcome, Hit):
@@ -195,21 +198,39 @@ class RemotePages:
         if not wanted:
             self._count(wanted, start, 0, MissReason.NONE)
             return empty_lease(MissReason.NONE)
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        receiver, pages, reason, pages_l3 = self._fetch(packed, start, wanted, deadline)
+        self._count(wanted, start, pages, reason, pages_l3)
+        self._note_found(reused, packed, start, pages, receiver, pages_l3)
+        return _owned(receiver, pages, reason, pages_l3)
+
+    def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
+        """Fetch what the sidecar has at hand of keys[start:]: no more is asked for, or it would load the rest."""
+        packed, wanted = packed_chain(keys, start)
+        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
+        found = self._match(packed, start, wanted, deadline)
+        at_hand = found.pages if isinstance(found, Hit) else 0
+        if not at_hand:
+            return empty_lease(_reason(found))
+        receiver, pages, reason, pages_l3 = self._fetch(
+            packed[: (start + at_hand) * KEY_BYTES], start, at_hand, deadline
+        )
+        return _owned(receiver, pages, _reason(found) if pages == at_hand else reason, pages_l3)
+
+    def _fetch(
+        self, packed: bytes, start: int, wanted: int, deadline: Deadline
+    ) -> tuple[PageReceiver, int, MissReason, int]:
+        """Receive as many pages behind `start` as may be held: pages, why no more, how many of them came from L3."""
         page_bytes = self._namespace.page_bytes
         affordable = max(1, REMOTE_LEASE_BYTES_MAX // page_bytes)
         asked = packed[: (start + min(wanted, affordable)) * KEY_BYTES]
         receiver = PageReceiver(page_bytes=page_bytes, first=start, pages_max=min(wanted, affordable))
-        deadline = Deadline(self._lease_deadline_s) if deadline is None else deadline
         outcome = self._receive(asked, start, receiver, deadline)
         pages = outcome.pages if isinstance(outcome, Hit) else 0
         reason = _reason(outcome)
         if pages == affordable < wanted and reason is MissReason.NONE:
             reason = MissReason.LEASE_LIMIT
-        pages_l3 = _pages_l3(outcome)
-        self._count(wanted, start, pages, reason, pages_l3)
-        self._note_found(reused, packed, start, pages, receiver, pages_l3)
-        held = OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason)
-        return PageLease(held, ANYWHERE, pages_l3)
+        return receiver, pages, reason, _pages_l3(outcome)
 
     def get(
         self,
@@ -240,16 +261,17 @@ class RemotePages:
         """Send what the sidecar does not have; what it did not confirm is refused with the reason."""
         packed, offered = packed_chain(keys, terms.start)
         page_bytes = self._namespace.page_bytes
-        views = page_views(sources, pages=offered, page_bytes=page_bytes, writable=False, what="source")
+        given = page_sources(sources, pages=offered, page_bytes=page_bytes)
         known = 0
         try:
             found = self._look_up(packed, terms.deadline) if offered else Hit(0, Tier.L2)
             known = min(offered, max(0, found.pages - terms.start)) if isinstance(found, Hit) else 0
             if known == offered:
                 return [KNOWN] * known
+            views = [gathered(one) for one in given[known:]]
             sent = self._with_registration(
                 terms.deadline,
-                lambda: self._send(packed, views[known:], terms.start + known, terms, keep=sources),
+                lambda: self._send(packed, views, terms.start + known, terms, keep=(sources, views)),
             )
         except StrataError as error:
             sent = [Refused(_refused(error))] * (offered - known)
@@ -377,6 +399,11 @@ class RemotePages:
             reason=reason,
             bytes_read=served * self._namespace.page_bytes,
         )
+
+
+def _owned(receiver: PageReceiver, pages: int, reason: MissReason, pages_l3: int) -> PageLease:
+    held = OwnedPages([view.toreadonly() for view in receiver.views[:pages]], reason)
+    return PageLease(held, ANYWHERE, pages_l3)
 
 
 def _closed_under_refusal(outcomes: list[PutOutcome], pages: int) -> list[PutOutcome]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from inference_worker.local import LocalArena
-from kv_types.ids import NO_LIFE, LifeId
+from inference_worker.view_hold import ViewHold
+from kv_types.ids import NO_LIFE, LifeId, Stamp
 from kv_types.numbers import check_word
+from kv_types.validity import ObservedView
 
 
 class ArenaHolder(Protocol):
@@ -63,6 +65,30 @@ class ClientValidity:
         arena = self._link.arena
         if arena is not None:
             arena.set_applied_view(view)
+
+    def stamped_view(self) -> tuple[ObservedView, Stamp] | None:
+        """Life, view and log position of one moment; None while no header can be read. Load `freshness_ns` before.
+
+        What is begun afterwards may be stored under the stamp, once all events up to the view are applied (R1).
+        """
+        arena = self._link.arena
+        return None if arena is None else arena.stamped_view()
+
+    def hold(self, view: int | None = None, *, life: LifeId | None = None) -> ViewHold:
+        """Hold `drained` back from the present view on, until what is returned has advanced or ended (R19).
+
+        For a process that follows views by itself: one hold stands for all its work. `view`: an older view, which work
+        rests on that another process has begun; `life`: the life that it counts in. Nothing is held (`is_held` tells) where
+        no header can be read, another life serves, or this client holds 256 requests and holds already: then no fence waits
+        for this process, and nothing may be stored that rests on what it does. Raises InvalidArgumentError for what is no
+        view, or not published in this life.
+        """
+        if view is not None:
+            check_word(view, "view")
+        arena = self._link.arena
+        if arena is None or (life is not None and life != arena.life):
+            return ViewHold(None)
+        return arena.hold(view)
 
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
         """For an engine (ClientSettings.engine): say until when its index may serve without asking, then load the view.

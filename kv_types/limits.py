@@ -46,6 +46,12 @@ REATTACH_S_DEFAULT = 30.0
 FORK_WAIT_S_MAX = 1.0
 """How long a fork may be held back until gRPC calls in flight have ended."""
 
+# The vLLM connector's workers
+BLOCK_RUNS_PER_LAYER_MAX = 8
+"""Pieces of memory in which one block of a layer may lie; keys and values apart make two."""
+STAGING_BYTES_MAX = 64 * 1024 * 1024
+"""Pinned memory through which pages go to an accelerator's blocks and back; more of them go in several turns."""
+
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
 SLOT_ALIGN_BYTES = 4096
@@ -109,6 +115,18 @@ L1_EXPIRE_PAGES_MAX = 256
 """Expired pages freed by one call, so that no look-up pays for a whole cache."""
 L1_TOMBSTONES_MAX = 4096
 """Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
+
+# An engine with a prefix cache of its own
+ENGINE_BLOCKS_INDEXED_MAX = 4 * 1024 * 1024
+"""Hashed blocks of an engine that are told apart; of more, any event takes all."""
+ENGINE_BLOCKS_PRUNED_AT_ONCE = 2
+"""Blocks that are looked at for each that is new, to forget those that the engine has evicted."""
+ENGINE_DEFERRALS_MAX = 3
+"""How often in a row one look-up is put off to the next step because the view moves on; then it gets nothing."""
+ENGINE_STEPS_IN_FLIGHT_MAX = 64
+"""Steps whose outputs are awaited and whose views are kept apart."""
+ENGINE_KEYS_AWAITED_MAX = 1024
+"""Selected keys that are held against the pages which one request has begun to compute; it is tainted for more."""
 
 # The log
 LOG_NOTE_BYTES_MAX = 1024
@@ -402,8 +420,22 @@ LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX = 16_384
 """Pages of one client's loads at a time, half of what a sidecar has under way: nobody's loads keep out all others'."""
 
 # Namespaces and metrics of one sidecar
+VLLM_SAVE_SHORTFALLS_MAX = 3
+"""How often pages of one request are offered again after the store has not taken them; then it stores no more."""
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
+
+# The vLLM connector
+ENGINE_LOOK_UP_S_MAX = 60.0
+WEIGHTS_HEADER_BYTES_MAX = 100_000_000
+"""Header of one safetensors file, as the format itself bounds it."""
+WEIGHTS_JSON_BYTES_MAX = 256 * 1024 * 1024
+WEIGHTS_FILES_MAX = 4096
+WEIGHTS_TENSOR_RANK_MAX = 64
+WEIGHTS_THREADS_MAX = 8
+DIGESTS_REMEMBERED_MAX = 256
+DIGESTS_FILE_BYTES_MAX = 1024 * 1024
+"""Content digests of files that are kept in a file of the user's cache, and that file's size."""
 
 # Times, in seconds
 CALL_DEADLINE_S_DEFAULT = 1.0

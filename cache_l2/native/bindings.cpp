@@ -107,4 +107,5 @@ NB_MODULE(_native, m) {
   bind_arena(m);
   bind_policy(m);
   bind_reader(m);
+  bind_runs(m);
 }

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "bindings_lease.hpp"
+#include "bindings_runs.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
 #include "look_up_counts.hpp"
@@ -93,8 +94,8 @@ class PyReader {
     return out;
   }
 
-  nb::tuple begin_request() const {
-    const auto [slot, s] = core()->begin_request();
+  nb::tuple begin_request(std::optional<std::uint64_t> view) const {
+    const auto [slot, s] = core()->begin_request(view);
     return nb::make_tuple(slot, s.view, give_bytes(s.incarnation, sizeof(s.incarnation)), s.revision);
   }
 
@@ -128,6 +129,16 @@ class PyReader {
     reader->begin_counting(counter, chain.count);
     const LookUpResult result = pin(*reader, chain, room.pages);
     settle(*reader, counter, counts_of(result, chain, bytes_of(room.pages, result.pages)), may_load);
+    return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
+  }
+
+  // Of what another process has counted. Apart from `lease`, so that nothing there asks who counts.
+  PyLease lease_uncounted(nb::handle keys, std::uint64_t namespace_slot, std::int64_t start) const {
+    std::shared_ptr<Reader> reader = core();
+    const BorrowedKeys packed(keys);
+    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    const Room room(chain.wanted());
+    const LookUpResult result = pin(*reader, chain, room.pages);
     return PyLease(HeldPages::create(std::move(reader), room.pages, result.pages, result.lease), result);
   }
 
@@ -239,10 +250,10 @@ class PyReader {
     check_counter(counter);
     check_page_bytes(page_bytes);
     for (const std::uint64_t offset : offsets) check_place(*reader, offset, page_bytes);
-    const BorrowedPages places(sources, offsets.size(), page_bytes, false, "sources");
+    const BorrowedSources from(sources, offsets.size(), page_bytes);
     const CopyChoice copier = checked_choice(*reader, kernel);
     unlocked_if(offsets.size() * page_bytes > kBytesUnderGil, [&] {
-      reader->fill(offsets.data(), places.places(), offsets.size(), page_bytes, copier, counter);
+      reader->fill(offsets.data(), from.pages(), offsets.size(), page_bytes, copier, counter);
       return 0;
     });
   }
@@ -257,8 +268,8 @@ class PyReader {
     if (terms.size() > kPostTermsMax) throw nb::value_error("terms have at most 1024 bytes");
     const BorrowedKeys packed(keys);
     const Chain chain{namespace_slot, packed.data(), packed.start(start), packed.count()};
-    const BorrowedPages places(sources, chain.wanted(), page_bytes, false, "sources");
-    PostRequest request{chain, resident, places.places(), page_bytes, counter, {}, revision, ttl_s, deadline_ns,
+    const BorrowedSources from(sources, chain.wanted(), page_bytes);
+    PostRequest request{chain, resident, from.pages(), page_bytes, counter, {}, revision, ttl_s, deadline_ns,
                         terms.c_str(), terms.size(), choice_of(reader->arena().geometry)};
     take_bytes(incarnation, request.incarnation, sizeof(request.incarnation), "incarnation");
     const PostResult result =
@@ -420,12 +431,13 @@ void bind_reader(nb::module_& m) {
              return self.core()->claim_freshness(freshness_ns);
            }, nb::arg("freshness_ns") = nb::none())
       .def("events_since", &PyReader::events_since, nb::arg("view"))
-      .def("begin_request", &PyReader::begin_request)
+      .def("begin_request", &PyReader::begin_request, nb::kw_only(), nb::arg("view") = nb::none())
       .def("advance_request", &PyReader::advance_request, nb::arg("slot"), nb::arg("view"))
       .def("end_request", &PyReader::end_request, nb::arg("slot"))
       .def("match", &PyReader::match, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start, nb::arg("may_await") = true)
       .def("lease", &PyReader::lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(), nb::arg("namespace"),
            start, nb::arg("may_load") = false)
+      .def("lease_uncounted", &PyReader::lease_uncounted, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
            nb::arg("namespace"), start, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
       .def("pin", &PyReader::pin_instance, nb::arg("instance"))

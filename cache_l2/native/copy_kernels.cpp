@@ -223,8 +223,12 @@ bool in_caches([[maybe_unused]] std::byte* destination, [[maybe_unused]] std::si
 }
 
 void CopyChoice::copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
+  copy_kernel(decided(destination, bytes).cold).copy(destination, source, bytes);
+}
+
+CopyChoice CopyChoice::decided(std::byte* destination, std::size_t bytes) const {
   const bool is_warm = cold != warm && (bytes < kProbedBytesMin || in_caches(destination, bytes));
-  copy_kernel(is_warm ? warm : cold).copy(destination, source, bytes);
+  return is_warm ? CopyChoice{warm, warm} : CopyChoice{cold, cold};
 }
 
 CopyChoice default_copy_choice() noexcept {

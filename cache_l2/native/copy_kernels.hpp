@@ -27,6 +27,8 @@ struct CopyChoice {
   std::uint32_t warm = 0;
 
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
+  // One of the two for all copies of parts of a destination: it is probed once.
+  CopyChoice decided(std::byte* destination, std::size_t bytes) const;
 };
 
 // True when a few places of a destination answer as fast as caches do. Changes nothing in it, and faults its pages in as

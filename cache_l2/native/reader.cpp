@@ -75,11 +75,15 @@ std::shared_ptr<Reader> Reader::attach(
 Reader::Reader(const ArenaView& view, std::uint32_t row, bool writable, Descriptor doorbell)
     : doorbell_(std::move(doorbell)), view_(view), row_(row), writable_(writable), slots_(view.geometry.leases_per_row) {}
 
-std::pair<int, StampedView> Reader::begin_request() {
+std::pair<int, StampedView> Reader::begin_request(std::optional<std::uint64_t> view) {
+  const std::uint64_t present = view_number();
+  if (view && (*view == 0 || *view > present)) {
+    throw std::invalid_argument("view " + std::to_string(*view) + " is none of the " + std::to_string(present) + " published ones");
+  }
   const std::uint32_t slot = requests_.claim();
   const bool got = slot != kNoSlot;
   // Published before the stamp is read: `drained` must never miss a request that works on an older view (rule R19).
-  if (got) row().request_view[slot].store(view_number(), std::memory_order_seq_cst);
+  if (got) row().request_view[slot].store(view.value_or(present), std::memory_order_seq_cst);
   fence_seq_cst();
   const std::optional<StampedView> stamp = read_stamp(view_);
   if (!stamp) {
@@ -335,9 +339,9 @@ LookUpResult Reader::copy_out(const Chain& chain, std::byte* const* destinations
   return result;
 }
 
-void Reader::fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
+void Reader::fill(const std::uint64_t* offsets, const PageRuns* sources, std::size_t pages, std::size_t page_bytes,
                   CopyChoice copier, std::uint32_t counter) {
-  for (std::size_t i = 0; i < pages; ++i) copier.copy(view_.data + offsets[i], sources[i], page_bytes);
+  for (std::size_t i = 0; i < pages; ++i) gather(view_.data + offsets[i], sources[i], 0, page_bytes, copier);
   CountsDelta delta;
   delta.bytes_written = pages * page_bytes;
   account(counter, delta);

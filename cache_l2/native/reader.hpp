@@ -13,6 +13,7 @@
 #include "lease_slots.hpp"
 #include "look_up.hpp"
 #include "mapping.hpp"
+#include "page_runs.hpp"
 #include "posts.hpp"
 #include "ring.hpp"
 
@@ -33,7 +34,7 @@ struct LookUpResult {
 struct PostRequest {
   Chain chain;
   std::size_t resident;  // pages of the chain that a look-up has found just now
-  const std::byte* const* sources;
+  const PageRuns* sources;
   std::size_t page_bytes;
   std::uint32_t counter;
   std::uint64_t incarnation[2];  // of their stamp
@@ -80,8 +81,9 @@ class Reader {
   // (rule R18). The header's F if nothing is given, or if no limit is wanted and that isn't granted.
   std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
-  // Takes a request slot and publishes a view at or below the one returned; slot −1: none free.
-  std::pair<int, StampedView> begin_request();
+  // Takes a request slot and publishes a view at or below the one returned; slot −1: none free. `view`: publishes that
+  // one, which work begun elsewhere rests on; invalid_argument when it is 0 or not published yet.
+  std::pair<int, StampedView> begin_request(std::optional<std::uint64_t> view = std::nullopt);
   // Raises the view that a request works on; invalid_argument for a view not published or a slot not taken.
   void advance_request(std::uint32_t slot, std::uint64_t view);
   void end_request(std::uint32_t slot);
@@ -104,7 +106,7 @@ class Reader {
   bool may_await() const { return doorbell_.get() >= 0 && any_posting(view_); }
   // In a forked child, where nothing else of this may be used.
   void forget_doorbell() { doorbell_ = Descriptor(); }
-  void fill(const std::uint64_t* offsets, const std::byte* const* sources, std::size_t pages, std::size_t page_bytes,
+  void fill(const std::uint64_t* offsets, const PageRuns* sources, std::size_t pages, std::size_t page_bytes,
             CopyChoice copier, std::uint32_t counter);
 
   void begin_counting(std::uint32_t counter, std::uint64_t pages) noexcept;

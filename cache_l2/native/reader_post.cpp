@@ -41,7 +41,9 @@ PostResult Reader::post(const PostRequest& request) {
   if (chain.start != 0) keep_parent(chain, now_ns);
   Taken taken[kGrantsPerRow];
   if (!take_grants(request.page_bytes, pages, taken)) return result;
-  for (std::size_t i = 0; i < pages; ++i) request.copier.copy(view_.data + taken[i].offset, request.sources[i], request.page_bytes);
+  for (std::size_t i = 0; i < pages; ++i) {
+    gather(view_.data + taken[i].offset, request.sources[i], 0, request.page_bytes, request.copier);
+  }
   pause_here();  // filled, not posted
   const bool is_late = boottime_ns() > request.deadline_ns;
   // A sidecar that ends carries out what was posted before it closed its header, and nothing that comes later.

@@ -118,6 +118,25 @@ def test_one_request_slot_can_stand_for_many_and_only_go_forward() -> None:
     assert oldest() == 0
 
 
+def test_a_request_can_rest_on_an_older_view() -> None:
+    world = NativeArena()
+    for revision in range(3):
+        publish(world, revision)
+    slot, *present = world.reader.begin_request(view=2)
+    assert tuple(present) == world.reader.stamp(), "what is returned is the present"
+    assert world.arena.row_statistics(world.row)["oldest_view"] == 2
+    world.reader.advance_request(slot, 3)
+    assert world.arena.row_statistics(world.row)["oldest_view"] == 3
+    world.reader.end_request(slot)
+    for none in (0, 5, 2**64 - 1):
+        with pytest.raises(ValueError, match="published"):
+            world.reader.begin_request(view=none)
+    assert world.arena.row_statistics(world.row)["oldest_view"] == 0
+    assert sorted(world.reader.begin_request(view=1)[0] for _ in range(256)) == list(range(256)), (
+        "a refused one takes no slot"
+    )
+
+
 def test_applied_view_is_told() -> None:
     world = NativeArena()
     world.reader.set_applied_view(3)
@@ -181,6 +200,9 @@ def test_every_page_asked_for_is_accounted_for() -> None:
     world.reader.count_outcome(2, requested=7, l1=7, reason=MissReason.NONE)
     world.reader.count_outcome(2, requested=4, l1=1, reason=MissReason.UNREACHABLE)
     world.reader.match(packed, namespace=1)
+    with world.reader.lease_uncounted(packed, start=2, namespace=1) as lease:
+        assert (lease.pages, lease.reason) == (4, MissReason.ABSENT)
+        assert world.reader.held() == 1
     counts = world.counts(counter=2)
     assert counts["begun"] == counts["requested"] == 10 + 5 + 7 + 4
     assert (counts["l1"], counts["l2"], counts["miss_1"], counts["miss_9"]) == (2 + 7 + 1, 4 + 5, 4, 3)

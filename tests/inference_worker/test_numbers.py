@@ -22,6 +22,7 @@ DEADLINES: dict[str, Callable[[Client, Any, bytes, Any], object]] = {
     "forget": lambda client, ns, keys, bad: client.forget(ns, deadline_s=bad),
     "begin": lambda client, ns, keys, bad: client.begin(ns, deadline_s=bad),
     "lease": lambda client, ns, keys, bad: client.lease(ns, keys, deadline_s=bad),
+    "lease, uncounted": lambda client, ns, keys, bad: client.lease(ns, keys, deadline_s=bad, counted=False),
     "get": lambda client, ns, keys, bad: client.get(ns, keys, room(ns, keys), deadline_s=bad),
     "put": lambda client, ns, keys, bad: client.put(ns, keys, pages(ns, keys), stamp=None, deadline_s=bad),
     "match_shards": lambda client, ns, keys, bad: client.match_shards([(ns, keys)], deadline_s=bad),
@@ -34,6 +35,7 @@ DEADLINES: dict[str, Callable[[Client, Any, bytes, Any], object]] = {
 STARTS: dict[str, Callable[[Client, Any, bytes, Any], object]] = {
     "match": lambda client, ns, keys, bad: client.match(ns, keys, start=bad),
     "lease": lambda client, ns, keys, bad: client.lease(ns, keys, start=bad),
+    "lease, uncounted": lambda client, ns, keys, bad: client.lease(ns, keys, start=bad, counted=False),
     "lease, this node": lambda client, ns, keys, bad: client.lease(ns, keys, start=bad, deadline_s=0),
     "get": lambda client, ns, keys, bad: client.get(ns, keys, room(ns, keys[32:]), start=bad),
     "put": lambda client, ns, keys, bad: client.put(ns, keys, pages(ns, keys[32:]), stamp=None, start=bad),

@@ -55,11 +55,13 @@ class PosterThread {
     const std::size_t start = resident < kDepth && random_() % 8 == 0 ? resident + random_() % (kDepth - resident) : resident;
     const std::size_t pages = std::min<std::size_t>(kDepth - start, 1 + random_() % 6);
     std::vector<std::byte> filled(pages * prompt.page_bytes());
-    const std::byte* sources[kDepth];
+    Run runs[kDepth];
+    PageRuns sources[kDepth];
     for (std::size_t i = 0; i < pages; ++i) {
       std::byte* at = filled.data() + i * prompt.page_bytes();
       fill_page(at, prompt.page_bytes(), prompt.keys[start + i], random_(), origin);
-      sources[i] = at;
+      runs[i] = {at, prompt.page_bytes()};
+      sources[i] = {&runs[i], 1};
     }
     const PostTerms terms{prompt.number, start, origin.packed()};
     PostRequest request{prompt.chain(start, start + pages), resident, sources, prompt.page_bytes(), 2, {}, stamp.revision, -1,

@@ -97,12 +97,15 @@ class ModelReader(Poster):
             events.append(record)
         return events
 
-    def begin_request(self) -> tuple[int, int, bytes, int]:
+    def begin_request(self, *, view: int | None = None) -> tuple[int, int, bytes, int]:
         self._check()
+        present = self._arena.view
+        if view is not None and not 0 < view <= present:
+            raise ValueError(f"view {view} is none of the {present} published ones")
         free = (slot for slot in range(REQUEST_VIEWS) if slot not in self._row.requests)
         slot = next(free, -1)
         if slot >= 0:
-            self._row.requests[slot] = self._arena.view
+            self._row.requests[slot] = present if view is None else view
         self._give_way()
         return (slot, *self.stamp())
 
@@ -158,6 +161,9 @@ class ModelReader(Poster):
         if not (may_load and lease.reason == MissReason.ABSENT):
             self._count(counter, asked, start, lease.pages, lease.reason, 0)
         return lease
+
+    def lease_uncounted(self, keys: Any, *, namespace: int, start: int = 0) -> ModelLease:
+        return self._look_up(keys, start, namespace, lease_ns=0)
 
     def complete_lease(
         self,

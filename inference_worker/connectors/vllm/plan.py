@@ -90,11 +90,13 @@ class StepPlan:
 class WorkerReport:
     """What one rank did since its last report; reports of all ranks of a step are merged.
 
+    `step`: number of the plan whose execution it reports.
     `saved`: numbers of save jobs that are over on this rank, each with the pages that it counts as stored or known. The
     scheduler's side takes a job for done when all ranks have told it. `failed_loads`: request → first page (index in its
     chain) that is not in place.
     """
 
+    step: int = 0
     saved: dict[int, list[int]] = field(default_factory=dict)
     failed_loads: dict[str, int] = field(default_factory=dict)
     version_numbers: tuple[int, ...] = ()
@@ -107,4 +109,6 @@ class WorkerReport:
         failed = dict(self.failed_loads)
         for request_id, page in other.failed_loads.items():
             failed[request_id] = min(page, failed.get(request_id, page))
-        return WorkerReport(saved, failed, self.version_numbers + other.version_numbers)
+        return WorkerReport(
+            min(self.step, other.step), saved, failed, self.version_numbers + other.version_numbers
+        )

@@ -1,0 +1,43 @@
+// Pages that lie in several runs of memory, as an engine keeps them: gathered into one place, and scattered from one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "copy_kernels.hpp"
+
+namespace stratakv {
+
+struct Run {
+  std::byte* data;
+  std::size_t bytes;
+};
+
+struct PageRuns {
+  const Run* runs;
+  std::size_t count;
+};
+
+// Calls copy(run's place, offset in the page, bytes) for all of a page's runs that [begin, end) of it touches.
+template <typename Copy>
+void each_run(const PageRuns& page, std::size_t begin, std::size_t end, Copy copy) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < page.count && at < end; at += page.runs[i++].bytes) {
+    const std::size_t from = std::max(begin, at), until = std::min(end, at + page.runs[i].bytes);
+    if (from < until) copy(page.runs[i].data + (from - at), from, until - from);
+  }
+}
+
+inline void gather(std::byte* destination, const PageRuns& page, std::size_t begin, std::size_t end, CopyChoice copier) {
+  copier = copier.decided(destination + begin, end - begin);
+  each_run(page, begin, end,
+           [&](const std::byte* run, std::size_t at, std::size_t bytes) { copier.copy(destination + at, run, bytes); });
+}
+
+// What one page's runs are to the caches is taken for one: an engine's blocks are used as wholes.
+inline void scatter(const PageRuns& page, const std::byte* source, std::size_t begin, std::size_t end, CopyChoice copier) {
+  if (page.count != 0) copier = copier.decided(page.runs[0].data, page.runs[0].bytes);
+  each_run(page, begin, end, [&](std::byte* run, std::size_t at, std::size_t bytes) { copier.copy(run, source + at, bytes); });
+}
+
+}  // namespace stratakv

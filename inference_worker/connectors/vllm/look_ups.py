@@ -1,0 +1,166 @@
+"""The scheduler's look-ups: what arrives is prefetched, what is found is matched over all ranks, what is admitted is leased.
+
+Nothing here waits: while L3 is asked, the engine is told to come again. A look-up is counted once, when the engine admits
+its request, as are its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from inference_worker.client import Client
+from inference_worker.connectors.vllm.plan import LoadJob
+from inference_worker.connectors.vllm.requests import Found, RequestState
+from inference_worker.connectors.vllm.variants import ShardNamespace
+from inference_worker.lease import PageLease
+from kv_types.ids import KEY_BYTES
+from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
+
+IN_PLACE = -1
+"""Stands in a load's block ids for a block that the engine has: it is not written."""
+
+_IDLE_PAUSE_S = 0.001
+
+
+class LookUps:
+    """Not thread-safe: the scheduler is one thread. `deadline_s`: how long a request may wait for L3's pages."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        blocks_per_page: int,
+        block_tokens: int,
+        deadline_s: float,
+        is_async: bool,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._blocks_per_page = blocks_per_page
+        self._block_tokens = block_tokens
+        self._page_tokens = blocks_per_page * block_tokens
+        self._deadline_s = deadline_s
+        self._is_async = is_async
+        self._now_s = now_s
+
+    def arrive(self, state: RequestState) -> None:
+        """A request has come: what this node lacks of its prompt is asked for now, so that it may be here at its turn."""
+        keys = self._keys(state)
+        pages = len(keys[0]) // KEY_BYTES if keys else 0
+        state.found = Found()
+        if not pages or not state.reads_external:
+            return
+        resident, _ = self._match(state, keys)
+        state.found.resident_at_arrival = resident
+        if resident == pages or self._deadline_s <= 0.0:
+            return
+        for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
+            asked = self._client.prefetch(shard.registered, packed, deadline_s=self._deadline_s)
+            if asked is not None:
+                state.prefetches.append(asked)
+
+    def match(self, state: RequestState, local_tokens: int, *, is_idle: bool) -> int | None:
+        """Tokens that could be loaded behind the engine's own; None: not known yet, ask in the next step.
+
+        At least one token of the request is left to compute. `is_idle`: the engine has nothing else to do, so that it
+        would only ask again at once.
+        """
+        keys = self._keys(state)
+        state.found.local_tokens, state.found.external_tokens = local_tokens, 0
+        if not keys or not state.reads_external:
+            state.found.ended_by = MissReason.UNCACHEABLE
+            return 0
+        pages, reason = self._match(state, keys)
+        if self._waits(state, reason):
+            if is_idle:
+                time.sleep(_IDLE_PAUSE_S)
+            return None
+        state.cancel_prefetches()
+        found = max(0, pages * self._page_tokens - local_tokens)
+        state.found.external_tokens, state.found.ended_by = found, reason
+        return found
+
+    def admit(self, state: RequestState, external_tokens: int, block_ids: Sequence[int]) -> LoadJob | None:
+        """The engine admits a request with so many of the tokens that were found: count the look-up and pin its pages.
+
+        `block_ids`: the request's blocks from its first token on.
+        """
+        state.is_admitted = True
+        state.cancel_prefetches()
+        keys = self._keys(state)
+        if not keys:
+            return None
+        local = state.found.local_tokens
+        start = local // self._page_tokens
+        leases = [
+            self._client.lease(shard.registered, packed, start=start, deadline_s=0.0)
+            for shard, packed in self._shards(state, keys)
+        ]
+        if not external_tokens:
+            _release(leases)
+            return None
+        state.leases = leases
+        state.found.external_tokens = external_tokens
+        end = (local + external_tokens) // self._page_tokens
+        in_place = local // self._block_tokens
+        blocks = tuple(
+            IN_PLACE if index < in_place else block_ids[index]
+            for index in range(start * self._blocks_per_page, end * self._blocks_per_page)
+        )
+        variant = state.variant
+        assert variant is not None, "what has no name has no keys"
+        return LoadJob(
+            request_id=state.request_id,
+            variant=variant,
+            keys=tuple(packed[: end * KEY_BYTES] for packed in keys),
+            start=start,
+            block_ids=blocks,
+            is_async=self._is_async,
+        )
+
+    def _keys(self, state: RequestState) -> tuple[bytes, ...]:
+        """Keys of the pages that may be reused, a shard each: one token is left to compute."""
+        chains = state.chains
+        if chains is None:
+            return ()
+        tokens = state.request.num_tokens
+        chains.extend(state.request.all_token_ids)
+        return chains.packed(min(chains.pages, (tokens - 1) // self._page_tokens))
+
+    def _shards(self, state: RequestState, keys: Sequence[bytes]) -> list[tuple[ShardNamespace, bytes]]:
+        return list(zip(state.shards, keys, strict=True))
+
+    def _match(self, state: RequestState, keys: Sequence[bytes]) -> tuple[int, MissReason]:
+        """Pages that every shard has, and why there are no more."""
+        fewest, reason = len(keys[0]) // KEY_BYTES, MissReason.NONE
+        for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
+            pages, ended_by = _pages(self._client.match(shard.registered, packed))
+            if pages < fewest:
+                fewest, reason = pages, ended_by
+        return fewest, reason
+
+    def _waits(self, state: RequestState, reason: MissReason) -> bool:
+        """Whether pages may still come that are worth a step's delay."""
+        if reason is not MissReason.ABSENT or not state.prefetches:
+            return False
+        if state.look_up_until_s is None:
+            state.look_up_until_s = self._now_s() + self._deadline_s
+        if self._now_s() >= state.look_up_until_s:
+            return False
+        return not all(prefetch.is_over for prefetch in state.prefetches)
+
+
+def _pages(outcome: LookUpOutcome) -> tuple[int, MissReason]:
+    match outcome:
+        case Hit(pages=pages, ended_by=reason):
+            return pages, reason
+        case Miss(reason=reason):
+            return 0, reason
+        case _:
+            return 0, MissReason.ABSENT
+
+
+def _release(leases: Sequence[PageLease]) -> None:
+    for lease in leases:
+        lease.release()

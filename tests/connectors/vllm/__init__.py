@@ -1,0 +1,1 @@
+"""Tests of the vLLM connector without vLLM: the engine's objects are imitated."""
