@@ -65,9 +65,7 @@ class ShardChains:
 
     def packed(self, end: int, *, start: int = 0) -> tuple[bytes, ...]:
         """Keys of pages [start, end) of each shard; fewer where tokens aren't there yet."""
-        made = {
-            name: packed[start * KEY_BYTES : end * KEY_BYTES] for name, packed in self._packed.items()
-        }
+        made = {name: packed[start * KEY_BYTES : end * KEY_BYTES] for name, packed in self._packed.items()}
         return tuple(made[id(chain)] for chain in self._chains)
 
 
