@@ -5,13 +5,15 @@ Usage: vllm_ask.py URL FILE TITLE; or vllm_ask.py URL --wait, which returns once
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 START_S_MAX = 300.0
 ANSWER_S_MAX = 300.0
@@ -22,11 +24,10 @@ def wait_until_served(url: str) -> bool:
     """Whether the server says that it is healthy, within START_S_MAX."""
     deadline = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2.0):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if call(url, "GET", "/health", timeout_s=2.0)[0] == HTTPStatus.OK:
                 return True
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
+        time.sleep(0.2)
     return False
 
 
@@ -39,13 +40,21 @@ def ask(url: str, prompt: str) -> tuple[float, dict[str, Any]]:
         "temperature": 0.0,
         "kv_transfer_params": {"stratakv": {"report": True}},
     }
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
     began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as answer:
-        told: dict[str, Any] = json.loads(answer.read())
-    return time.perf_counter() - began, told
+    status, answer = call(url, "POST", "/v1/completions", json.dumps(body), timeout_s=ANSWER_S_MAX)
+    took_s = time.perf_counter() - began
+    if status != HTTPStatus.OK:
+        raise SystemExit(f"{url} answered {status}: {answer[:500].decode(errors='replace')}")
+    return took_s, json.loads(answer)
+
+
+def call(url: str, method: str, path: str, body: str | None = None, *, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of one HTTP call."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def main(arguments: list[str]) -> int:
