@@ -60,7 +60,7 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._told: dict[str, float] = {}
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = connect_scheduler(self._settings, vllm_config)
+            self._scheduler = connect_scheduler(self._settings)
         else:
             self._worker = connect_worker(self._settings, vllm_config, rank=rank_of(vllm_config))
 

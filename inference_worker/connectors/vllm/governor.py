@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inference_worker.connectors.vllm.block_index import BlockIndex
-from inference_worker.connectors.vllm.engine_weights import EngineWeights
+from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.governed import (
     BlockPool,
     GateAnswer,
