@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests with the real vLLM, in an environment of its own outside the tree, which is made once and then reused.
-# Usage: tests/vllm/run.sh [PYTEST ARGUMENT…]; with --path it only prints where that environment is, with --make makes it.
+# Usage: tests/vllm/run.sh [PYTEST ARGUMENT…]; or --python ARGUMENT… runs its Python, --make only makes it, --path only prints
+# where it is.
 # $VLLM_VENV: another place for it. $VLLM_PIP_FLAGS: for pip, such as an index that has torch for CPUs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -34,7 +35,7 @@ make_environment() {
 make_native() {
   PATH=$venv/bin:$PATH cmake -S . -B build/vllm -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DPython_EXECUTABLE="$venv/bin/python" --log-level=WARNING > /dev/null
-  PATH=$venv/bin:$PATH cmake --build build/vllm
+  PATH=$venv/bin:$PATH cmake --build build/vllm > /dev/null
   local package built
   for package in cache_l2 cache_l3; do
     built=$(ls build/vllm/"${package#cache_l2}"/_native*.so)
@@ -42,10 +43,12 @@ make_native() {
   done
 }
 
-case ${1:-} in
-  --path) echo "$venv"; exit ;;
-  --make) make_environment; exit ;;
-esac
+if [ "${1:-}" = --path ]; then echo "$venv"; exit; fi
 make_environment
 make_native
-PYTHONPATH=$PWD exec "$venv/bin/python" -m pytest tests/vllm "$@"
+export PYTHONPATH=$PWD
+case ${1:-} in
+  --make) ;;
+  --python) shift; exec "$venv/bin/python" "$@" ;;
+  *) exec "$venv/bin/python" -m pytest tests/vllm "$@" ;;
+esac
