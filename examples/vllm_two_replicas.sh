@@ -13,7 +13,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 export VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE VLLM_CPU_OMP_THREADS_BIND=nobind
 export TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=${VLLM_LOGGING_LEVEL:-WARNING}
 
-scratch=$(mktemp -d /tmp/skv-two.XXXXXX)
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/skv-two.XXXXXX")
 started=()
 stop() {
   for pid in "${started[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
