@@ -17,7 +17,9 @@ class Reloading(WorkerExtension):
         """Load the weights of another model of the same shape; returns how many tensors."""
         from safetensors.torch import load_file
 
-        loaded = [item for path in sorted(Path(folder).glob("*.safetensors")) for item in load_file(path).items()]
+        loaded = [
+            item for path in sorted(Path(folder).glob("*.safetensors")) for item in load_file(path).items()
+        ]
         return len(self.model_runner.model.load_weights(iter(loaded)))
 
 

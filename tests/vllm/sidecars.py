@@ -31,6 +31,11 @@ def status(sidecar: SidecarProcess) -> dict[str, int]:
     return {name: int(value) for name, value in told["arena"].items()}
 
 
+def records_stored(sidecar: SidecarProcess) -> int:
+    """Pages that went into its L3."""
+    return int(json.loads(command(sidecar, "status", "--json"))["l3"]["records"].get("stored", 0))
+
+
 def invalidate(sidecar: SidecarProcess, *words: str) -> None:
     """Invalidate with a fence."""
     command(sidecar, "invalidate", *words, "--wait", "--yes")

@@ -91,7 +91,9 @@ def test_a_purged_prefix_comes_from_no_cache_and_all_else_stays(
         answers = [ask(engine, prompt) for prompt in (purged, above, beside, kept)]
         for answer, right_one in zip(answers, wanted, strict=True):
             same(answer, right_one)
-        assert answers[3].local_tokens == LONG // 32 * 32, "what was not purged is served by the engine itself"
+        assert answers[3].local_tokens == LONG // 32 * 32, (
+            "what was not purged is served by the engine itself"
+        )
         assert answers[2].local_tokens == len(beside) // 32 * 32
 
 
@@ -106,7 +108,9 @@ def plant_above(engine: Engine, prompt: list[int]) -> None:
     settled(engine)
 
 
-def test_a_tenant_is_purged_alone(plain: Engine, first: Engine, second: Engine, sidecar: SidecarProcess) -> None:
+def test_a_tenant_is_purged_alone(
+    plain: Engine, first: Engine, second: Engine, sidecar: SidecarProcess
+) -> None:
     prompt = tokens(20, LONG)
     right = ask(plain, prompt)
     plant(first, prompt, cache_salt="purged")
@@ -122,7 +126,9 @@ def test_a_tenant_is_purged_alone(plain: Engine, first: Engine, second: Engine, 
         assert answer.local_tokens == LONG // 32 * 32
 
 
-def test_a_weights_version_is_purged(plain: Engine, first: Engine, second: Engine, sidecar: SidecarProcess) -> None:
+def test_a_weights_version_is_purged(
+    plain: Engine, first: Engine, second: Engine, sidecar: SidecarProcess
+) -> None:
     prompt = tokens(30, LONG)
     right = ask(plain, prompt)
     plant(first, prompt)
@@ -159,7 +165,8 @@ def test_recompute_mends_running_requests(
     plain: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess, tmp_path: Path
 ) -> None:
     engine = made_here.engine(
-        llama, **connector(sidecar.runtime, page_tokens=PAGE, weights_version="w1", on_invalidation="recompute")
+        llama,
+        **connector(sidecar.runtime, page_tokens=PAGE, weights_version="w1", on_invalidation="recompute"),
     )
     prompt = tokens(50, 2 * PAGE + 5)
     right = plain.ask(prompt, max_tokens=40, logprobs=4)

@@ -40,7 +40,10 @@ def test_latent_attention(made_here: Makers, mla: Path, sidecar: SidecarProcess)
 def test_smollm2_answers_real_text_with_hits(made_here: Makers) -> None:
     model = models.smollm2()
     arguments = {"skip_tokenizer_init": False, "max_model_len": 1024, "num_gpu_blocks_override": 64}
-    questions = [TEXT + "\nQuestion: what lay in the tin box?\nAnswer:", TEXT + "\nQuestion: on what day did they go?\nAnswer:"]
+    questions = [
+        TEXT + "\nQuestion: what lay in the tin box?\nAnswer:",
+        TEXT + "\nQuestion: on what day did they go?\nAnswer:",
+    ]
     with sidecar_with() as sidecar:
         plain = made_here.engine(model, **arguments, enable_prefix_caching=False)
         right = plain.generate(questions, max_tokens=16)
@@ -58,7 +61,9 @@ def test_smollm2_answers_real_text_with_hits(made_here: Makers) -> None:
         assert second.metric("vllm:stratakv_hit_tokens", tier="l2") > 0
 
 
-def test_a_model_that_is_not_supported_serves_without_and_says_why(made_here: Makers, sidecar: SidecarProcess) -> None:
+def test_a_model_that_is_not_supported_serves_without_and_says_why(
+    made_here: Makers, sidecar: SidecarProcess
+) -> None:
     engine = made_here.engine(models.window_tiny(), **connector(sidecar.runtime))
     prompt = tokens(5, 200)
     cold = engine.ask(prompt, max_tokens=4)

@@ -63,7 +63,7 @@ def test_c08_c13_hits_that_begin_in_the_engines_cache_go_on_in_ours(
     right = plain.ask(prompt, max_tokens=4, logprobs=4)
     same(first.ask(prompt, max_tokens=4, logprobs=4), right)
     settled(first)
-    for local in range(0, end // BLOCK + 1):
+    for local in range(end // BLOCK + 1):
         assert second.reset_prefix_cache()
         if local:
             second.ask(prompt[: local * BLOCK + 1])
@@ -75,7 +75,9 @@ def test_c08_c13_hits_that_begin_in_the_engines_cache_go_on_in_ours(
         same(answer, right)
 
 
-def test_c14_generated_tokens_are_found_in_the_next_turn(plain: Engine, first: Engine, second: Engine) -> None:
+def test_c14_generated_tokens_are_found_in_the_next_turn(
+    plain: Engine, first: Engine, second: Engine
+) -> None:
     turn = tokens(2000, 100)
     answer = first.ask(turn, max_tokens=50)
     settled(first)
@@ -86,7 +88,9 @@ def test_c14_generated_tokens_are_found_in_the_next_turn(plain: Engine, first: E
     same(there, right)
 
 
-def test_who_asks_for_the_logprobs_of_its_prompt_takes_no_hits(plain: Engine, first: Engine, second: Engine) -> None:
+def test_who_asks_for_the_logprobs_of_its_prompt_takes_no_hits(
+    plain: Engine, first: Engine, second: Engine
+) -> None:
     prompt = tokens(3000, 3 * PAGE + 1)
     first.ask(prompt)
     settled(first)
@@ -135,7 +139,9 @@ def test_hits_are_told_by_metrics_and_by_request(first: Engine, second: Engine) 
     assert second.metric("vllm:external_prefix_cache_hits") >= 2 * PAGE
 
 
-def test_c29_the_sidecars_account_of_the_engines_pages_is_exact(first: Engine, second: Engine, sidecar: SidecarProcess) -> None:
+def test_c29_the_sidecars_account_of_the_engines_pages_is_exact(
+    first: Engine, second: Engine, sidecar: SidecarProcess
+) -> None:
     before = status(sidecar)
     prompt = tokens(7000, 4 * PAGE + 1)
     first.ask(prompt)  # 4 missed
@@ -145,4 +151,3 @@ def test_c29_the_sidecars_account_of_the_engines_pages_is_exact(first: Engine, s
     now = status(sidecar)
     grown = {name: now[name] - before[name] for name in ("requested_pages", "l1_pages", "l2_pages")}
     assert grown == {"requested_pages": 12, "l1_pages": 4, "l2_pages": 4}
-

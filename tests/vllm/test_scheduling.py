@@ -41,7 +41,9 @@ def test_batches_hit_in_every_mode_of_loading(
     assert status(sidecar)["leases"] == 0
 
 
-def test_chunked_prefill(plain: Engine, writer: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess) -> None:
+def test_chunked_prefill(
+    plain: Engine, writer: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess
+) -> None:
     prompts = [tokens(40 + seed, count) for seed, count in enumerate((700, 500, 333))]
     right = plain.generate(prompts, max_tokens=8, logprobs=4)
     chunked = made_here.engine(
@@ -111,7 +113,9 @@ def test_requests_that_are_aborted_while_they_load_leave_nothing(
     assert engine.ask(prompts[0]).external_tokens == found(700, PAGE)
 
 
-def test_a_multiprocess_engine(plain: Engine, writer: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess) -> None:
+def test_a_multiprocess_engine(
+    plain: Engine, writer: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess
+) -> None:
     prompts = [tokens(110 + seed, 300) for seed in range(3)]
     right = plain.generate(prompts, max_tokens=8, logprobs=4)
     writer.generate(prompts)
@@ -122,4 +126,7 @@ def test_a_multiprocess_engine(plain: Engine, writer: Engine, made_here: Makers,
     all_same(answers, right)
     fresh = tokens(120, 300)
     apart.ask(fresh)
-    wait_until(lambda: writer.reset_prefix_cache() and writer.ask(fresh).external_tokens == found(300, PAGE), what="its saves")
+    wait_until(
+        lambda: writer.reset_prefix_cache() and writer.ask(fresh).external_tokens == found(300, PAGE),
+        what="its saves",
+    )

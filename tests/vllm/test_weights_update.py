@@ -38,7 +38,12 @@ def ask(engine: Engine, prompt: list[int]) -> Answer:
 
 
 def test_c15_a_python_call_names_new_weights(
-    plain: Engine, plain_other: Engine, made_here: Makers, llama: Path, other_weights: Path, sidecar: SidecarProcess
+    plain: Engine,
+    plain_other: Engine,
+    made_here: Makers,
+    llama: Path,
+    other_weights: Path,
+    sidecar: SidecarProcess,
 ) -> None:
     settings = connector(sidecar.runtime, page_tokens=PAGE, weights_version="a1", model_name="by-call")
     updated, old = made_here.engine(llama, **EXTENDED, **settings), made_here.engine(llama, **settings)
@@ -92,7 +97,12 @@ def test_an_announcement_switches_engines_that_follow(
 
 
 def test_a_reset_voids_what_the_engine_may_find(
-    plain: Engine, plain_other: Engine, made_here: Makers, llama: Path, other_weights: Path, sidecar: SidecarProcess
+    plain: Engine,
+    plain_other: Engine,
+    made_here: Makers,
+    llama: Path,
+    other_weights: Path,
+    sidecar: SidecarProcess,
 ) -> None:
     settings = connector(sidecar.runtime, page_tokens=PAGE, weights_version="c1", model_name="reset")
     engine, beside = made_here.engine(llama, **EXTENDED, **settings), made_here.engine(llama, **settings)

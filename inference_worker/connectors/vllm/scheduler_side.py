@@ -10,16 +10,16 @@ from typing import Any
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm.adapters import AdapterDigests
 from inference_worker.connectors.vllm.engine_hooks import govern
-from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import WorkerIdentity
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
-from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
-from inference_worker.connectors.vllm.save_plans import SavePlans
 from inference_worker.connectors.vllm.rank_boards import RankBoards
+from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
+from inference_worker.connectors.vllm.running_weights import EngineWeights
+from inference_worker.connectors.vllm.save_plans import SavePlans
 from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineCache, LoadMode, OnInvalidation
 from inference_worker.connectors.vllm.variants import VariantNamespaces
 from kv_types.clock import BoottimeClock
