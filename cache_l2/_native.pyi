@@ -37,7 +37,7 @@ class ScatteredPage:
 
 def scattered_pages(addresses: Memory, run_bytes: Memory, *, owner: object) -> list[ScatteredPage]:
     """Pages at addresses: words of 64 bits, for each page that of each of its runs, whose sizes are `run_bytes`. Nobody
-    checks that memory is there: `owner` keeps it."""
+    checks that memory is there: `owner` keeps it. Address 0: nothing is written there; such a page can't be read."""
 
 def scatter_pages(pages: list[ScatteredPage], sources: list[Any], *, begin: int, end: int) -> None:
     """Copy bytes [begin, end) of each page out of a buffer of the whole page, without the GIL."""

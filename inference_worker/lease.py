@@ -30,6 +30,11 @@ class HeldPages(Protocol):
         """The view that the look-up loaded; 0 when there was none."""
         ...
 
+    @property
+    def stands_on(self) -> int:
+        """Instance of the page before the first."""
+        ...
+
     def instances(self) -> list[int]:
         """Instance of each page."""
         ...
@@ -95,6 +100,11 @@ class PageLease:
         """Which pages of L2 these are, for an L1 that keeps them; over gRPC it can't be told."""
         return Instances(self._home.life, tuple(self._checked().instances()))
 
+    @property
+    def stands_on(self) -> int:
+        """Instance of keys[start − 1], on which the first page stands; over gRPC it can't be told."""
+        return self._checked().stands_on
+
     def __len__(self) -> int:
         return self._checked().pages
 
@@ -152,6 +162,11 @@ class OwnedPages:
     def view(self) -> int:
         """No view of a header was loaded."""
         return 0
+
+    @property
+    def stands_on(self) -> int:
+        """Likewise."""
+        return UNKNOWN_INSTANCE
 
     def instances(self) -> list[int]:
         """Nothing that an L1 here could use: no header vouches for these pages."""

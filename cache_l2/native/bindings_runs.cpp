@@ -13,6 +13,7 @@ namespace nb = nanobind;
 namespace stratakv {
 namespace {
 
+constexpr const char* kGaps = "a page with runs that have no address can only be scattered to";
 constexpr std::size_t kBytesUnderGil = 16 << 10;  // other threads run during a larger copy
 
 [[noreturn]] void reject(const std::string& text) { throw nb::value_error(text.c_str()); }
@@ -64,6 +65,7 @@ std::vector<PageAndPlace> paired(const nb::list& pages, const nb::list& others, 
       reject(std::string(what) + ": a page has " + std::to_string(page.bytes()) + " bytes, the buffer " + std::to_string(other.bytes()));
     }
     if (begin > end || end > page.bytes()) reject("begin and end lie within the page, in this order");
+    if (page.has_gaps() && writable) reject(kGaps);
     pairs.push_back({page.runs(), other.data()});
   }
   return pairs;
@@ -100,9 +102,10 @@ ScatteredPage::ScatteredPage(nb::object owner, const std::uint64_t* addresses, c
   for (std::size_t i = 0; i < runs; ++i) {
     auto* data = reinterpret_cast<std::byte*>(addresses[i]);
     const std::size_t bytes = run_bytes[i];
-    if (data == nullptr || bytes == 0) reject("a run has an address and at least one byte");
+    if (bytes == 0) reject("a run has at least one byte");
     bytes_ += bytes;
-    if (!runs_.empty() && runs_.back().data + runs_.back().bytes == data) {
+    has_gaps_ = has_gaps_ || data == nullptr;
+    if (!runs_.empty() && data != nullptr && runs_.back().data != nullptr && runs_.back().data + runs_.back().bytes == data) {
       runs_.back().bytes += bytes;
     } else {
       runs_.push_back({data, bytes});
@@ -138,6 +141,7 @@ void BorrowedSources::take(nb::handle item, std::size_t page_bytes) {
   if (nb::isinstance<ScatteredPage>(item)) {
     scattered_.push_back(nb::borrow(item));
     const ScatteredPage& page = *nb::inst_ptr<ScatteredPage>(item);
+    if (page.has_gaps()) reject(kGaps);
     pages_.push_back(page.runs());
     bytes = page.bytes();
   } else {

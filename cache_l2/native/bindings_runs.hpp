@@ -17,11 +17,13 @@ class ScatteredPage {
   ScatteredPage(nanobind::object owner, const std::uint64_t* addresses, const std::uint64_t* run_bytes, std::size_t runs);
   PageRuns runs() const { return {runs_.data(), runs_.size()}; }
   std::size_t bytes() const { return bytes_; }
+  bool has_gaps() const { return has_gaps_; }
 
  private:
   nanobind::object owner_;
   std::vector<Run> runs_;
   std::size_t bytes_ = 0;
+  bool has_gaps_ = false;
 };
 
 // Where the bytes of pages to store are: one buffer for all of them, or a sequence of a buffer or ScatteredPage each.

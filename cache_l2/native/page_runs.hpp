@@ -9,7 +9,7 @@
 namespace stratakv {
 
 struct Run {
-  std::byte* data;
+  std::byte* data;  // null: nothing is to be written there
   std::size_t bytes;
 };
 
@@ -24,7 +24,7 @@ void each_run(const PageRuns& page, std::size_t begin, std::size_t end, Copy cop
   std::size_t at = 0;
   for (std::size_t i = 0; i < page.count && at < end; at += page.runs[i++].bytes) {
     const std::size_t from = std::max(begin, at), until = std::min(end, at + page.runs[i].bytes);
-    if (from < until) copy(page.runs[i].data + (from - at), from, until - from);
+    if (from < until && page.runs[i].data != nullptr) copy(page.runs[i].data + (from - at), from, until - from);
   }
 }
 
@@ -36,7 +36,11 @@ inline void gather(std::byte* destination, const PageRuns& page, std::size_t beg
 
 // What one page's runs are to the caches is taken for one: an engine's blocks are used as wholes.
 inline void scatter(const PageRuns& page, const std::byte* source, std::size_t begin, std::size_t end, CopyChoice copier) {
-  if (page.count != 0) copier = copier.decided(page.runs[0].data, page.runs[0].bytes);
+  for (std::size_t i = 0; i < page.count; ++i) {
+    if (page.runs[i].data == nullptr) continue;
+    copier = copier.decided(page.runs[i].data, page.runs[i].bytes);
+    break;
+  }
   each_run(page, begin, end, [&](std::byte* run, std::size_t at, std::size_t bytes) { copier.copy(run, source + at, bytes); });
 }
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cache_l2._native import ScatteredPage, scattered_pages
+from cache_l2._native import ScatteredPage, gather_pages, scatter_pages, scattered_pages
 from inference_worker.client import Client
 from kv_types.errors import BufferMismatchError
 from kv_types.ids import KEY_BYTES
@@ -85,5 +85,17 @@ def test_neighbouring_runs_are_one() -> None:
     assert (page.runs, page.nbytes) == (2, 32)
     with pytest.raises(ValueError, match="one word a page and run"):
         scattered_pages(np.array([at], np.uint64), np.array([16, 8], np.uint64), owner=memory)
-    with pytest.raises(ValueError, match="an address"):
-        scattered_pages(np.array([0], np.uint64), np.array([16], np.uint64), owner=memory)
+    with pytest.raises(ValueError, match="at least one byte"):
+        scattered_pages(np.array([at], np.uint64), np.array([0], np.uint64), owner=memory)
+
+
+def test_a_page_with_gaps_is_written_around_them_and_never_read() -> None:
+    memory = np.zeros(64, dtype=np.uint8)
+    at = memory.ctypes.data
+    (page,) = scattered_pages(
+        np.array([at, 0, at + 8], np.uint64), np.array([4, 8, 4], np.uint64), owner=memory
+    )
+    scatter_pages([page], [bytes(range(1, 17))], begin=0, end=16)
+    assert bytes(memory[:12]) == bytes([1, 2, 3, 4, 0, 0, 0, 0, 13, 14, 15, 16])
+    with pytest.raises(ValueError, match="can only be scattered"):
+        gather_pages([page], [bytearray(16)], begin=0, end=16)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cache_l2._native import ScatteredPage, gather_pages, scatter_pages, scattered_pages
 from inference_worker.buffers import PageSource
+from inference_worker.connectors.vllm.plan import IN_PLACE
 from kv_types.errors import InvalidArgumentError
 
 
@@ -98,7 +99,7 @@ class HostBlocks:
         """Copy pages into blocks."""
         blocks = blocks_per_page(block_ids, len(page_views))
         begin, end = self._spans.of(layers, blocks_per_page=blocks)
-        _copy(scatter_pages, self._pages(block_ids, blocks), page_views, begin, end)
+        _copy(scatter_pages, self._pages(block_ids, blocks, may_skip=True), page_views, begin, end)
 
     def gather(self, block_ids: Sequence[int], page_views: Sequence[memoryview]) -> None:
         """Copy blocks into pages."""
@@ -110,11 +111,13 @@ class HostBlocks:
         """The blocks themselves: a put copies them straight to where they are kept."""
         return [*self._pages(block_ids, blocks_per_page(block_ids, pages))]
 
-    def _pages(self, block_ids: Sequence[int], blocks: int) -> list[ScatteredPage]:
+    def _pages(self, block_ids: Sequence[int], blocks: int, *, may_skip: bool = False) -> list[ScatteredPage]:
         if not block_ids:
             return []
-        ids = checked_ids(block_ids, self._num_blocks).reshape(-1, 1, blocks)
-        addresses = self._places[None, :, None] + ids * self._strides[None, :, None]
+        ids = checked_ids(block_ids, self._num_blocks, may_skip=may_skip).reshape(-1, 1, blocks)
+        addresses = self._places[None, :, None] + ids.astype(np.uint64) * self._strides[None, :, None]
+        if may_skip:
+            addresses = np.where(ids == IN_PLACE, np.uint64(0), addresses)
         return scattered_pages(
             np.ascontiguousarray(addresses), np.repeat(self._run_bytes, blocks), owner=self._owner
         )
@@ -129,12 +132,18 @@ def blocks_per_page(block_ids: Sequence[int], pages: int) -> int:
     return len(block_ids) // pages
 
 
-def checked_ids(block_ids: Sequence[int], num_blocks: int) -> np.ndarray:
-    """The ids as an array: nothing else keeps a copy within the engine's memory. Raises InvalidArgumentError."""
+def checked_ids(
+    block_ids: Sequence[int], num_blocks: int, *, may_skip: bool = False
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The ids as an array: nothing else keeps a copy within the engine's memory. Raises InvalidArgumentError.
+
+    `may_skip`: IN_PLACE stands for blocks that are not to be written.
+    """
     ids = np.array(block_ids, dtype=np.int64)
-    if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
+    least = IN_PLACE if may_skip else 0
+    if ids.size and (ids.min() < least or ids.max() >= num_blocks):
         raise InvalidArgumentError(f"block ids are 0 to {num_blocks - 1}; got {ids.min()} to {ids.max()}")
-    return ids.astype(np.uint64)
+    return ids
 
 
 def _copy(

@@ -18,6 +18,7 @@ from inference_worker.connectors.vllm.block_copies import (
     blocks_per_page,
     checked_ids,
 )
+from inference_worker.connectors.vllm.plan import IN_PLACE
 from kv_types.errors import BufferMismatchError
 from kv_types.limits import STAGING_BYTES_MAX
 
@@ -66,11 +67,13 @@ class DeviceBlocks:
                 for page in range(pages):
                     copy_bytes(staging[page].numpy(), page_views[first + page][begin:end])
                 with self._on_stream():
-                    ids = self._ids(block_ids[first * blocks : (first + pages) * blocks])
+                    ids = self._ids(block_ids[first * blocks : (first + pages) * blocks], may_skip=True)
+                    wanted = ids != IN_PLACE
                     moved = staging.to(self._device, non_blocking=True)
                     for layer, part_of_page in self._parts(moved, chosen, blocks, begin):
                         target = self._physical[layer]
-                        target.index_copy_(0, ids, part_of_page.reshape(len(ids), *target.shape[1:]))
+                        rows = part_of_page.reshape(len(ids), *target.shape[1:])
+                        target.index_copy_(0, ids[wanted], rows[wanted])
 
     def gather(self, block_ids: Sequence[int], page_views: Sequence[memoryview]) -> None:
         """Copy blocks into pages."""
@@ -113,9 +116,8 @@ class DeviceBlocks:
                     f"a page of {blocks} blocks has {blocks * self.bytes_per_block} bytes; the buffer {view.nbytes}"
                 )
 
-    def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
-        ids = checked_ids(block_ids, self._num_blocks).astype("int64")
-        return torch.from_numpy(ids).to(self._device)
+    def _ids(self, block_ids: Sequence[int], *, may_skip: bool = False) -> torch.Tensor:
+        return torch.from_numpy(checked_ids(block_ids, self._num_blocks, may_skip=may_skip)).to(self._device)
 
     @staticmethod
     def _batches(pages: int, page_bytes: int) -> Iterator[tuple[int, int]]:

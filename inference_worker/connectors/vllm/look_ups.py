@@ -10,15 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from inference_worker.client import Client
-from inference_worker.connectors.vllm.plan import LoadJob
+from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
-
-IN_PLACE = -1
-"""Stands in a load's block ids for a block that the engine has: it is not written."""
 
 _IDLE_PAUSE_S = 0.001
 

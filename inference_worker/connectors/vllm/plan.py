@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from kv_types.computation import Adapter
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, Stamp
 
+IN_PLACE = -1
+"""Among the blocks of a load: one that holds its tokens already and is not to be written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -29,7 +32,7 @@ class LoadJob:
     """Bring pages [start, pages) of a chain into engine blocks.
 
     `keys`: for each rank, by its number, the packed chain from the root to the last page to load. `block_ids`: the
-    engine's blocks of pages start…, blocks_per_page of each, in order. They were looked up and counted already.
+    engine's blocks of pages start…, blocks_per_page of each, in order, or IN_PLACE. They were looked up and counted already.
     """
 
     request_id: str
@@ -51,6 +54,8 @@ class SaveJob:
 
     The blocks hold confirmed KV and are neither freed nor written before the worker has told that `number` is done.
     `stamp` was loaded before the request reused anything, or its chain was held against all that came since (R1).
+    `computed_from`: pages before that one came from the engine's own cache or were loaded, the request has computed the rest,
+    from the wall clock `computed_from_ms` on. None and 0: that is not known, and origins are told with less precision.
     """
 
     number: int
@@ -60,6 +65,8 @@ class SaveJob:
     start: int
     block_ids: tuple[int, ...]
     stamp: Stamp
+    computed_from: int | None = None
+    computed_from_ms: int = 0
 
     @property
     def pages(self) -> int:

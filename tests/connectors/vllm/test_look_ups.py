@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from inference_worker.client import Client
-from inference_worker.connectors.vllm.look_ups import IN_PLACE, LookUps
+from inference_worker.connectors.vllm.look_ups import LookUps
+from inference_worker.connectors.vllm.plan import IN_PLACE
 from inference_worker.connectors.vllm.requests import RequestState
 from kv_types.outcomes import MissReason
 from tests.connectors.vllm.scheduling import Scheduling, base_of
