@@ -64,6 +64,7 @@ def test_c08_c13_hits_that_begin_in_the_engines_cache_go_on_in_ours(
     same(first.ask(prompt, max_tokens=4, logprobs=4), right)
     settled(first)
     for local in range(end // BLOCK + 1):
+        settled(second)
         assert second.reset_prefix_cache()
         if local:
             second.ask(prompt[: local * BLOCK + 1])
@@ -109,6 +110,7 @@ def test_c37_a_salt_is_a_tenant_and_shares_nothing(first: Engine, second: Engine
     first.ask(prompt, cache_salt="one")
     settled(first)
     for salt, external in (("two", 0), (None, 0), ("one", 3 * PAGE)):
+        settled(second)
         assert second.reset_prefix_cache()
         assert second.ask(prompt, cache_salt=salt).external_tokens == external, salt
 

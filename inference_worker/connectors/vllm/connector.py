@@ -31,17 +31,17 @@ __all__ = ["StrataConnector"]
 
 
 @dataclass
-class _Orders(KVConnectorMetadata):  # type: ignore[misc]
+class _Orders(KVConnectorMetadata):
     plan: StepPlan
 
 
 @dataclass
-class _Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+class _Handshake(KVConnectorHandshakeMetadata):
     identity: WorkerIdentity
 
 
 @dataclass
-class _Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class _Report(KVConnectorWorkerMetadata):
     report: WorkerReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> _Report:
@@ -49,7 +49,7 @@ class _Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return _Report(self.report.merge(other.report))
 
 
-class StrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class StrataConnector(KVConnectorBase_V1, SupportsHMA):
     """See docs/vllm.md. One instance is the scheduler's, and one each worker's; either has its own client."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:

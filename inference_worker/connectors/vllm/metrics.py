@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from inference_worker.connectors.vllm.metric_names import FAMILIES, family_of
 
 
-class StrataStats(KVConnectorStats):  # type: ignore[misc]
+class StrataStats(KVConnectorStats):
     """What was counted in an interval: name → increase. Sums over ranks, sides and intervals."""
 
     @classmethod
@@ -24,7 +24,7 @@ class StrataStats(KVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget what was counted."""
-        self.data = {}
+        self.data: dict[str, float] = {}
 
     def aggregate(self, other: KVConnectorStats) -> StrataStats:
         """Both together."""
@@ -42,7 +42,7 @@ class StrataStats(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
 
-class StrataPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+class StrataPromMetrics(KVConnectorPromMetrics):
     """One Prometheus counter a family, with the engine's labels and, where a family has one, its own."""
 
     def __init__(

@@ -139,9 +139,7 @@ class SchedulerSide:
             state.is_loading_async = job.is_async
             self._count_found(state)
 
-    def plan_step(
-        self, scheduled: Mapping[str, int], interrupted: Sequence[str], blocks_of: BlocksOf
-    ) -> StepPlan:
+    def plan_step(self, scheduled: Mapping[str, int], interrupted: Sequence[str]) -> StepPlan:
         """The orders of the step that the scheduler has just made."""
         self._step += 1
         self._is_idle = not scheduled
