@@ -1,0 +1,1 @@
+"""Tests of the vLLM connector that need no vLLM."""
