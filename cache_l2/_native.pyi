@@ -329,17 +329,20 @@ class Reader:
     @property
     def closed(self) -> bool: ...
     @property
+    def keep_granted(self) -> bool:
+        """Whether the log knows of this node's engines of mode keep, so that they may claim without limit."""
+    @property
     def view(self) -> int: ...
     def stamp(self) -> tuple[int, bytes, int]:
         """(view, incarnation, revision) that belong together."""
     def freshness_ns(self) -> int: ...
     def set_applied_view(self, view: int) -> None: ...
     def claim_freshness(self, freshness_ns: int | None = None) -> tuple[int, int]:
-        """For an index that is not gated: store in the row until when it may serve without asking (None: the header's F;
-        0: no longer; 2**64 - 1: without limit, for an engine of mode keep where that is granted; else the header's F at
-        most), then load the view: (what was stored, view). Apply up to that view before serving. A full fence lies between
-        the two, so that either this client sees an event or the sidecar sees the claim (rule R18). Never lower a claim that
-        may still be relied on."""
+        """Store in the row until when an index may serve without asking (None: the header's F; 0: no longer; 2**64 - 1:
+        without limit, for an engine of mode keep where that is granted; else the header's F at most), then load the view:
+        (what was stored, view). Apply up to that view before serving. A full fence lies between the two, so that either
+        this client sees an event or the sidecar sees the claim (rule R18). (0, 0), and nothing is claimed, once the header
+        is closed. Never lower a claim that may still be relied on."""
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         """(view, incarnation, revision, kind, payload) of each event after `view`; None when the ring was overrun."""
     def begin_request(self, *, view: int | None = None) -> tuple[int, int, bytes, int]:

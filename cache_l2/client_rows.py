@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kv_types.validity import EngineMode
 
+_NO_LIMIT = (1 << 64) - 1
 _ROW_STATES = {0: "free", 1: "attached", 2: "orphaned"}
 
 
@@ -51,10 +52,8 @@ class ClientRow:
         return not self.may_serve(now_ns=now_ns)
 
     def may_serve(self, *, now_ns: int) -> bool:
-        """Whether an engine below this client serves what it has without asking."""
-        if self.engine is EngineMode.DROP:
-            return self.own_freshness_ns > now_ns
-        return self.engine is EngineMode.KEEP
+        """Whether an engine below this client serves what it has without asking. One that is gated claims nothing meanwhile."""
+        return self.engine is not EngineMode.NONE and self.own_freshness_ns > now_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def _what_is_used(client: ClientRow, *, view: int) -> str:
 
 def _why(client: ClientRow, *, view: int, now_ns: int) -> str:
     behind = f"its engine has applied view {client.applied_view} of {view}"
-    if client.engine is EngineMode.DROP:
-        return f"{behind}; it drops its pages in {(client.own_freshness_ns - now_ns) / 1e9:.1f} s"
+    if client.own_freshness_ns < _NO_LIMIT:
+        return f"{behind}; it serves on without asking for {(client.own_freshness_ns - now_ns) / 1e9:.1f} s"
     kept = f"{behind}; it keeps its pages (mode keep)"
     return kept if client.state == "attached" else f"{kept} and is {client.state}"

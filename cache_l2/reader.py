@@ -37,6 +37,7 @@ from cache_l2.attach_messages import (
     Unregister,
     Welcome,
 )
+from cache_l2.attach_peer import AttachPeer
 from kv_types.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -99,9 +100,17 @@ class AttachedArena:
     """One attachment in one sidecar's life. Thread-safe; not usable in a forked child, which must attach itself."""
 
     def __init__(
-        self, path: str, channel: AttachChannel, welcome: Welcome, reader: Reader, *, writable: bool
+        self,
+        path: str,
+        channel: AttachChannel,
+        welcome: Welcome,
+        reader: Reader,
+        *,
+        writable: bool,
+        peer: AttachPeer | None = None,
     ) -> None:
         """Use `connect`."""
+        self._peer = peer
         self._path = path
         self._channel = channel
         self._reader: Reader | None = reader
@@ -143,7 +152,8 @@ class AttachedArena:
         except (ValueError, OSError, MemoryError) as error:
             decline(connection)
             raise HandshakeError(f"the sidecar's arena can't be mapped here: {error}") from error
-        return cls(path, AttachChannel(connection), welcome, reader, writable=writable)
+        peer = AttachPeer(connection) if engine is EngineMode.KEEP else None
+        return cls(path, AttachChannel(connection), welcome, reader, writable=writable, peer=peer)
 
     @property
     def reader(self) -> Reader:
@@ -187,6 +197,10 @@ class AttachedArena:
             return not reader.closed
         except ValueError:  # closed by another thread meanwhile
             return False
+
+    def has_outlived(self, *, within_s: float) -> bool:
+        """Whether the sidecar's process is seen to end in that time; only an engine of mode KEEP can tell."""
+        return self._peer is not None and not self._forked and self._peer.has_ended(within_s=within_s)
 
     def fileno(self) -> int:
         """Return the attach connection's descriptor: poll it for POLLRDHUP to learn of the sidecar's end."""
@@ -340,6 +354,8 @@ class AttachedArena:
         reader, self._reader = self._reader, None
         if reader is None:
             return  # another thread closes
+        if self._peer is not None:
+            self._peer.close()
         # a row is given back only when no thread can touch it any more
         is_given_back = False
         try:
@@ -396,6 +412,8 @@ class AttachedArena:
     def _abandon_in_child(self) -> None:
         self._forked = True
         self._channel.abandon_in_child()
+        if self._peer is not None:
+            self._peer.close()
         if self._reader is not None:
             self._reader.abandon_in_child()
 

@@ -17,12 +17,13 @@ from inference_worker.lease import Home
 from inference_worker.loading import LoadCounts, Staged
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
+from inference_worker.outlived import OutlivedHeader
 from inference_worker.prefetch import Prefetch
 from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
 from inference_worker.settings import ClientSettings
 from inference_worker.supervisor import Connection, Supervisor
-from inference_worker.validity import ClientValidity
+from inference_worker.validity import ClientValidity, Header
 from inference_worker.weights import Announced, Versions, WeightsWatch
 from kv_types.errors import (
     ClosedError,
@@ -50,6 +51,8 @@ _REFRESH_S_MIN = 0.05
 class Link:
     """Thread-safe. `arena` is the published shared memory or None; `remote` is used where that cannot be had.
 
+    `outlived` is what an engine of mode KEEP goes by when its sidecar has died, until another one comes (R18).
+
     Lock order: `_binding`, `_accounts`, `_state`. `_state` guards the fields and `_accounts` what a row has counted;
     neither is held over I/O. `_binding` serialises registrations with the sidecar.
     """
@@ -65,6 +68,8 @@ class Link:
         self.settings = settings
         self.closed = False
         self.forks = 0
+        self.was_attached = False
+        """Whether shared memory was ever published, in this process or the one that it was forked from."""
         self._namespaces: dict[Namespace | tuple[str, str], RegisteredNamespace] = {}
         self._forgotten = PageCounts()
         self._make_anew()
@@ -81,6 +86,7 @@ class Link:
         self._attempted = False
         self._remote_serves = not self.wants_shared_memory
         self.arena: LocalArena | None = None
+        self.outlived: OutlivedHeader | None = None
         self._leaving: list[LocalArena] = []
         self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
         self.loads = LoadCounts()
@@ -91,6 +97,11 @@ class Link:
     def wants_shared_memory(self) -> bool:
         """Whether this client attaches at all."""
         return self.settings.shared_memory and self.endpoint.attach_path is not None
+
+    @property
+    def header(self) -> Header | None:
+        """What validity goes by: the shared memory that serves, else what is left of the sidecar that was outlived."""
+        return self.arena or self.outlived
 
     # --- what the client asks for ----------------------------------------------------------------------------------
 
@@ -241,6 +252,7 @@ class Link:
             already, self.closed = self.closed, True
             supervisor = self._supervisor
             self._withdraw_namespaces()
+            self.outlived = None
             self._state.notify_all()
         if already:
             return
@@ -266,7 +278,8 @@ class Link:
             with self._state:
                 if self.closed:
                     raise ClosedError("the client was closed while it attached")
-                self.arena = arena
+                self.was_attached = True
+                self.arena, self.outlived = arena, None
                 self._remote_serves = False
                 for namespace, pages in bound.items():
                     namespace.pages = pages
@@ -276,8 +289,14 @@ class Link:
     def withdraw(self, connection: Connection) -> None:
         """Stop serving from shared memory; what its row counts is kept, up to the end of the last request that uses it."""
         arena = cast("LocalArena", connection)
+        outlived = None if self.closed else arena.outlived()
         with self._accounts:
             with self._state:
+                if (
+                    self.arena is arena
+                ):  # else it broke before it served, and what was outlived before still is
+                    # In this order: whoever looks in between finds the one or the other.
+                    self.outlived = None if self.closed else outlived
                 self.arena = None
                 self._withdraw_namespaces()
             self._leaving.append(arena)

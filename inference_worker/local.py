@@ -12,11 +12,15 @@ from inference_worker.lease import Home
 from inference_worker.loading import LoadCounts, Loader
 from inference_worker.local_pages import LocalPages
 from inference_worker.namespaces import Pages, RegisteredNamespace
+from inference_worker.outlived import OutlivedHeader
 from inference_worker.settings import ClientSettings
 from inference_worker.view_hold import ViewHold
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import LifeId, LogIncarnation, Stamp
 from kv_types.validity import ObservedView
+
+_DEATH_S = 1.0
+"""How long a broken connection's process is given to end: the kernel closes its connections first."""
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -26,7 +30,8 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_writer", "loader", "reader",
+        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_writer",
+        "loader", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +50,7 @@ class LocalArena(Home):
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
         self._requests: set[object] = set()
         self._is_leaving = False
+        self._applied_view = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
         self.reader = attached.reader
 
@@ -79,6 +85,21 @@ class LocalArena(Home):
     def is_ending(self) -> bool:
         """Whether the sidecar has closed its header, or the connection broke."""
         return not self._attached.alive
+
+    def outlived(self) -> OutlivedHeader | None:
+        """What an engine of mode KEEP goes by when this sidecar is gone; None where it may not serve on (rule R18).
+
+        Only a process that has ended can't publish any more: one whose connection broke may, and then be acknowledged.
+        """
+        if self.stamped_view() is None or not self._attached.has_outlived(within_s=_DEATH_S):
+            return None  # closed in order, or not known to be over
+        stamped, freshness_ns, since = self.stamped_view(), self.freshness_ns(), self._applied_view
+        try:
+            if stamped is None or not self.reader.keep_granted:
+                return None
+        except ValueError:
+            return None
+        return OutlivedHeader(*stamped, freshness_ns, since, self.events_since(since))
 
     def bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> LocalPages:
         """Register a namespace in this life. Raises StrataError."""
@@ -215,17 +236,14 @@ class LocalArena(Home):
 
     def set_applied_view(self, view: int) -> None:
         """Publish what this worker's L1 has applied; says nothing once this mapping is closed."""
+        self._applied_view = view
         with contextlib.suppress(ValueError):
             self.reader.set_applied_view(view)
 
     def claim_freshness(self, freshness_ns: int | None) -> tuple[int, int]:
         """See Client.validity.claim_freshness; nothing is claimed once the header or this mapping is closed."""
         with contextlib.suppress(ValueError):
-            claimed = self.reader.claim_freshness(freshness_ns)
-            # Looked at behind the claim: a sidecar that closes its header looks at claims before it leaves the fleet.
-            if not self.reader.closed:
-                return claimed
-            self.reader.claim_freshness(0)
+            return self.reader.claim_freshness(freshness_ns)
         return 0, 0
 
     def is_prefaulting(self) -> bool:

@@ -122,7 +122,10 @@ void Arena::grant_keep(bool granted) {
   fence_seq_cst();  // a client that is welcomed after it was taken back doesn't find it granted
 }
 
-void Arena::close_header() { view_.header->closed.store(1, std::memory_order_seq_cst); }
+void Arena::close_header() {
+  view_.header->closed.store(1, std::memory_order_seq_cst);
+  fence_seq_cst();  // whoever claims freshness after this finds it closed; who has before is seen (rule R18)
+}
 
 void Arena::check_row(std::uint32_t row, bool in_use) const {
   if (row >= rows_.size()) {

@@ -96,12 +96,15 @@ std::pair<int, StampedView> Reader::begin_request(std::optional<std::uint64_t> v
 std::pair<std::uint64_t, std::uint64_t> Reader::claim_freshness(std::optional<std::uint64_t> freshness_ns) {
   // What is claimed past F outlives what a fence waits out, so that the log must know of it first: only KEEP may, without limit.
   const bool unlimited = freshness_ns == kNoLimit && row().engine.load(std::memory_order_relaxed) == kEngineKeep &&
-                         view_.header->keep_granted.load(std::memory_order_acquire) != 0;
+                         keep_granted();
   const std::uint64_t granted = unlimited ? kNoLimit : this->freshness_ns();
   const std::uint64_t claimed = std::min(freshness_ns.value_or(granted), granted);
   row().own_freshness_ns.store(claimed, std::memory_order_release);
-  fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)
-  return {claimed, view_number()};
+  fence_seq_cst();  // pairs with those behind publishing a view and closing the header (arena.cpp)
+  const std::uint64_t view = view_number();
+  if (!closed()) return {claimed, view};
+  row().own_freshness_ns.store(0, std::memory_order_release);  // a sidecar that leaves in order takes nobody's claim with it
+  return {0, 0};
 }
 
 // Release: what the client did about the events up to this view is done before the sidecar sees it.

@@ -75,9 +75,11 @@ class Reader {
   bool closed() const { return view_.header->closed.load(std::memory_order_acquire) != 0; }
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
   std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
+  bool keep_granted() const { return view_.header->keep_granted.load(std::memory_order_acquire) != 0; }
   void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
   // Says until when an index of this client's own may serve without asking, then loads the view: (what was said, view)
-  // (rule R18). The header's F if nothing is given, or if no limit is wanted and that isn't granted.
+  // (rule R18). The header's F if nothing is given, or if no limit is wanted and that isn't granted. (0, 0), and nothing is
+  // claimed, once the header is closed.
   std::pair<std::uint64_t, std::uint64_t> claim_freshness(std::optional<std::uint64_t> freshness_ns);
 
   // Takes a request slot and publishes a view at or below the one returned; slot −1: none free. `view`: publishes that

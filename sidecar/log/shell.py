@@ -30,6 +30,9 @@ _SECOND_NS = 1_000_000_000
 _HANG_FACTOR = 2
 """A log that does not keep a call's deadline is given up after so many times it."""
 
+_CLAIM_LOOKS, _CLAIM_LOOK_S = 10, 0.01
+"""How often a goodbye looks for claims, and the pause between."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -100,6 +103,7 @@ class LogShell:
         self._told_note = ""
         self._told_keep = 0
         self._ending = False
+        self._is_leaving = False
 
     # --- life ---
 
@@ -128,19 +132,29 @@ class LogShell:
         self._inbox.put_nowait(machine.TimeCame(self._clock.now_ns()))
         if not self._number:
             return
-        if self._store.engines_may_serve():
+        if await self._engines_serve_on():
             return  # a goodbye ends nobody's claim: fences wait for them as for those of any silent member
+        self._is_leaving = True
         self._note_clients()
         drained = self._applier.drained.is_complete and not any(map(self._is_in_use, self._store.clients()))
         try:
             if not drained and self._member().note != self._told_note:
-                # what is remembered of this member must say which engines it leaves behind
+                # what is remembered of this member must not say that engines serve on below it
+                self._store.take_back_keep()
                 await self._renew(self._number + 1)
             await self._log.leave(
                 self.member, number=self._number, drained=drained, deadline_ns=self._deadline_ns()
             )
         except LogUnavailableError as error:
             self._reports.goodbye_failed(error)
+
+    async def _engines_serve_on(self) -> bool:
+        """Whether an engine claims to serve without asking. What is claimed for one look-up is given up in a moment."""
+        for _ in range(_CLAIM_LOOKS):
+            if not self._store.engines_may_serve():
+                return False
+            await self._pause(_CLAIM_LOOK_S)
+        return self._store.engines_may_serve()
 
     def _is_in_use(self, client: ClientRow) -> bool:
         """Whether somebody may still use pages by this row: whoever attached, or calls that do not end."""
@@ -423,7 +437,8 @@ class LogShell:
         assert applier.position is not None, "the follower renews what has been published"
         note = replace(
             self._note,
-            engines_keep=self._store.engines(EngineMode.KEEP),
+            # below a closed header nobody claims any more, and who did is looked for before a goodbye
+            engines_keep=0 if self._is_leaving else self._store.engines(EngineMode.KEEP),
             held_back_by=self._held_by() + self._draining_held_by(),
         )
         acknowledged = applier.acknowledged.reached

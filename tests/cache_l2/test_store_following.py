@@ -174,6 +174,9 @@ def test_a_page_can_be_inspected(store: FollowedStore) -> None:
 # --- acknowledgements ---
 
 
+WITHOUT_LIMIT = {"own_freshness_ns": 2**64 - 1}
+
+
 def row_of(**changes: int) -> ClientRow:
     figures = {
         "pid": 7, "state": 1, "leases": 0, "leased_bytes": 0, "reservations": 0, "applied_view": 0, "oldest_view": 0,
@@ -186,11 +189,14 @@ def row_of(**changes: int) -> ClientRow:
     ("changes", "acknowledged"),
     [
         ({"engine": EngineMode.NONE, "applied_view": 3}, 9),
-        ({"engine": EngineMode.KEEP, "applied_view": 3}, 3),
-        ({"engine": EngineMode.KEEP, "applied_view": 9}, 9),
-        ({"engine": EngineMode.KEEP, "applied_view": 2**64 - 1}, 9),
-        ({"engine": EngineMode.KEEP, "applied_view": 3, "state": 2}, 3),
-        ({"engine": EngineMode.KEEP, "applied_view": 3, "own_freshness_ns": 5}, 3),
+        ({"engine": EngineMode.KEEP, "applied_view": 3}, 9),
+        ({"engine": EngineMode.KEEP, "applied_view": 3, **WITHOUT_LIMIT}, 3),
+        ({"engine": EngineMode.KEEP, "applied_view": 9, **WITHOUT_LIMIT}, 9),
+        ({"engine": EngineMode.KEEP, "applied_view": 2**64 - 1, **WITHOUT_LIMIT}, 9),
+        ({"engine": EngineMode.KEEP, "applied_view": 3, "state": 2, **WITHOUT_LIMIT}, 3),
+        ({"engine": EngineMode.KEEP, "applied_view": 3, "own_freshness_ns": 101}, 3),
+        ({"engine": EngineMode.KEEP, "applied_view": 3, "own_freshness_ns": 100}, 9),
+        ({"engine": EngineMode.NONE, "applied_view": 3, **WITHOUT_LIMIT}, 9),
         ({"engine": EngineMode.DROP, "applied_view": 3, "own_freshness_ns": 101}, 3),
         ({"engine": EngineMode.DROP, "applied_view": 3, "own_freshness_ns": 100}, 9),
         ({"engine": EngineMode.DROP, "applied_view": 9, "own_freshness_ns": 101}, 9),
@@ -238,6 +244,15 @@ def test_engines_hold_back_acknowledgements_until_they_have_applied_or_ended(sto
     assert store.held_back_by() == []
     before = store.view
     readers[dropping].claim_freshness(store.clock.now_ns() + 3600 * SECOND_NS)
+    store.hide_all()
+    assert [one.row for one in store.held_back_by()] == [dropping], (
+        "the other one is gated, and claims nothing"
+    )
+    for reader in readers.values():
+        reader.set_applied_view(store.view)
+    before = store.view
+    assert store.grant_keep(store.keep_opened)
+    readers[keeping].claim_freshness(2**64 - 1)
     store.hide_all()
     assert store.acknowledged_view() == before
     assert [one.row for one in store.held_back_by()] == [keeping, dropping]

@@ -92,18 +92,42 @@ def test_drop_is_waited_for_until_its_own_freshness_has_run_out(
     assert client.validity.claim_freshness()[0] == client.validity.freshness_ns
 
 
-def test_keep_is_waited_for_though_it_claims_nothing(site: AttachSite, connect: MakeClient) -> None:
+def test_keep_is_waited_for_while_it_claims_without_limit_and_no_longer(
+    site: AttachSite, connect: MakeClient
+) -> None:
     client = attach(connect, site, EngineMode.KEEP)
-    client.validity.claim_freshness(0)
+    hide(site)
+    assert behind(site) == 0, "gated: it asks the header at its next look-up"
+    site.call(lambda store: store.grant_keep(store.keep_opened))
+    assert client.validity.claim_freshness(FOR_EVER) == (FOR_EVER, client.validity.view)
     hide(site)
     assert behind(site) > 0
+    (held,) = site.call(lambda store: store.held_back_by())
+    assert "it keeps its pages (mode keep)" in held.why
+    client.validity.claim_freshness(0)
+    assert behind(site) == 0
+    client.validity.claim_freshness(FOR_EVER)
+    assert behind(site) > 0, "what it claims it has not applied for"
     client.close()
     wait_until(lambda: behind(site) == 0, what="the engine's end")
+
+
+def test_nobody_claims_below_a_header_that_is_closed(site: AttachSite, connect: MakeClient) -> None:
+    client = attach(connect, site, EngineMode.KEEP)
+    site.call(lambda store: store.grant_keep(store.keep_opened))
+    reader = client._link.arena.reader  # type: ignore[union-attr]
+    assert reader.claim_freshness(FOR_EVER)[0] == FOR_EVER
+    site.call(lambda store: store.drain())
+    assert site.call(lambda store: store.engines_may_serve()), "what was claimed before stands"
+    assert reader.claim_freshness(FOR_EVER) == (0, 0)
+    assert not site.call(lambda store: store.engines_may_serve())
 
 
 def test_an_engine_that_attaches_again_is_an_engine_again(site: AttachSite, connect: MakeClient) -> None:
     client = attach(connect, site, EngineMode.KEEP)
     apply(client)
+    site.call(lambda store: store.grant_keep(store.keep_opened))
+    client.validity.claim_freshness(FOR_EVER)
     hide(site)
     assert behind(site) == 1
     connections = site.call(lambda _: list(site.server._connections))

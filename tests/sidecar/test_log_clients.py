@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from kv_types.validity import EngineMode
 from tests.support.following import FollowingSite
 
 pytestmark = pytest.mark.asyncio
+FOR_EVER = 2**64 - 1
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ async def test_an_engine_that_has_not_applied_holds_the_acknowledgement_back_and
     reader.set_applied_view(1000)  # whatever it writes
     async with site.running() as shell:
         reader.set_applied_view(site.store.view)
+        assert reader.claim_freshness(FOR_EVER)[0] == FOR_EVER
         last = await site.append(Selected(EVERYTHING))
         await site.time.run(3.0)
         state = shell.state()
@@ -78,3 +81,45 @@ async def test_requests_in_flight_hold_back_what_is_drained_alone(site: Followin
         assert site.log.members_seen[-1].drained == last
         assert shell.state().draining_held_by == ()
         assert "held_back_by" not in site.log.members_seen[-1].note
+
+
+async def test_a_goodbye_below_which_engines_claim_nothing_says_that_none_serves_on(
+    site: FollowingSite,
+) -> None:
+    """A gated engine of mode keep is attached and alive: below a closed header it serves nothing, so a fence may give us up."""
+    row = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)
+    engine = reader_of(site, row)
+    async with site.running() as shell:
+        assert engine.claim_freshness(FOR_EVER)[0] == FOR_EVER
+        engine.claim_freshness(0)
+        site.store.drain()
+        await shell.leave()
+        (member,) = (await site.log.fence(deadline_ns=1 << 62)).members.values()
+        assert member.gone
+        assert '"engines_keep":0' in member.note
+        assert not engine.keep_granted
+        assert engine.claim_freshness(FOR_EVER) == (0, 0)
+    assert engine.close()
+    site.store.end_client(row)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_a_goodbye_waits_a_moment_for_claims_and_leaves_none_behind(
+    site: FollowingSite, is_given_up: bool
+) -> None:
+    row = site.store.open_client(os.getpid(), engine=EngineMode.KEEP)
+    engine = reader_of(site, row)
+    async with site.running() as shell:
+        assert engine.claim_freshness(FOR_EVER)[0] == FOR_EVER
+        site.store.drain()
+        leaving = asyncio.create_task(shell.leave())
+        await site.time.run(0.05)
+        assert not leaving.done()
+        if is_given_up:
+            engine.claim_freshness(0)
+        await site.time.run(0.2)
+        await leaving
+        (member,) = (await site.log.fence(deadline_ns=1 << 62)).members.values()
+        assert (member.gone, '"engines_keep":0' in member.note) == (is_given_up, is_given_up)
+    assert engine.close()
+    site.store.end_client(row)

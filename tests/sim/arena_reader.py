@@ -43,6 +43,11 @@ class ModelReader(Poster):
         return self._arena.closed
 
     @property
+    def keep_granted(self) -> bool:
+        self._check()
+        return self._arena.keep_granted
+
+    @property
     def view(self) -> int:
         self._check()
         self._give_way()
@@ -81,7 +86,12 @@ class ModelReader(Poster):
         self._give_way()
         self._row.own_freshness_ns = claimed
         self._give_way()
-        return claimed, self._arena.view
+        view = self._arena.view
+        self._give_way()
+        if not self._arena.closed:
+            return claimed, view
+        self._row.own_freshness_ns = 0
+        return 0, 0
 
     def events_since(self, view: int) -> list[tuple[int, bytes, int, int, bytes]] | None:
         self._check()

@@ -14,9 +14,10 @@ from inference_worker.link import Link
 from inference_worker.loading import LoadCounts
 from inference_worker.local import LocalArena
 from inference_worker.namespaces import RegisteredNamespace
+from inference_worker.outlived import OutlivedHeader
 from inference_worker.prefetch import Prefetches
 from inference_worker.settings import ClientSettings
-from inference_worker.validity import ClientValidity
+from inference_worker.validity import ClientValidity, Header
 from inference_worker.weights import Announced, Versions, WeightsWatch
 from kv_types.errors import ClosedError, DeadlineExceededError, SidecarUnreachableError
 from kv_types.namespace import Namespace
@@ -49,6 +50,20 @@ class _NoRemote:
         """Nothing is asked."""
 
 
+class _Peer:
+    """Stands for cache_l2.attach_peer.AttachPeer."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+
+    def has_ended(self, *, within_s: float) -> bool:
+        """Whether the sidecar's process has ended."""
+        return not self._attachment.life.process.alive
+
+    def close(self) -> None:
+        """There is no descriptor."""
+
+
 class SimulatedLink:
     """A client's connection; stands for inference_worker.link.Link, whose threads a simulation has no use for."""
 
@@ -61,11 +76,18 @@ class SimulatedLink:
         self.closed = False
         self.home = Home()
         self.arena: LocalArena | None = None
+        self.outlived: OutlivedHeader | None = None
+        self.was_attached = False
         self.namespaces: dict[Namespace, RegisteredNamespace] = {}
         self._owner = owner
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._wake)
         self._is_awake = False
         self.remote = _NoRemote()
+
+    @property
+    def header(self) -> Header | None:
+        """See Link.header."""
+        return self.arena or self.outlived
 
     def close(self) -> None:
         """Nothing here outlives the simulation."""
@@ -140,15 +162,18 @@ class ClientProcess:
         )  # fmt: skip
         channel: Any = attachment
         reader: Any = attachment.reader
-        attached = AttachedArena("", channel, welcome, reader, writable=True)
+        peer: Any = _Peer(attachment) if self.engine is EngineMode.KEEP else None
+        attached = AttachedArena("", channel, welcome, reader, writable=True, peer=peer)
         arena = LocalArena(attached, self.link.settings, None, LoadCounts())
         attachment.on_hang_up = lambda: self._withdraw(arena)
-        self.attachment, self.link.arena = attachment, arena
+        self.attachment, self.link.arena, self.link.outlived = attachment, arena, None
+        self.link.was_attached = True
         return True
 
     def _withdraw(self, arena: LocalArena) -> None:
         """As the client's supervisor does when the sidecar is gone."""
         if self.link.arena is arena:
+            self.link.outlived = arena.outlived()
             self.link.arena = None
             for namespace in self.link.namespaces.values():
                 namespace.pages = namespace.absent

@@ -1,9 +1,10 @@
 """An engine of the simulation: a scheduler with an index of its own prefixes that serves from it without asking (rule R18).
 
-No connector of the product does this yet. The model follows docs/engines.md for an index that can't be gated: at each step
-boundary it claims until when it may serve, applies what the ring says, and then serves. A request that began before a record
-which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more. One that keeps its pages asks
-at each step for freshness without limit, and gets the sidecar's own until the log knows of it.
+The models follow docs/engines.md. An index that can't be gated claims at each step boundary until when it may serve, applies
+what the ring says, and then serves: without limit, as soon as the log knows of it, if it keeps its pages. One that is gated
+and keeps its pages claims nothing while the header is fresh: each look-up asks the header whether what the boundary has
+applied still is all, and past freshness claims for the time of that look-up alone. In either, a request that began before a
+record which selects part of its chain is tainted: nothing of it is hashed, kept or stored any more.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ class Running:
 class Engine(ClientProcess):
     """One scheduler process. Mode keep serves on while the log is out of reach; mode drop serves nothing past its claim."""
 
-    def __init__(self, world: World, sidecar: SimulatedSidecar, number: int, mode: EngineMode) -> None:
+    def __init__(
+        self, world: World, sidecar: SimulatedSidecar, number: int, mode: EngineMode, *, is_gated: bool
+    ) -> None:
         super().__init__(world, sidecar, f"{sidecar.node.name}e{number}", engine=mode)
+        self._is_gated = is_gated
         self._index: dict[PageKey, Instance] = {}
         self.running: list[Running] = []
         self._follower: ViewFollower | None = None
@@ -92,13 +96,15 @@ class Engine(ClientProcess):
 
     def _apply(self) -> ObservedView | None:
         """Claim, then apply what was published: in this order, so that either we see an event or the sidecar the claim."""
-        if self.link.arena is None:
+        if self.link.header is None:
             return None  # what was claimed of the life before still runs
         if self._follower is None:
             self._follower = ViewFollower(self.client.validity)
-        claimed_ns, _ = self.client.validity.claim_freshness(
-            None if self.engine is EngineMode.DROP else FOR_EVER
-        )
+        claimed_ns = 0
+        if not self._is_gated:
+            claimed_ns, _ = self.client.validity.claim_freshness(
+                None if self.engine is EngineMode.DROP else FOR_EVER
+            )
         verdict = self._follower.follow()
         if verdict.observed is None:
             return None
@@ -111,20 +117,34 @@ class Engine(ClientProcess):
         self._follower.confirm(verdict.observed)
         return verdict.observed
 
-    def _may_serve(self) -> bool:
-        return self.node.now_ns() < self._claimed_ns
+    def _look_up(self, keys: tuple[PageKey, ...], applied: ObservedView | None) -> list[Instance]:
+        """What the engine has of a chain, where it may serve that; a step has applied what was published by `applied`."""
+        pages: list[Instance] = []
+        for key in keys if self._may_serve(applied) else ():
+            page = self._index.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        if self._is_gated:
+            self.client.validity.claim_freshness(0)
+        return pages
+
+    def _may_serve(self, applied: ObservedView | None) -> bool:
+        if not self._is_gated:
+            return self.node.now_ns() < self._claimed_ns
+        validity = self.client.validity
+        until_ns, life, view = validity.freshness_ns, validity.life, validity.view  # F first (rule R16)
+        if self.node.now_ns() >= until_ns:
+            until_ns, view = validity.claim_freshness(FOR_EVER)
+            life = validity.life
+        return applied == ObservedView(life, view) and self.node.now_ns() < until_ns
 
     def _admit(
         self, space: Namespace, path: Path, request: Request | None, view: ObservedView | None
     ) -> None:
         """Decide what a request reuses of the engine's own, and of L2 behind it."""
         world, keys, fences = self.world, chain(space, path), len(self.world.truth.fenced)
-        pages: list[Instance] = []
-        for key in keys if self._may_serve() else ():
-            page = self._index.get(key)
-            if page is None:
-                break
-            pages.append(page)
+        pages = self._look_up(keys, view)
         if pages:
             world.truth.check_fence(pages, fences, self.name)
             world.note(self.name, f"serves {pages} of its own")

@@ -66,3 +66,74 @@ def keeping(*, attach: Sequence[str], end: Sequence[str], grant: Sequence[str]) 
             yield "an answer", state._replace(sent=None, granted=state.granted or (same and some)), None
 
     return explore(_Keep(), moves)
+
+
+_CLOSED, _CLAIM = range(2)
+
+
+class _Leaving(NamedTuple):
+    memory: tuple[int, int] = (0, 0)
+    client: tuple[tuple[int, int], ...] = ()  # stores that nobody else sees yet
+    sidecar: tuple[tuple[int, int], ...] = ()
+    at: int = 0
+    serves: bool = False
+    sidecar_at: int = 0
+    left: bool = False
+
+
+def leaving(*, client: Sequence[str], close: Sequence[str], goodbye: Sequence[str]) -> Outcome:
+    """Search for an engine that serves without limit below a sidecar that has taken leave of the fleet.
+
+    With the store buffers of x86. `client`: claim, fence, closed (looks whether the header is, and gives up then). `close`:
+    close, fence; `goodbye`: look for claims, leave. Other names are other models' business.
+    """
+    client = tuple(name for name in client if name in ("claim", "fence", "closed"))
+    sidecar = (*close, *(name for name in goodbye if name in ("look", "leave")))
+
+    def client_moves(state: _Leaving) -> Iterator[Move[_Leaving]]:
+        if state.serves:
+            broken = "an engine serves on below a sidecar that has left" if state.left else None
+            yield "it serves", state, broken
+            return
+        if state.at == len(client):
+            yield "it begins to serve", state._replace(serves=True), None
+            return
+        name, onwards = client[state.at], state._replace(at=state.at + 1)
+        if name == "claim":
+            yield "an engine claims", onwards._replace(client=(*state.client, (_CLAIM, 1))), None
+        elif name == "fence":
+            if not state.client:
+                yield "its fence", onwards, None
+        elif state.memory[_CLOSED]:
+            gave_up = state._replace(at=0, client=(*state.client, (_CLAIM, 0)))
+            yield "it finds the header closed", gave_up, None
+        else:
+            yield "it finds the header open", onwards, None
+
+    def sidecar_moves(state: _Leaving) -> Iterator[Move[_Leaving]]:
+        if state.sidecar_at == len(sidecar):
+            return
+        name, onwards = sidecar[state.sidecar_at], state._replace(sidecar_at=state.sidecar_at + 1)
+        if name == "close":
+            yield "the header is closed", onwards._replace(sidecar=(*state.sidecar, (_CLOSED, 1))), None
+        elif name == "fence":
+            if not state.sidecar:
+                yield "the sidecar's fence", onwards, None
+        elif name == "look":
+            if not state.memory[_CLAIM]:
+                yield "nobody claims", onwards, None
+        else:
+            yield "the sidecar leaves", onwards._replace(left=True), None
+
+    def moves(state: _Leaving) -> Iterator[Move[_Leaving]]:
+        for buffer, who in ((state.client, "client"), (state.sidecar, "sidecar")):
+            if buffer:
+                (place, value), rest = buffer[0], buffer[1:]
+                memory = (value, state.memory[1]) if place == _CLOSED else (state.memory[0], value)
+                after = state._replace(memory=memory)
+                after = after._replace(client=rest) if who == "client" else after._replace(sidecar=rest)
+                yield f"{who}'s store is seen", after, None
+        yield from client_moves(state)
+        yield from sidecar_moves(state)
+
+    return explore(_Leaving(), moves)

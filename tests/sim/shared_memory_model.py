@@ -278,7 +278,7 @@ def claims(*, client: Sequence[str], sidecar: Sequence[str]) -> Outcome:
     `client`: claim, fence, load view; then it applies and serves. `sidecar`: view, fence; then it looks at the row. Other
     names are other models' business.
     """
-    steps = (*client, "apply", "serve")
+    steps = (*(name for name in client if name in ("claim", "fence", "load view")), "apply", "serve")
     orders = (*(name for name in sidecar if name in ("view", "fence")), "acknowledge")
 
     def stored(buffer: Buffer, place: int, value: int) -> Buffer:

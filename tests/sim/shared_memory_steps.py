@@ -40,6 +40,10 @@ class Steps:
     """One record of the ring, by a worker."""
     claim: tuple[str, ...]
     """Freshness that an engine claims for itself."""
+    close: tuple[str, ...]
+    """The header is closed."""
+    goodbye: tuple[str, ...]
+    """A sidecar leaves the fleet, its header being closed."""
     attach: tuple[str, ...]
     """A client attaches whose engine keeps its pages."""
     end: tuple[str, ...]
@@ -84,9 +88,22 @@ def read_steps(root: Path = ROOT) -> Steps:
         claim=_steps(
             _cpp(native / "reader.cpp", "Reader::claim_freshness"),
             {
-                "claim": r"own_freshness_ns\.store\(",
+                "claim": r"own_freshness_ns\.store\(claimed",
                 "fence": r"fence_seq_cst\(\)",
                 "load view": r"view_number\(\)",
+                "closed": r"if \(!closed\(\)\) return",
+            },
+        ),
+        close=_steps(
+            _cpp(native / "arena.cpp", "Arena::close_header"),
+            {"close": r"closed\.store\(", "fence": r"fence_seq_cst\(\)"},
+        ),
+        goodbye=_steps(
+            _python(root / "sidecar" / "log" / "shell.py", "leave"),
+            {
+                "look": r"if await self\._engines_serve_on\(\):",
+                "tell": r"await self\._renew\(",
+                "leave": r"self\._log\.leave\(",
             },
         ),
         attach=_steps(_python(store, "open_client"), {"take back": r"take_back_keep\(\)"}),

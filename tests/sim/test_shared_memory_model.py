@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.sim.keep_model import keeping
+from tests.sim.keep_model import keeping, leaving
 from tests.sim.shared_memory_model import Outcome, claims, header
 from tests.sim.shared_memory_steps import Steps, read_steps
 
@@ -14,6 +14,7 @@ STEPS = read_steps()
 FENCE = "a look-up invoked after the fence got the page"
 STAMP = "a look-up got the page under the view that had taken it"
 KEEP = "an engine serves on below a sidecar that a fence gives up"
+LEFT = "an engine serves on below a sidecar that has left"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
 
@@ -46,7 +47,9 @@ def test_the_sources_take_the_steps_that_the_models_were_written_for() -> None:
         },
         publish=("tag 0", "body", "tag", "view", "fence"),
         read=("tag", "body", "tag again"),
-        claim=("claim", "fence", "load view"),
+        claim=("claim", "fence", "load view", "closed"),
+        close=("close", "fence"),
+        goodbye=("look", "tell", "leave"),
         attach=("take back",),
         end=("take back",),
         grant=("same clients", "some left", "confirmed"),
@@ -119,6 +122,23 @@ def test_an_engine_that_claims_freshness_is_seen_or_sees() -> None:
         (STEPS.claim, without(STEPS.publish, "fence")),
     ):
         assert claims(client=client, sidecar=sidecar).broken == ENGINE
+
+
+def test_who_claims_is_seen_by_a_sidecar_that_leaves_or_sees_that_it_does() -> None:
+    outcome = leaving(client=STEPS.claim, close=STEPS.close, goodbye=STEPS.goodbye)
+    assert outcome.broken is None, outcome.trace
+    assert outcome.states > 30
+    for client, close, goodbye in (
+        (without(STEPS.claim, "claim"), STEPS.close, STEPS.goodbye),
+        (without(STEPS.claim, "fence"), STEPS.close, STEPS.goodbye),
+        (without(STEPS.claim, "closed"), STEPS.close, STEPS.goodbye),
+        (moved(STEPS.claim, "closed", before="claim"), STEPS.close, STEPS.goodbye),
+        (STEPS.claim, without(STEPS.close, "fence"), STEPS.goodbye),
+        (STEPS.claim, without(STEPS.close, "close"), STEPS.goodbye),
+        (STEPS.claim, STEPS.close, without(STEPS.goodbye, "look")),
+        (STEPS.claim, STEPS.close, moved(STEPS.goodbye, "leave", before="look")),
+    ):
+        assert leaving(client=client, close=close, goodbye=goodbye).broken == LEFT
 
 
 def test_who_serves_without_limit_is_known_to_the_log_when_the_sidecar_dies() -> None:

@@ -352,7 +352,7 @@ class World:
     def add_engine(self, sidecar: SimulatedSidecar, number: int) -> Engine:
         """Start an engine."""
         mode = EngineMode.KEEP if self.plan.engine_mode == "keep" else EngineMode.DROP
-        engine = Engine(self, sidecar, number, mode)
+        engine = Engine(self, sidecar, number, mode, is_gated=mode is EngineMode.KEEP and number % 2 == 0)
         self.engines.append(engine)
         self.clockwork.spawn(engine.process, engine.run, delay_ns=int(self._chance() * 200 * MS))
         return engine

@@ -23,6 +23,7 @@ FOREIGN = "a page of another namespace"
 TORN = (MIXED, TAKEN, CHAIN)
 """A page of two fills may have an origin of neither: its head is looked at first. Of a chain that is held, another fill is
 told by its nonce."""
+LEFT = "an engine serves on below a sidecar that has left"
 ENGINE = "an engine served what was hidden after the acknowledgement"
 
 
@@ -419,7 +420,7 @@ MUTATIONS = (
         (
             Edit(
                 _NATIVE + "reader.cpp",
-                "  fence_seq_cst();  // pairs with the fence between publishing a view and whoever waits for rows (arena.cpp)\n",
+                "  fence_seq_cst();  // pairs with those behind publishing a view and closing the header (arena.cpp)\n",
                 "",
             ),
         ),
@@ -436,6 +437,30 @@ MUTATIONS = (
             ),
         ),
         Model(ENGINE, "claims"),
+    ),
+    Mutation(
+        "R18, a goodbye's fence",
+        "no fence between closing the header and looking at what engines claim",
+        (
+            Edit(
+                _NATIVE + "arena.cpp",
+                "  fence_seq_cst();  // whoever claims freshness after this finds it closed; who has before is seen (rule R18)\n",
+                "",
+            ),
+        ),
+        Model(LEFT, "leaving"),
+    ),
+    Mutation(
+        "R18, a claim below a closed header",
+        "who claims freshness does not look whether the header was closed meanwhile",
+        (
+            Edit(
+                _NATIVE + "reader.cpp",
+                "  if (!closed()) return {claimed, view};\n",
+                "  if (claimed != 0) return {claimed, view};\n",
+            ),
+        ),
+        Model(LEFT, "leaving"),
     ),
 )
 

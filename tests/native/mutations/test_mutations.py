@@ -10,6 +10,7 @@ import pytest
 from tests.native.mutations.table import CAUGHT_BY, MUTATIONS, Edit, Model, Mutation, Stress
 from tests.native.mutations.workshop import COMPILER, PatchDoesNotApply, Workshop, patched_tree, run_stress
 from tests.sim.hazard_model import Order, protocol_of, views_and_copies
+from tests.sim.keep_model import leaving
 from tests.sim.shared_memory_model import Outcome, claims, header
 from tests.sim.shared_memory_steps import Steps, read_steps
 
@@ -22,6 +23,7 @@ MODELS: dict[str, Callable[[Steps], Outcome]] = {
     "header": lambda steps: header(sidecar=steps.sidecar, look=steps.look, read=steps.read),
     "hazards": lambda steps: views_and_copies(protocol_of(steps), Order.X86),
     "hazards reordered": lambda steps: views_and_copies(protocol_of(steps), Order.WEAK),
+    "leaving": lambda steps: leaving(client=steps.claim, close=steps.close, goodbye=steps.goodbye),
     "claims": lambda steps: claims(client=steps.claim, sidecar=steps.publish),
 }
 

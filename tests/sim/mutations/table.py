@@ -406,11 +406,32 @@ MUTATIONS = (
         (
             Edit(
                 "sidecar/log/shell.py",
-                "        if self._store.engines_may_serve():\n",
+                "        if await self._engines_serve_on():\n",
                 "        if False:\n",
             ),
         ),
         profile=9,
+    ),
+    Mutation(
+        "P", "what an engine that keeps its pages claims holds nothing back",
+        (
+            Edit(
+                "cache_l2/client_rows.py",
+                "        return self.engine is not EngineMode.NONE and self.own_freshness_ns > now_ns\n",
+                "        return self.engine is EngineMode.DROP and self.own_freshness_ns > now_ns\n",
+            ),
+        ),
+        profile=6,
+    ),
+    Mutation(
+        "Q", "an engine that outlives its sidecar goes on without what was published last",
+        (
+            Edit(
+                "inference_worker/outlived.py",
+                "        return [event for event in self.events if event[0] > view]\n",
+                "        return []\n",
+            ),
+        ),
     ),
     Mutation(
         "E", "what an L1 keeps is served on after the header was closed",
