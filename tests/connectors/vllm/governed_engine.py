@@ -11,78 +11,25 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.governed import GateAnswer
 from inference_worker.connectors.vllm.governor import Governor
+from inference_worker.connectors.vllm.running_weights import EngineWeights
 from kv_types.clock import ManualClock
 from kv_types.events import EventKind
-from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
-from kv_types.page_keys import KeyChain
 from kv_types.selectors import Selector
 from kv_types.validity import EngineMode
+from tests.connectors.vllm.governed_blocks import (
+    BLOCK,
+    Atom,
+    Block,
+    FakePool,
+    Place,
+    Record,
+    hash_of,
+    keys_of,
+)
 from tests.connectors.vllm.governed_header import FakeHeader
-
-BLOCK = 2
-
-Place = tuple[str, tuple[int, ...]]
-"""Tenant, and all tokens up to the end of a block: what a block is, and what the engine hashes."""
-
-
-@dataclass(frozen=True)
-class Atom:
-    """KV of one block, computed (or loaded) in a step that began when `began` records had been published in all."""
-
-    place: Place
-    began: int
-
-
-@dataclass(eq=False)
-class Block:
-    number: int
-    block_hash: bytes | None = None
-    users: int = 0
-    atoms: frozenset[Atom] = frozenset()
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a fence promises, in the order of all lives: `number` of 1…; takes says of a page, by tenant and tokens."""
-
-    number: int
-    takes: Callable[[Place], bool]
-
-
-class FakePool:
-    """Conforms to governed.BlockPool."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = [Block(number) for number in range(blocks)]
-        self.evicted: set[bytes] = set()
-
-    def of(self, block_hash: bytes) -> list[Block]:
-        return [block for block in self.blocks if block.block_hash == block_hash]
-
-    def has(self, block_hash: bytes) -> bool:
-        return bool(self.of(block_hash))
-
-    def evict(self, block_hashes: Iterable[bytes]) -> int:
-        hit = [block for block in self.blocks if block.block_hash in set(block_hashes)]
-        self.evicted |= {block.block_hash for block in hit if block.block_hash is not None}
-        for block in hit:
-            block.block_hash = None
-        return len(hit)
-
-    def evict_all(self) -> int:
-        return self.evict({block.block_hash for block in self.blocks if block.block_hash is not None})
-
-    def take(self) -> Block | None:
-        free = [block for block in self.blocks if not block.users]
-        free.sort(key=lambda block: block.block_hash is not None)
-        if not free:
-            return None
-        free[0].block_hash, free[0].atoms, free[0].users = None, frozenset(), 1
-        return free[0]
 
 
 @dataclass(eq=False)
@@ -119,14 +66,8 @@ class EngineRequest:
         return tuple(b"".join(chain[start:end]) for chain in keys)
 
 
-def hash_of(place: Place) -> bytes:
-    return repr(place).encode()
-
-
-def keys_of(name: Namespace, tokens: Sequence[int], page_tokens: int) -> list[PageKey]:
-    chain = KeyChain(name.id, page_tokens)
-    chain.extend(list(tokens))
-    return chain.keys
+Work = list[tuple[EngineRequest, int, int]]
+"""What a step computes: request, first token, tokens."""
 
 
 class Engine:
@@ -150,13 +91,13 @@ class Engine:
         self.pool = FakePool(blocks)
         self.governor = governor(self.header, self.clock, mode=mode, recompute=recompute)
         self.governor.bind(self.pool, block_tokens=BLOCK, can_be_exact=True)
-        self.weights = EngineWeights("v1", random=lambda size: bytes(size))
+        self.weights = EngineWeights("v1", random=bytes)
         self.governor.learn(self.weights, blocks_per_page=blocks_per_page)
         self.page_tokens = BLOCK * blocks_per_page
         self.depth = depth
         self.requests: dict[str, EngineRequest] = {}
         self.waiting: list[EngineRequest] = []
-        self.in_flight: list[tuple[int, list[tuple[EngineRequest, int, int]], frozenset[Atom]]] = []
+        self.in_flight: list[tuple[int, Work, frozenset[Atom]]] = []
         self.records: list[Record] = []
         self.views: list[tuple[int, int]] = []
         self.unheard: list[tuple[int, Selector]] = []
@@ -265,7 +206,7 @@ class Engine:
         self.check_boundary()
         began = len(self.records)
         self.inject("after boundary")
-        work: list[tuple[EngineRequest, int, int]] = []
+        work: Work = []
         for request in list(self.requests.values()):
             if request.is_running and not request.loading:
                 # Placeholders of outputs that are not there yet are computed too, as with asynchronous scheduling.
@@ -279,7 +220,12 @@ class Engine:
         self.inject("scheduled")
         self.made += 1
         self.governor.step_begun(self.made)
-        used = frozenset(atom for request, _, _ in work for block in request.blocks for atom in block.atoms)
+        used = frozenset(
+            atom
+            for request, start, tokens in work
+            for block in request.blocks[: -(-(start + tokens) // BLOCK)]
+            for atom in block.atoms
+        )
         self.in_flight.append((self.made, work, used))
         self.check_idle_state()
 
@@ -288,7 +234,7 @@ class Engine:
         request: EngineRequest,
         tokens: int,
         began: int,
-        work: list[tuple[EngineRequest, int, int]],
+        work: Work,
         start: int | None = None,
     ) -> bool:
         start = request.computed_tokens if start is None else start
@@ -329,7 +275,7 @@ class Engine:
         request: EngineRequest,
         chunk: int,
         began: int,
-        work: list[tuple[EngineRequest, int, int]],
+        work: Work,
         *,
         load: int,
         is_async: bool,

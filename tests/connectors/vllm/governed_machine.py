@@ -12,7 +12,8 @@ from inference_worker.connectors.vllm.governor import Governor
 from kv_types.events import EventKind, WeightsAnnounced
 from kv_types.selectors import Selector
 from kv_types.validity import EngineMode
-from tests.connectors.vllm.governed_engine import BLOCK, Engine, EngineRequest
+from tests.connectors.vllm.governed_blocks import BLOCK
+from tests.connectors.vllm.governed_engine import Engine, EngineRequest
 from tests.connectors.vllm.governed_names import TENANTS, key_of, names
 
 _tokens = st.integers(0, 1)

@@ -8,7 +8,7 @@ from functools import cache
 from kv_types.computation import AttentionKind, Geometry, KvDtype, Rope, Weights
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
-from tests.connectors.vllm.governed_engine import BLOCK, keys_of
+from tests.connectors.vllm.governed_blocks import BLOCK, keys_of
 
 TENANTS = ("", "blue")
 
