@@ -44,16 +44,14 @@ class ViewHold(Protocol):
 
 
 class Header(Protocol):
-    """The header of whichever sidecar serves now. Reads shared memory, waits for nothing."""
+    """The header of whichever sidecar serves now, or of one that died having granted `keep`: Client.validity of an engine.
+
+    Reads shared memory, waits for nothing.
+    """
 
     @property
     def never_attached(self) -> bool:
         """Whether no sidecar was ever attached: then this engine is no member of any fleet."""
-        ...
-
-    @property
-    def outlived(self) -> bool:
-        """Whether the last sidecar died, its header open, having granted this client `keep`."""
         ...
 
     @property

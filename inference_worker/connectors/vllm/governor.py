@@ -180,7 +180,8 @@ class Governor:
 
     def step_begun(self, step: int) -> None:
         """The step of the last boundary was made, under this number."""
-        self._hold.step_begun(step)
+        if self._requests or self._hold.is_held:
+            self._hold.step_begun(step)
 
     def step_done(self, step: int) -> None:
         """The outputs of all steps up to this one were processed."""
@@ -283,20 +284,16 @@ class Governor:
         can_hold = self._stamp is None or self._hold.begin(self.life, self.view)
         freshness_ns = self._header.freshness_ns  # then the view (R16)
         now, _ = self._present()
-        if now is None:
-            is_kept = self._mode is EngineMode.KEEP and self._applied is not None and self._header.outlived
-        elif now != self._applied:
+        if now is not None and now != self._applied:
             return GateAnswer.DEFER
-        else:
-            is_kept = can_hold and self._clock.now_ns() < freshness_ns
-        if self.weights.trouble or not can_hold:
+        if now is None or self.weights.trouble or not can_hold:
             return GateAnswer.EMPTY
-        if is_kept:
+        if self._clock.now_ns() < freshness_ns:
             return GateAnswer.SERVE
         return self._claim() if self._mode is EngineMode.KEEP else GateAnswer.EMPTY
 
     def _claim(self) -> GateAnswer:
-        """The log is out of reach: serve on by a claim, which holds acknowledgements back until the look-up is over."""
+        """The log is out of reach, or the sidecar has died: serve on by a claim, which holds acknowledgements back meanwhile."""
         claimed, view = self._header.claim_freshness(_KEEP)
         self._claims = True
         if claimed == _KEEP and view == self.view and self._header.life == self.life:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from inference_worker.connectors.vllm.governed import Header, ViewHold
+from kv_types.errors import InvalidArgumentError
 from kv_types.ids import NO_LIFE, LifeId
 from kv_types.limits import ENGINE_STEPS_IN_FLIGHT_MAX
 
@@ -19,6 +20,11 @@ class RequestHold:
         self._view = 0
         self._in_flight: deque[tuple[int, LifeId, int]] = deque()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether anything is."""
+        return self._held is not None
+
     def begin(self, life: LifeId, view: int) -> bool:
         """Hold from this view on unless something is held already; False when that can't be had."""
         if self._held is not None and self._life == life:
@@ -26,7 +32,10 @@ class RequestHold:
         self._end()
         if not view:  # nothing was published yet
             return True
-        held = self._header.hold(view, life=life)
+        try:
+            held = self._header.hold(view, life=life)
+        except InvalidArgumentError:  # a life that has published nothing yet
+            return False
         if held.is_held:
             self._held, self._life, self._view = held, life, view
         return held.is_held
@@ -51,13 +60,13 @@ class RequestHold:
 
     def step_begun(self, step: int) -> None:
         """What is held now, the step just made included, is held until the outputs of this step were processed."""
-        if self._held is None:
-            return
         if len(self._in_flight) >= ENGINE_STEPS_IN_FLIGHT_MAX:
             _, begun_in, oldest = self._in_flight.popleft()
             number, life, view = self._in_flight.popleft()
             self._in_flight.appendleft((number, life, min(oldest, view) if begun_in == life else 0))
-        self._in_flight.append((step, self._life, self._view))
+        # What began while nothing could be held is older than whatever is published later.
+        held = (NO_LIFE, 0) if self._held is None else (self._life, self._view)
+        self._in_flight.append((step, *held))
 
     def step_done(self, step: int) -> None:
         """The outputs of all steps up to this one were processed."""
