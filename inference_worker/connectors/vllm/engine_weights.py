@@ -41,10 +41,18 @@ def model_name(model_config: Any, settings: ConnectorSettings) -> str | None:
     if hub is not None:
         return hub[0]
     path = Path(model)
-    if not path.exists():
+    if not exists(path):
         return model or None
     architecture = str(getattr(model_config, "architecture", "") or "")
     return f"{path.resolve().name}:{architecture}"
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; a path that no file system takes is nowhere."""
+    try:
+        return path.exists()
+    except OSError:  # too long a name, for one
+        return False
 
 
 def weights_of(
@@ -66,13 +74,13 @@ def weights_of(
     hub = hub_snapshot(path)
     if hub is not None:
         return Weights(version=f"hf:{hub[1]}")
-    if not path.exists():
+    if not exists(path):
         return _hub_weights(model_config, load_config)
     try:
         digest = weights_digest(
             path, how=settings.weights_digest, memory=memory, prefer_pickled=load_format in _PICKLED_FORMATS
         )
-    except WeightsFilesError as error:
+    except (WeightsFilesError, OSError) as error:
         return _unnamed(f"{error}; or give weights_version")
     return Weights(digest=digest)
 
