@@ -1,0 +1,1 @@
+"""Tests with the real vLLM; run by the interpreter that has it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_worker.connectors.vllm.engine_numerics import digest_text
-from inference_worker.connectors.vllm.engine_weights import local_snapshot
+from inference_worker.connectors.vllm.engine_weights import exists, local_snapshot
 from inference_worker.connectors.vllm.file_digests import States, are_settled, states_of
 from inference_worker.connectors.vllm.safetensors_files import WeightsFilesError, parse_json
 from inference_worker.connectors.vllm.settings import WeightsDigest
@@ -72,7 +72,7 @@ class AdapterDigests:
             try:
                 digest = self._digest_of(lora_request)
                 return Adapter(name, digest)
-            except (WeightsFilesError, InvalidArgumentError) as error:
+            except (WeightsFilesError, InvalidArgumentError, OSError, RuntimeError) as error:
                 return Uncacheable(
                     UncacheableReason.ADAPTER_WITHOUT_DIGEST, f"adapter {name!r:.200}: {error}"
                 )
@@ -138,7 +138,7 @@ def _folder(lora_path: str) -> Path:
     path = Path(lora_path)
     if lora_path.startswith("~"):
         path = path.expanduser()
-    if path.is_absolute() or path.exists():
+    if path.is_absolute() or exists(path):
         return path.absolute()
     snapshot = local_snapshot(lora_path)
     if snapshot is None:

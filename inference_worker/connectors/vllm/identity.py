@@ -14,14 +14,14 @@ from inference_worker.connectors.vllm.engine_model import (
     sliding_window,
     unsupported,
 )
-from inference_worker.connectors.vllm.engine_numerics import Machine, numerics_of
+from inference_worker.connectors.vllm.engine_numerics import Machine, digest_text, numerics_of
 from inference_worker.connectors.vllm.engine_weights import model_name, weights_of
 from inference_worker.connectors.vllm.file_digests import DigestMemory
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.connectors.vllm.settings import ConnectorSettings
 from kv_types.computation import check_name
 from kv_types.errors import ConfigError, InvalidArgumentError
-from kv_types.limits import ENGINE_PAGE_TOKENS_MAX, PAGE_BYTES_MAX, PAGE_TOKENS_MAX
+from kv_types.limits import ENGINE_PAGE_TOKENS_MAX, NAME_BYTES_MAX, PAGE_BYTES_MAX, PAGE_TOKENS_MAX
 from kv_types.namespace import Geometry, KvDtype, Namespace, Uncacheable, UncacheableReason, Weights
 from kv_types.namespace import identify as name_computation
 from kv_types.numbers import check_integer
@@ -213,7 +213,7 @@ def _base(
             rope=rope_of(model_config),
             sliding_window=sliding_window(model_config),
             layer_kinds=layer_kinds(model_config),
-            layout=f"vllm-1 block={layout.block_tokens} blocks={blocks} {layout.name}",
+            layout=_layout_text(layout, blocks),
             numerics=numerics_of(vllm_config, machine),
         )
 
@@ -232,6 +232,13 @@ def _base(
         return name(weights)
     except InvalidArgumentError as error:
         return Uncacheable(UncacheableReason.INVALID, str(error))
+
+
+def _layout_text(layout: PhysicalLayout, blocks: int) -> str:
+    """Canonical text of how a page lies: its blocks one after another, each as the layout says."""
+    prefix = f"vllm-1 block={layout.block_tokens} blocks={blocks} "
+    text = prefix + layout.name
+    return text if len(text.encode()) <= NAME_BYTES_MAX else prefix + digest_text(layout.name)
 
 
 def _shape(

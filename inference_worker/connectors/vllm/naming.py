@@ -9,7 +9,6 @@ from inference_worker.connectors.vllm.items import ItemDigests, extras_of
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.connectors.vllm.settings import ConnectorSettings, TenantSource
 from kv_types.canonical import encode_text
-from kv_types.computation import Adapter
 from kv_types.errors import InvalidArgumentError
 from kv_types.namespace import Uncacheable, UncacheableReason
 from kv_types.page_keys import Extras
@@ -44,11 +43,10 @@ class RequestNaming:
         tenant = self._tenant_of(request)
         if isinstance(tenant, Uncacheable):
             return tenant
-        adapter: Adapter | Uncacheable | None = None
-        if request.lora_request is not None:
-            adapter = self._adapters.adapter_of(request.lora_request)
-            if isinstance(adapter, Uncacheable):
-                return adapter
+        lora = request.lora_request
+        adapter = None if lora is None else self._adapters.adapter_of(lora)
+        if isinstance(adapter, Uncacheable):
+            return adapter
         return Variant(weights_version=weights_version, adapter=adapter, tenant=tenant)
 
     def extras_of(self, request: Any, page_tokens: int) -> Extras | Uncacheable:

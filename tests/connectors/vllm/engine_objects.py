@@ -54,16 +54,16 @@ class ModelConfig(SimpleNamespace):
     """The engine's view of a model."""
 
     @property
-    def hf_config(self) -> HfConfig:
+    def hf_config(self) -> Any:
         return self.hf_text_config
 
-    def get_total_num_hidden_layers(self) -> int:
+    def get_total_num_hidden_layers(self) -> Any:
         return self.hf_text_config.num_hidden_layers
 
-    def get_total_num_kv_heads(self) -> int:
+    def get_total_num_kv_heads(self) -> Any:
         return self.hf_text_config.num_key_value_heads
 
-    def get_head_size(self) -> int:
+    def get_head_size(self) -> Any:
         text = self.hf_text_config
         return text.kv_lora_rank + text.qk_rope_head_dim if self.use_mla else text.head_dim
 

@@ -150,7 +150,14 @@ def test_a_bad_configuration_has_no_name(tmp_path: Path, config: str) -> None:
 
 def test_an_adapter_that_is_nowhere_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    for path in ("org/adapter", "/nowhere", "~/nowhere-at-all", "no repository"):
+    for path in (
+        "org/adapter",
+        "/nowhere",
+        "~/nowhere-at-all",
+        "~nobody-of-that-name/x",
+        "no repository",
+        "/" + "x" * 5000,
+    ):
         _problem(_adapters(), lora("a", 1, path))
     _problem(_adapters(), lora("n" * 2000, 1, _write(tmp_path / "1")))
 

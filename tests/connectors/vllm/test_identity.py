@@ -416,8 +416,13 @@ def test_a_block_larger_than_any_page_has_no_name() -> None:
     assert reason_of(vllm_config(), layout=layout(block_tokens=8192)) is UncacheableReason.INVALID
 
 
+def test_a_layout_of_a_long_name_counts_by_its_digest() -> None:
+    names = [base_of(vllm_config(), layout=layout(name="x" * 1020 + end)) for end in "ab"]
+    assert names[0].id != names[1].id
+
+
 def test_a_name_too_long_is_no_error() -> None:
-    assert reason_of(vllm_config(), layout=layout(name="x" * 1020)) is UncacheableReason.INVALID
+    assert reason_of(vllm_config(model="m" * 2000)) is UncacheableReason.INVALID
 
 
 def test_who_requires_pages_is_told_at_the_start_that_there_are_none() -> None:
