@@ -15,9 +15,9 @@ from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
+from kv_types.engine_limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
 from kv_types.errors import StrataError
 from kv_types.ids import NO_LIFE, LifeId
-from kv_types.limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
 from kv_types.outcomes import MissReason
 from kv_types.validity import NO_INSTANCES, UNKNOWN_INSTANCE, Instances
 

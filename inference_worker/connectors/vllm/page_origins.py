@@ -15,8 +15,8 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from inference_worker.reused import ReusedPages, Run
+from kv_types.engine_limits import ORIGIN_PAGES_MAX, ORIGIN_REQUESTS_MAX
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId
-from kv_types.limits import ORIGIN_PAGES_MAX, ORIGIN_REQUESTS_MAX
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, Instances
 
 

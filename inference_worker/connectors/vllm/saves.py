@@ -14,9 +14,10 @@ from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.reused import ReusedPages
+from kv_types.engine_limits import SAVE_BATCH_BYTES_MAX, SAVE_JOBS_QUEUED_MAX
 from kv_types.errors import StrataError
 from kv_types.ids import KEY_BYTES
-from kv_types.limits import GRANTS_PER_CLIENT_MAX, SAVE_BATCH_BYTES_MAX, SAVE_JOBS_QUEUED_MAX
+from kv_types.limits import GRANTS_PER_CLIENT_MAX
 from kv_types.outcomes import KNOWN, Hit, PutOutcome, Refused, RefuseReason
 
 _log = logging.getLogger("stratakv.vllm")

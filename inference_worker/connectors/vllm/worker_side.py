@@ -18,7 +18,7 @@ from inference_worker.connectors.vllm.saves import Saver
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard, ShardSpaces, ViewHolds
-from kv_types.limits import ENGINE_DRAIN_S_MAX
+from kv_types.engine_limits import ENGINE_DRAIN_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 
 _log = logging.getLogger("stratakv.vllm")
