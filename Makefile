@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
 NATIVE := CMakeLists.txt $(wildcard cache_l[23]/native/*.cpp cache_l[23]/native/*.hpp)
 
-.PHONY: help demo test check lint types contracts gen gen-check bench sim sim-hunt sanitize native clean
+.PHONY: help demo test test-vllm check lint types contracts gen gen-check bench sim sim-hunt sanitize native clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ demo: $(VENV)/.demo ## See a real model skip most of a prefill
 
 test: $(VENV)/.test ## Run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-vllm: ## Run the tests with the real vLLM, in an environment of its own outside the tree
+	PYTHON=$(PYTHON) tests/vllm/run.sh $(VLLM_PYTEST_FLAGS)
 
 check: lint types contracts gen-check ## Lint, types, import contracts, generated files
 

@@ -186,6 +186,14 @@ class Engine:
         """Whether nothing is under way, connector's saves included (those only in process)."""
         return bool(self._do("idle"))
 
+    def wait_idle(self, *, timeout_s: float = ANSWER_S_MAX) -> None:
+        """Wait until `is_idle`; raises EngineError when that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_idle():
+            if time.monotonic() > deadline:
+                raise EngineError(f"not idle after {timeout_s:.0f} s:\n{self.messages()}")
+            time.sleep(0.005)
+
     def metrics(self) -> list[tuple[str, Mapping[str, str], float]]:
         """Every sample of the engine's own metrics and of ours among them: name, labels, value."""
         return [(name, labels, float(value)) for name, labels, value in self._do("metrics")]

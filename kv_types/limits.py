@@ -421,6 +421,8 @@ METRIC_NAMESPACES_MAX = 64
 
 # The vLLM connector
 ENGINE_LOOK_UP_S_MAX = 60.0
+ENGINE_PAGE_TOKENS_MAX = 256
+"""Of a page whose size nobody gave; engine blocks of more are pages themselves."""
 WEIGHTS_HEADER_BYTES_MAX = 100_000_000
 """Header of one safetensors file, as the format itself bounds it."""
 WEIGHTS_JSON_BYTES_MAX = 256 * 1024 * 1024
@@ -430,6 +432,11 @@ WEIGHTS_THREADS_MAX = 8
 DIGESTS_REMEMBERED_MAX = 256
 DIGESTS_FILE_BYTES_MAX = 1024 * 1024
 """Content digests of files that are kept in a file of the user's cache, and that file's size."""
+ADAPTERS_REMEMBERED_MAX = 4096
+MULTIMODAL_ITEMS_MAX = 1024
+"""Images and the like of one request."""
+MULTIMODAL_ITEMS_REMEMBERED_MAX = 65_536
+"""Adapters, and identifiers of such items, whose content is remembered; an engine itself keeps fewer."""
 
 # Times, in seconds
 CALL_DEADLINE_S_DEFAULT = 1.0

@@ -279,6 +279,8 @@ class UncacheableReason(StrEnum):
     """Rotation that depends on how long the sequence becomes: dynamic NTK, longrope."""
     ROPE_UNKNOWN = "rope_unknown"
     POSITION_UNNAMED = "position_unnamed"
+    INPUT_UNNAMED = "input_unnamed"
+    """A request whose input is more than tokens, and the rest has no digest: embeddings, some images…"""
     INVALID = "invalid"
     """A value is out of range or contradicts another one."""
 

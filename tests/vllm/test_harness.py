@@ -58,7 +58,7 @@ def test_steps_can_be_counted_and_requests_aborted(engine: Engine) -> None:
     assert len(asked.answer().tokens) == 3
     aborted.abort()
     engine.release()
-    wait_until(engine.is_idle, what="the engine to have nothing to do")
+    engine.wait_idle()
     assert not aborted.is_done
 
 

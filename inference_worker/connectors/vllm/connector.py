@@ -22,9 +22,10 @@ from inference_worker.connectors.vllm.engine_facts import check_engine, layer_fa
 from inference_worker.connectors.vllm.identity import WorkerIdentity
 from inference_worker.connectors.vllm.metrics import StrataPromMetrics, StrataStats
 from inference_worker.connectors.vllm.plan import StepPlan, WorkerReport
-from inference_worker.connectors.vllm.scheduler_side import SchedulerSide, connect_scheduler
+from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
-from inference_worker.connectors.vllm.worker_side import WorkerSide, connect_worker
+from inference_worker.connectors.vllm.wiring import connect_scheduler, connect_worker
+from inference_worker.connectors.vllm.worker_side import WorkerSide
 
 __all__ = ["StrataConnector"]
 
@@ -62,7 +63,9 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = connect_scheduler(self._settings, vllm_config)
         else:
-            self._worker = connect_worker(self._settings, vllm_config, rank=rank_of(vllm_config))
+            self._worker = connect_worker(
+                self._settings, vllm_config, kv_cache_config, rank=rank_of(vllm_config)
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:

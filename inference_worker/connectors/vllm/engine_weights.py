@@ -1,105 +1,153 @@
-"""Which version an engine's weights are of: as loaded, as set in the running engine, as announced, or private after a reset."""
+"""What names the weights that an engine has loaded, and its model: version, hub commit, or content of the files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from pathlib import Path
+from typing import Any
 
-from inference_worker.connectors.vllm.governed import BoardReading, VersionBoard
-from inference_worker.weights import Announced, FollowedVersion
+from inference_worker.connectors.vllm.file_digests import DigestMemory
+from inference_worker.connectors.vllm.safetensors_files import WeightsFilesError
+from inference_worker.connectors.vllm.settings import ConnectorSettings
+from inference_worker.connectors.vllm.weights_files import weights_digest
+from kv_types.namespace import Uncacheable, UncacheableReason, Weights
 
-_DISAGREE = "the ranks are not of one weights version"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_FOLDER = re.compile(r"models--(.+)")
+_DUMMY = "dummy"
+_PICKLED_FORMATS = frozenset({"pt", "npcache"})
+_FILE_FORMATS = _PICKLED_FORMATS | {
+    "auto",
+    "hf",
+    "safetensors",
+    "fastsafetensors",
+    "instanttensor",
+    "runai_streamer",
+    "mistral",
+    "gguf",
+    "bitsandbytes",
+    "sharded_state",
+}
+"""Formats whose weights are those of the files in the model's folder; of others nobody here knows where they come from."""
 
 
-class EngineWeights:
-    """Pure but for what it is given to read. Not thread-safe: asked by the scheduler alone."""
+def model_name(model_config: Any, settings: ConnectorSettings) -> str | None:
+    """Name of the model: the operator's, else its id on the hub, else its folder's name and its architecture."""
+    if settings.model_name is not None:
+        return settings.model_name
+    model = str(getattr(model_config, "model", "") or "")
+    hub = hub_snapshot(Path(model))
+    if hub is not None:
+        return hub[0]
+    path = Path(model)
+    if not path.exists():
+        return model or None
+    architecture = str(getattr(model_config, "architecture", "") or "")
+    return f"{path.resolve().name}:{architecture}"
 
-    def __init__(
-        self,
-        loaded: str,
-        *,
-        board: VersionBoard | None = None,
-        announced: Callable[[], Announced | None] | None = None,
-        random: Callable[[int], bytes] = os.urandom,
-    ) -> None:
-        """`loaded` names the weights as ranks loaded them. With `announced` what is announced for the model is followed.
 
-        Raises InvalidArgumentError.
-        """
-        self.version: str | None = None
-        """None: as they were loaded."""
-        self._name = loaded
-        self._board = board
-        self._reading: BoardReading | None = None if board is None else board.read()
-        self._announced = announced
-        self._followed = None if announced is None else FollowedVersion(loaded)
-        self._announced_trouble = "" if announced is None else "announcements were not looked at yet"
-        self._random = random
-        self._numbers: tuple[int, ...] = ()
-        self._numbers_moved = False
-        if self._reading is not None and self._reading.version:
-            self.switch(self._reading.version)
+def weights_of(
+    model_config: Any, load_config: Any, settings: ConnectorSettings, memory: DigestMemory | None = None
+) -> Weights | Uncacheable:
+    """Name the weights: explicit version, else the hub's commit, else a digest of the files, else not at all.
 
-    @property
-    def trouble(self) -> str:
-        """Why nothing may be reused or stored because of the weights; empty when it may."""
-        disagree = _DISAGREE if self._board is not None and self._reading is None else ""
-        return disagree or self._announced_trouble
+    Call it after they were loaded. A commit of the hub names the files of a snapshot, which nobody edits in place; a
+    branch's name names nothing. Where the hub's reference has moved since the configuration was read, it can't be told
+    which of both commits was loaded.
+    """
+    if settings.weights_version is not None:
+        return Weights(version=settings.weights_version)
+    load_format = str(getattr(load_config, "load_format", "auto"))
+    problem = _unknown_source(model_config, load_format)
+    if problem:
+        return _unnamed(f"{problem}; give weights_version")
+    path = Path(str(model_config.model))
+    hub = hub_snapshot(path)
+    if hub is not None:
+        return Weights(version=f"hf:{hub[1]}")
+    if not path.exists():
+        return _hub_weights(model_config, load_config)
+    try:
+        digest = weights_digest(
+            path, how=settings.weights_digest, memory=memory, prefer_pickled=load_format in _PICKLED_FORMATS
+        )
+    except WeightsFilesError as error:
+        return _unnamed(f"{error}; or give weights_version")
+    return Weights(digest=digest)
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether ranks say something else than at the last settle(). For each look-up: cheap."""
-        return self._numbers_moved or (self._board is not None and self._board.read() != self._reading)
 
-    def watch(self, numbers: tuple[int, ...]) -> None:
-        """Ranks have told with their reports how often a version was set: it counts where their boards can't be read."""
-        if self._board is None and numbers and numbers != self._numbers:
-            self._numbers_moved = self._numbers_moved or any(numbers)
-            self._numbers = numbers
+def hub_snapshot(path: Path) -> tuple[str, str] | None:
+    """(id, commit) of a snapshot folder as the hub's client keeps them: models--<owner>--<name>/snapshots/<commit>."""
+    absolute = path.absolute()
+    if len(absolute.parts) < 4 or absolute.parent.name != "snapshots" or not _COMMIT.fullmatch(absolute.name):
+        return None
+    folder = _HUB_FOLDER.fullmatch(absolute.parent.parent.name)
+    return None if folder is None else (folder.group(1).replace("--", "/"), absolute.name)
 
-    def settle(self, *, has_news: bool) -> bool:
-        """Take in what ranks say and, if `has_news` or it could not be told before, what is announced; True: a switch."""
-        before = self.version
-        switched = self._settle_board()
-        if (
-            self._followed is not None
-            and self._announced is not None
-            and (has_news or self._announced_trouble)
-        ):
-            known = self._followed.version
-            self._announced_trouble = self._followed.observe(self._announced())
-            if self._followed.version != known:
-                self._name = self.version = self._followed.version
-        return switched or self.version != before
 
-    def switch(self, version: str) -> None:
-        """The weights are of this version from now on."""
-        self._name = self.version = version
-        if self._followed is not None:
-            self._followed.declare(version)
+def local_snapshot(repository: str, *, revision: str | None = None, cache: Path | None = None) -> Path | None:
+    """Folder of a hub repository's snapshot that is on this machine; None when there is none."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository) or ".." in repository:
+        return None
+    base = (cache or hub_cache()) / f"models--{repository.replace('/', '--')}"
+    commit = revision if revision and _COMMIT.fullmatch(revision) else _reference(base, revision or "main")
+    if commit is None:
+        return None
+    folder = base / "snapshots" / commit
+    return folder if folder.is_dir() else None
 
-    def reset(self) -> str:
-        """The weights may have changed under their name: from now on they have one that nobody else has; returns it."""
-        self.version = f"{self._name}+{self._random(8).hex()}"
-        if self._followed is not None:
-            self._followed.declare(self.version)
-        return self.version
 
-    def _settle_board(self) -> bool:
-        if self._numbers_moved:  # to which version can't be told
-            self._numbers_moved = False
-            self.reset()
-            return True
-        if self._board is None:
-            return False
-        reading = self._board.read()
-        if reading == self._reading:
-            return False
-        self._reading = reading
-        if reading is None:
-            self.reset()
-        elif reading.version:
-            self.switch(reading.version)
-        else:
-            self.version = None
-        return True
+def hub_cache() -> Path:
+    """Where the hub's client keeps what it has downloaded."""
+    if told := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(told)
+    if told := os.environ.get("HF_HOME"):
+        return Path(told) / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "huggingface" / "hub"
+
+
+def _reference(base: Path, name: str) -> str | None:
+    if not re.fullmatch(r"[\w./-]+", name) or ".." in name:
+        return None
+    try:
+        with (base / "refs" / name).open("rb") as file:
+            commit = file.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def _unknown_source(model_config: Any, load_format: str) -> str:
+    if load_format == _DUMMY:
+        return "load_format is dummy: random weights have no name"
+    if load_format not in _FILE_FORMATS:
+        return f"load_format {load_format!r} takes weights from elsewhere"
+    return "the weights come from an object store" if getattr(model_config, "model_weights", "") else ""
+
+
+def _hub_weights(model_config: Any, load_config: Any) -> Weights | Uncacheable:
+    model, revision = str(model_config.model), getattr(model_config, "revision", None)
+    if os.environ.get("VLLM_USE_MODELSCOPE", "0").lower() in {"1", "true"}:
+        return _unnamed(
+            f"{model} comes from ModelScope, whose commits aren't known here; give weights_version"
+        )
+    if revision and _COMMIT.fullmatch(str(revision)):
+        return Weights(version=f"hf:{revision}")
+    read = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
+    download_dir = getattr(load_config, "download_dir", None)
+    cache = Path(download_dir) if download_dir else None
+    snapshot = local_snapshot(model, revision=revision, cache=cache)
+    commits = {commit for commit in (read, snapshot.name if snapshot else None) if commit}
+    if len(commits) == 1 and _COMMIT.fullmatch(commit := str(commits.pop())):
+        return Weights(version=f"hf:{commit}")
+    moved = f"{model} moved from commit to commit while it was loaded"
+    return _unnamed(
+        f"{moved if commits else f'the commit of {model} on the hub is not known'}: "
+        "give --revision with a commit of 40 digits, or weights_version"
+    )
+
+
+def _unnamed(detail: str) -> Uncacheable:
+    return Uncacheable(UncacheableReason.WEIGHTS_UNNAMED, detail)

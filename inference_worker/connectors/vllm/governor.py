@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inference_worker.connectors.vllm.block_index import BlockIndex
-from inference_worker.connectors.vllm.engine_weights import EngineWeights
 from inference_worker.connectors.vllm.governed import (
     BlockPool,
     GateAnswer,
@@ -19,6 +18,7 @@ from inference_worker.connectors.vllm.governed import (
     LiveRequest,
 )
 from inference_worker.connectors.vllm.hold import RequestHold
+from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.selection import EVERYTHING_SELECTED, Selection, selection_of
 from inference_worker.connectors.vllm.tracked import BlockGeometry, Tracked
 from kv_types.clock import Clock

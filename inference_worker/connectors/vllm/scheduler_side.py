@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.engine_hooks import govern
+from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import WorkerIdentity
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
+from inference_worker.connectors.vllm.rank_boards import RankBoards
 from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
+from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.save_plans import SavePlans
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.variants import VariantNamespaces
+from kv_types.errors import StrataError
 from kv_types.namespace import Namespace, Uncacheable, UncacheableReason
 
 BlocksOf = Callable[[str], Sequence[int]]
@@ -45,6 +49,7 @@ class SchedulerSide:
         self._variants: VariantNamespaces | None = None
         self._look_ups: LookUps | None = None
         self._saves: SavePlans | None = None
+        self._blocks_of: BlocksOf = lambda request_id: ()
         self._page_tokens = 0
         self._states: dict[str, RequestState] = {}
         self._leaving: dict[str, RequestState] = {}
@@ -52,7 +57,6 @@ class SchedulerSide:
         self._loads: list[LoadJob] = []
         self._late_saves: list[SaveJob] = []
         self._freed: set[str] = set()
-        self._interrupted: set[str] = set()
         self._step = 0
         self._done_step = 0
         self._is_idle = True
@@ -60,6 +64,11 @@ class SchedulerSide:
         self.hook_s = 0.0
 
     # --- set-up ----------------------------------------------------------------------------------------------------
+
+    def bind(self, kv_cache_manager: Any) -> None:
+        """The engine's own cache is there; from now on it is governed. Raises UngovernedEngineError."""
+        govern(self._governor, kv_cache_manager)
+        self._blocks_of = lambda request_id: kv_cache_manager.get_block_ids(request_id)[0]
 
     def learn_workers(self, workers: Mapping[int, WorkerIdentity]) -> None:
         """Take what the ranks say of themselves; they must agree on all but which part of the model they hold."""
@@ -75,6 +84,7 @@ class SchedulerSide:
             _log.warning("pages of this engine are not shared (%s): %s", unnamed.reason, unnamed.detail)
             return
         first = ranks[0]
+        self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
         self._page_tokens = first.blocks_per_page * first.block_tokens
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
         self._variants = VariantNamespaces(self._client, bases, page_bytes=first.page_bytes)
@@ -139,7 +149,7 @@ class SchedulerSide:
             state = self._states.get(request_id)
             if state is not None:
                 state.interrupt()
-        saves = [*self._late_saves, *self._due_saves(scheduled, blocks_of)]
+        saves = [*self._late_saves, *self._due_saves(scheduled)]
         plan = StepPlan(
             step=self._step,
             life=self._governor.life,
@@ -147,7 +157,7 @@ class SchedulerSide:
             loads=tuple(self._loads),
             saves=tuple(saves),
             interrupted=frozenset(interrupted),
-            recompute_block_ids=self._to_recompute(blocks_of),
+            recompute_block_ids=self._to_recompute(),
             freed=frozenset(self._freed),
         )
         self._loads, self._late_saves, self._freed = [], [], set()
@@ -217,10 +227,32 @@ class SchedulerSide:
             **{f"saves_{name}_pages": float(pages) for name, pages in saves.items()},
             "save_jobs_under_way": float(under_way),
             "requests": float(len(self._states)),
-            "scheduler_hook_s": self.hook_s,
+            "hook_s_scheduler": self.hook_s,
         }
 
+    def shutdown(self) -> None:
+        """The engine ends: let go of what is pinned, and detach."""
+        for state in (*self._states.values(), *self._leaving.values()):
+            state.cancel_prefetches()
+            state.release_leases()
+        self._client.close()
+
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _weights(self, ranks: Sequence[WorkerIdentity]) -> EngineWeights:
+        """What the weights are called, and where it is heard that they are called otherwise."""
+        base = ranks[0].base
+        assert isinstance(base, Namespace), "only what has a name is learnt"
+        boards = [rank.board for rank in ranks]
+        board: Board | None = None
+        if all(boards):
+            try:
+                board = RankBoards([handle for handle in boards if handle is not None])
+            except StrataError as error:
+                _log.warning("weights can't be renamed at a look-up, only a step later: %s", error)
+        announced = (lambda: self._client.announced(base.model)) if self._settings.follow_weights else None
+        loaded = base.weights.version or (base.weights.digest or b"").hex()
+        return EngineWeights(loaded, board=board, announced=announced)
 
     def _name(self, state: RequestState) -> None:
         """Give a request its variant and keys, as of the weights that are named now."""
@@ -253,12 +285,12 @@ class SchedulerSide:
         if variant is not None and variant.weights_version != self._governor.weights_version:
             self._name(state)
 
-    def _due_saves(self, scheduled: Mapping[str, int], blocks_of: BlocksOf) -> list[SaveJob]:
+    def _due_saves(self, scheduled: Mapping[str, int]) -> list[SaveJob]:
         """Pages that became full and certain since the last step, of requests that may store."""
         stamp, jobs = self._governor.stamp, []
         for request_id, state in list(self._progressed.items()):
             if self._may_store(state) and stamp is not None and self._saves is not None:
-                job = self._saves.plan(state, stamp, blocks_of)
+                job = self._saves.plan(state, stamp, self._blocks_of)
                 if job is not None:
                     jobs.append(job)
             if request_id not in scheduled and not state.request.num_in_flight_tokens:
@@ -301,11 +333,11 @@ class SchedulerSide:
             self.counts["failed_load_tokens"] += max(0, found.external_tokens - in_place)
             found.external_tokens = min(found.external_tokens, in_place)
 
-    def _to_recompute(self, blocks_of: BlocksOf) -> frozenset[int]:
+    def _to_recompute(self) -> frozenset[int]:
         """Blocks of tainted requests from the first selected page on, where they are to be computed anew."""
         blocks: set[int] = set()
         for request_id, first in self._governor.to_recompute().items():
-            blocks.update(blocks_of(request_id)[first:])
+            blocks.update(self._blocks_of(request_id)[first:])
         return frozenset(blocks)
 
     def _count_found(self, state: RequestState) -> None:
@@ -338,8 +370,3 @@ class SchedulerSide:
                 "ended_by": state.found.ended_by.name.lower(),
             }
         }
-
-
-def timed(side: SchedulerSide, began_s: float) -> None:
-    """Add the time since `began_s` (time.perf_counter) to what the hooks have taken."""
-    side.hook_s += time.perf_counter() - began_s

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.identity import namespace_of
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.namespaces import RegisteredNamespace
 from kv_types.errors import DeadlineExceededError, LimitExceededError, StrataError
 from kv_types.limits import NAMESPACES_PER_CLIENT_MAX
-from kv_types.namespace import Namespace, Weights
+from kv_types.namespace import Namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,6 @@ class ShardNamespace:
 
     namespace: Namespace
     registered: RegisteredNamespace
-
-
-def namespace_of(base: Namespace, variant: Variant) -> Namespace:
-    """Name a variant's computation of the shard that `base` names. Raises InvalidArgumentError, LimitExceededError."""
-    weights = base.weights if variant.weights_version is None else Weights(version=variant.weights_version)
-    return replace(base, weights=weights, adapter=variant.adapter, tenant=variant.tenant)
 
 
 class VariantNamespaces:
