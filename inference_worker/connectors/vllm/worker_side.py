@@ -19,7 +19,7 @@ from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMod
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard, ShardSpaces, ViewHolds
 from kv_types.engine_limits import ENGINE_DRAIN_S_MAX
-from kv_types.namespace import Namespace, Uncacheable
+from kv_types.namespace import AttentionKind, Geometry, Namespace, Uncacheable
 
 _log = logging.getLogger("stratakv.vllm")
 
@@ -42,6 +42,12 @@ Identify = Callable[[BlockLayout | Uncacheable, tuple[int, int]], Any]
 """Names a worker from how its blocks lie and from its version board's handle."""
 
 
+def stores_pages(geometry: Geometry, *, rank: int, tensor_size: int) -> bool:
+    """Whether this rank stores: the first of those that keep the same heads, or all the same latent."""
+    heads = 1 if geometry.attention is AttentionKind.MLA else geometry.kv_heads_total
+    return rank % tensor_size % max(1, tensor_size // heads) == 0
+
+
 class WorkerSide:
     """One rank. Every method is the engine's thread's, and none raises because a page or the sidecar is not there.
 
@@ -56,14 +62,14 @@ class WorkerSide:
         *,
         rank: int,
         settings: ConnectorSettings,
-        stores: bool = True,
+        tensor_size: int = 1,
     ) -> None:
-        """Without a client nothing is loaded or stored. `stores`: False on a rank whose pages another one stores."""
+        """Without a client nothing is loaded or stored. `tensor_size`: ranks that share the model's heads."""
         self._client = client
         self._identify = identify
         self._rank = rank
         self._settings = settings
-        self._stores = stores
+        self._tensor_size = tensor_size
         self._board = VersionBoard.create()
         self._identity: Any = None
         self._layers: dict[str, int] = {}
@@ -112,7 +118,8 @@ class WorkerSide:
         )
         self._layers = {name: index for index, name in enumerate(layout.layer_order)}
         self._loader = Loader(self._shard)
-        self._saver = Saver(self._shard, deadline_s=self._settings.store_deadline_s, stores=self._stores)
+        stores = stores_pages(base.geometry, rank=self._rank, tensor_size=self._tensor_size)
+        self._saver = Saver(self._shard, deadline_s=self._settings.store_deadline_s, stores=stores)
 
     @property
     def identity(self) -> Any:
