@@ -238,10 +238,10 @@ class Saver:
         self._pending[job.request_id] -= 1
         if not self._pending[job.request_id]:
             del self._pending[job.request_id]
-        self.counts["saves"] += 1
+        self.counts["save_jobs"] += 1
         for why, count in save.why.items():
             is_dropped = why in ("queue_full", "not_held", "closing", "interrupted")
-            self.counts[f"saves_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
+            self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
         if not save.stored and save.why:
             self._shard.origins.not_stored(job.keys[self._shard.rank], job.start, job.pages)
         self._changed.notify_all()

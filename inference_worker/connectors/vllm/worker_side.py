@@ -113,7 +113,8 @@ class WorkerSide:
             layout=layout,
             blocks_per_page=blocks,
             spaces=ShardSpaces(client, base, page_bytes=layout.page_bytes(blocks)),
-            origins=PageOrigins(),
+            # The engine holds no more pages than it has blocks for; those that it has just evicted may come again.
+            origins=PageOrigins(pages_max=2 * max(1, layout.num_blocks // blocks)),
             holds=ViewHolds(client.validity),
         )
         self._layers = {name: index for index, name in enumerate(layout.layer_order)}
@@ -234,10 +235,10 @@ class WorkerSide:
         figures: dict[str, float] = {"hook_s_worker": self._hook_s}
         if self._loader is not None:
             figures |= self._loader.counts
-            figures |= {"load_s": self._loader.seconds, "loads_under_way": self._loader.under_way}
+            figures |= {"load_s": self._loader.seconds, "load_jobs_under_way": self._loader.under_way}
         if self._saver is not None:
             figures |= self._saver.counts
-            figures |= {"save_s": self._saver.seconds, "saves_queued": self._saver.queued}
+            figures |= {"save_s": self._saver.seconds, "save_jobs_queued": self._saver.queued}
         return figures
 
     def shutdown(self) -> None:

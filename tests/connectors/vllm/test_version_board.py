@@ -24,7 +24,7 @@ for _ in sys.stdin:
 
 def test_another_process_reads_what_is_written() -> None:
     board = VersionBoard.create()
-    assert not board.is_watched
+    before = board.is_watched
     pid, descriptor = board.handle
     with subprocess.Popen(
         [sys.executable, "-c", _READER, str(pid), str(descriptor)],
@@ -41,7 +41,7 @@ def test_another_process_reads_what_is_written() -> None:
             return reader.stdout.readline().strip()
 
         assert read() == "(0, None)"
-        assert board.is_watched
+        assert (before, board.is_watched) == (False, True)
         assert board.publish("v1") == 1
         assert read() == "(1, 'v1')"
         assert board.publish("größer") == 2

@@ -42,7 +42,7 @@ def test_a_page_that_goes_between_look_up_and_load_is_told(world: WorkerWorld, m
     assert load(ours, keys, [10, 11, 12, 13], mode=mode) == {12, 13}
     assert ours.bytes_of([10, 11]) == ours.bytes_of([0, 1])
     assert load(ours, keys, [14, 15], mode=mode, start=2) == {14, 15}
-    assert ours.side.statistics()["loads"] == 2
+    assert ours.side.statistics()["load_jobs"] == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -52,7 +52,7 @@ def test_a_load_of_another_life_fails(world: WorkerWorld, mode: LoadMode) -> Non
     ours.save(ours.save_job(keys, [0, 1]))
     job = ours.load_job(keys, [5, 6])
     assert ours.step(loads=(job,), life=new_life_id()).failed == {5, 6}
-    assert ours.side.statistics()["loads_failed_life"] == 1
+    assert ours.side.statistics()["load_jobs_failed_life"] == 1
 
 
 def test_a_view_that_is_none_of_this_life_fails(world: WorkerWorld) -> None:
@@ -70,7 +70,7 @@ def test_saves_that_no_fence_would_wait_for_are_dropped(world: WorkerWorld) -> N
     ours.step(saves=(job,), life=new_life_id())
     ours.wait_saved(job)
     assert ours.saved[job.number] == [0]
-    assert ours.side.statistics()["saves_dropped_not_held"] == 1
+    assert ours.side.statistics()["save_jobs_dropped_not_held"] == 1
 
 
 def test_c16_a_stamp_that_an_invalidation_overtook_is_refused_with_its_reason(world: WorkerWorld) -> None:
@@ -96,7 +96,7 @@ def test_a_load_that_is_late_fails_and_writes_nothing_afterwards(
     monkeypatch.setattr(loader, "_deadline_s", 0.0)
     assert load(ours, keys, [5, 6], mode=mode) == {5, 6}
     assert ours.bytes_of([5, 6]) == before
-    assert ours.side.statistics()["loads_failed_deadline"] == 1
+    assert ours.side.statistics()["load_jobs_failed_deadline"] == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -175,7 +175,7 @@ def test_c13_a_preemption_drops_what_waits_and_waits_for_what_is_read(
     assert ours.saved[kept.number] == [1]
     assert ours.saved[waiting.number] == [0]
     assert ours.resident(others) == 0
-    assert ours.side.statistics()["saves_dropped_interrupted"] == 2
+    assert ours.side.statistics()["save_jobs_dropped_interrupted"] == 2
 
 
 def test_a_preemption_does_not_wait_longer_than_a_put_may_take(
@@ -202,7 +202,7 @@ def test_a_queue_that_is_full_drops(world: WorkerWorld, monkeypatch: pytest.Monk
     gate.opened.set()
     ours.wait_saved(*jobs)
     assert [ours.saved[job.number] for job in jobs] == [[1], [1], [1], [0], [0]]
-    assert ours.side.statistics()["saves_dropped_queue_full"] == 2
+    assert ours.side.statistics()["save_jobs_dropped_queue_full"] == 2
 
 
 def test_what_waits_is_stored_before_the_end(world: WorkerWorld) -> None:
@@ -306,3 +306,16 @@ def test_a_sidecar_that_dies_under_a_load_leaves_it_whole(
 
 def _stores(engine: Engine, keys: bytes) -> bool:
     return engine.save(engine.save_job(keys, [0, 1, 2])) == [3]
+
+
+def test_loads_over_grpc_alone(sidecar: SidecarProcess) -> None:
+    ours = attached(sidecar, seed=1)
+    keys = ours.chain(3)
+    wait_until(lambda: _stores(ours, keys), what="a store")
+    settings = ClientSettings(name="far", shared_memory=False, deadline_s=5.0)
+    far = Engine(Client.connect(sidecar.runtime, settings=settings), seed=2)
+    longer = far.chain(4)
+    assert far.step(loads=(far.load_job(longer, [3, 4, 5, 6]),)).failed == {6}
+    assert far.bytes_of([3, 4, 5]) == ours.bytes_of([0, 1, 2])
+    far.side.shutdown()
+    ours.side.shutdown()
