@@ -46,29 +46,6 @@ REATTACH_S_DEFAULT = 30.0
 FORK_WAIT_S_MAX = 1.0
 """How long a fork may be held back until gRPC calls in flight have ended."""
 
-# The vLLM connector's workers
-BLOCK_RUNS_PER_LAYER_MAX = 8
-"""Pieces of memory in which one block of a layer may lie; keys and values apart make two."""
-STAGING_BYTES_MAX = 64 * 1024 * 1024
-"""Pinned memory through which pages go to an accelerator's blocks and back; more of them go in several turns."""
-VERSION_BOARD_READS_MAX = 100
-"""Attempts to read a version that is being written."""
-ORIGIN_PAGES_MAX = 262_144
-"""Pages of an engine whose origin in L2 is remembered."""
-ORIGIN_REQUESTS_MAX = 4096
-"""Requests of which a worker remembers what was loaded for them."""
-SAVE_JOBS_QUEUED_MAX = 4096
-"""Orders to store that wait in one worker; more are dropped, and are misses later."""
-SAVE_BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""What is read from the engine's blocks at once; a preemption waits for no more."""
-LOAD_BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""What is copied into the engine's blocks between two looks at the time."""
-ENGINE_LOAD_S_MAX = 5.0
-"""How long one load into the engine's blocks may take, from its order on; then the engine computes."""
-ENGINE_LOAD_THREADS = 2
-ENGINE_DRAIN_S_MAX = 5.0
-"""How long an engine's end waits for what is being stored."""
-
 # Arena
 PAGE_BYTES_MAX = 64 * 1024 * 1024
 SLOT_ALIGN_BYTES = 4096

@@ -17,7 +17,8 @@ import torch
 from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.block_copies import BlockCopies, HostBlocks, LayerRuns
 from inference_worker.connectors.vllm.device_blocks import DeviceBlocks
-from kv_types.limits import BLOCK_RUNS_PER_LAYER_MAX, LAYERS_MAX, NAME_BYTES_MAX
+from kv_types.engine_limits import BLOCK_RUNS_PER_LAYER_MAX
+from kv_types.limits import LAYERS_MAX, NAME_BYTES_MAX
 from kv_types.namespace import Uncacheable, UncacheableReason
 from kv_types.numbers import check_integer
 

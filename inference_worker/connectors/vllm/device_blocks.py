@@ -19,8 +19,8 @@ from inference_worker.connectors.vllm.block_copies import (
     checked_ids,
 )
 from inference_worker.connectors.vllm.plan import IN_PLACE
+from kv_types.engine_limits import STAGING_BYTES_MAX
 from kv_types.errors import BufferMismatchError
-from kv_types.limits import STAGING_BYTES_MAX
 
 
 class DeviceBlocks:

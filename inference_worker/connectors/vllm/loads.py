@@ -15,9 +15,9 @@ from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
+from kv_types.engine_limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
 from kv_types.errors import StrataError
 from kv_types.ids import NO_LIFE, LifeId
-from kv_types.limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
 from kv_types.outcomes import MissReason
 from kv_types.validity import NO_INSTANCES, UNKNOWN_INSTANCE, Instances
 
@@ -166,7 +166,12 @@ class Loader:
         except Exception:  # noqa: BLE001  (whatever it is, the engine computes these blocks anew)
             _log.exception("a load for request %s failed", load.job.request_id)
             load.in_place, load.why = 0, "error"
-        self.seconds += time.perf_counter() - began
+        self.spend(time.perf_counter() - began)
+
+    def spend(self, seconds: float) -> None:
+        """Count time of a load."""
+        with self._changed:
+            self.seconds += seconds
 
     def lease(self, load: _Load, stack: ExitStack) -> PageLease | None:
         """Pin a load's pages until the stack is left, for the scheduler's side has counted them; None: none are to be had."""
@@ -220,12 +225,12 @@ class Loader:
                 stands_on=load.stands_on,
             )
         shard.holds.release(load.held)
-        self.counts["loads"] += 1
-        self.counts["loaded_pages"] += load.in_place
-        self.counts["loaded_bytes"] += load.in_place * self._shard.page_bytes
-        if load.in_place < load.wanted:
-            self.counts[f"loads_failed_{load.why}"] += 1
         with self._changed:
+            self.counts["load_jobs"] += 1
+            self.counts["loaded_pages"] += load.in_place
+            self.counts["loaded_bytes"] += load.in_place * shard.page_bytes
+            if load.in_place < load.wanted:
+                self.counts[f"load_jobs_failed_{load.why}"] += 1
             self._ended.append(load)
 
 
@@ -261,7 +266,7 @@ class _LayerByLayer:
             for load in self._loads:
                 load.in_place, load.why = 0, load.why or "error"
         finally:
-            self._loader.seconds += time.perf_counter() - began
+            self._loader.spend(time.perf_counter() - began)
             for load in self._loads:
                 self._loader._end(load)
             with self._changed:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from inference_worker.reused import ReusedPages, Run
+from kv_types.engine_limits import ORIGIN_PAGES_MAX, ORIGIN_REQUESTS_MAX
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId
-from kv_types.limits import ORIGIN_PAGES_MAX, ORIGIN_REQUESTS_MAX
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, Instances
 
 
@@ -39,6 +39,14 @@ class _Loaded:
     run: Run
 
 
+@dataclass(frozen=True, slots=True)
+class _Reused:
+    """What a request reused, found out once: it does not change while it keeps its blocks."""
+
+    front: bytes
+    runs: list[Run]
+
+
 class PageOrigins:
     """Bounded; the origin of a page that was forgotten is unknown. Thread-safe."""
 
@@ -46,6 +54,7 @@ class PageOrigins:
         self._lock = threading.Lock()
         self._pages: LRUCache[bytes, _Origin] = LRUCache(min(pages_max, ORIGIN_PAGES_MAX))
         self._loaded: LRUCache[str, _Loaded] = LRUCache(ORIGIN_REQUESTS_MAX)
+        self._reused: LRUCache[str, _Reused] = LRUCache(ORIGIN_REQUESTS_MAX)
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -61,24 +70,36 @@ class PageOrigins:
         packed = packed[: (start + len(numbers)) * KEY_BYTES]
         with self._lock:
             self._loaded[request_id] = _Loaded(packed, run)
+            self._reused.pop(request_id, None)
             self._note(packed, run)
 
     def reused_for(self, request_id: str, packed: bytes, computed_from: int) -> ReusedPages:
         """What a request reused of a chain whose pages from `computed_from` on it has computed itself."""
-        reused = ReusedPages()
+        front = packed[: computed_from * KEY_BYTES]
         with self._lock:
-            loaded = self._loaded.get(request_id)
-            is_of_chain = loaded is not None and packed.startswith(loaded.packed)
-            run = loaded.run if loaded is not None and is_of_chain else None
-            from_cache = computed_from if run is None else min(run.start, computed_from)
-            if from_cache:
-                reused.found(packed, self._kept(packed, from_cache))
-        if run is not None and run.start < computed_from:
+            known = self._reused.get(request_id)
+            if known is None or known.front != front:
+                known = self._reused[request_id] = _Reused(
+                    front, self._runs(request_id, front, computed_from)
+                )
+        reused = ReusedPages()
+        for run in known.runs:
             reused.found(packed, run)
-            if run.end + 1 < computed_from:
-                # It was given more than was loaded for it: it was preempted since, or somebody computed it meanwhile.
-                reused.found(packed, _unknown_run(run.end + 1, computed_from))
         return reused
+
+    def _runs(self, request_id: str, front: bytes, computed_from: int) -> list[Run]:
+        loaded = self._loaded.get(request_id)
+        run = None
+        if loaded is not None and (loaded.packed.startswith(front) or front.startswith(loaded.packed)):
+            run = loaded.run
+        from_cache = computed_from if run is None else min(run.start, computed_from)
+        runs = [self._kept(front, from_cache)] if from_cache else []
+        if run is not None and run.start < computed_from:
+            runs.append(run)
+            if run.end + 1 < computed_from:
+                # It was given more than was loaded for it: somebody computed that meanwhile, and nobody says who.
+                runs.append(_unknown_run(run.end + 1, computed_from))
+        return runs
 
     def stored(self, packed: bytes, start: int, reused: ReusedPages, *, pages: int) -> None:
         """The first `pages` pages from `start` on were put with this; what L2 has taken of them has an instance now."""
@@ -108,6 +129,7 @@ class PageOrigins:
         """A request lost its blocks, or ended."""
         with self._lock:
             self._loaded.pop(request_id, None)
+            self._reused.pop(request_id, None)
 
     def _note(self, packed: bytes, run: Run) -> None:
         below = run.stands_on

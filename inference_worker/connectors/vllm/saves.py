@@ -14,9 +14,10 @@ from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.reused import ReusedPages
+from kv_types.engine_limits import SAVE_BATCH_BYTES_MAX, SAVE_JOBS_QUEUED_MAX
 from kv_types.errors import StrataError
 from kv_types.ids import KEY_BYTES
-from kv_types.limits import GRANTS_PER_CLIENT_MAX, SAVE_BATCH_BYTES_MAX, SAVE_JOBS_QUEUED_MAX
+from kv_types.limits import GRANTS_PER_CLIENT_MAX
 from kv_types.outcomes import KNOWN, Hit, PutOutcome, Refused, RefuseReason
 
 _log = logging.getLogger("stratakv.vllm")
@@ -237,10 +238,10 @@ class Saver:
         self._pending[job.request_id] -= 1
         if not self._pending[job.request_id]:
             del self._pending[job.request_id]
-        self.counts["saves"] += 1
+        self.counts["save_jobs"] += 1
         for why, count in save.why.items():
             is_dropped = why in ("queue_full", "not_held", "closing", "interrupted")
-            self.counts[f"saves_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
+            self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
         if not save.stored and save.why:
             self._shard.origins.not_stored(job.keys[self._shard.rank], job.start, job.pages)
         self._changed.notify_all()

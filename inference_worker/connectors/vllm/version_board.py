@@ -7,8 +7,9 @@ import os
 import zlib
 from dataclasses import dataclass
 
+from kv_types.engine_limits import VERSION_BOARD_READS_MAX
 from kv_types.errors import ClosedError, ConfigError, ProtocolError
-from kv_types.limits import NAME_BYTES_MAX, VERSION_BOARD_READS_MAX
+from kv_types.limits import NAME_BYTES_MAX
 from kv_types.namespace import Weights
 
 _PAGE_BYTES = 4096

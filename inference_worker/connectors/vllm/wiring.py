@@ -70,4 +70,4 @@ def connect_worker(
         )
         return replace(found, board=board)
 
-    return WorkerSide(client, named, rank=rank, settings=settings)
+    return WorkerSide(client, named, rank=rank, settings=settings, tensor_size=parallel.tensor_parallel_size)

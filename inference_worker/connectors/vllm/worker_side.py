@@ -18,8 +18,8 @@ from inference_worker.connectors.vllm.saves import Saver
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard, ShardSpaces, ViewHolds
-from kv_types.limits import ENGINE_DRAIN_S_MAX
-from kv_types.namespace import Namespace, Uncacheable
+from kv_types.engine_limits import ENGINE_DRAIN_S_MAX
+from kv_types.namespace import AttentionKind, Geometry, Namespace, Uncacheable
 
 _log = logging.getLogger("stratakv.vllm")
 
@@ -42,6 +42,12 @@ Identify = Callable[[BlockLayout | Uncacheable, tuple[int, int]], Any]
 """Names a worker from how its blocks lie and from its version board's handle."""
 
 
+def stores_pages(geometry: Geometry, *, rank: int, tensor_size: int) -> bool:
+    """Whether this rank stores: the first of those that keep the same heads, or all the same latent."""
+    heads = 1 if geometry.attention is AttentionKind.MLA else geometry.kv_heads_total
+    return rank % tensor_size % max(1, tensor_size // heads) == 0
+
+
 class WorkerSide:
     """One rank. Every method is the engine's thread's, and none raises because a page or the sidecar is not there.
 
@@ -56,14 +62,14 @@ class WorkerSide:
         *,
         rank: int,
         settings: ConnectorSettings,
-        stores: bool = True,
+        tensor_size: int = 1,
     ) -> None:
-        """Without a client nothing is loaded or stored. `stores`: False on a rank whose pages another one stores."""
+        """Without a client nothing is loaded or stored. `tensor_size`: ranks that share the model's heads."""
         self._client = client
         self._identify = identify
         self._rank = rank
         self._settings = settings
-        self._stores = stores
+        self._tensor_size = tensor_size
         self._board = VersionBoard.create()
         self._identity: Any = None
         self._layers: dict[str, int] = {}
@@ -107,12 +113,14 @@ class WorkerSide:
             layout=layout,
             blocks_per_page=blocks,
             spaces=ShardSpaces(client, base, page_bytes=layout.page_bytes(blocks)),
-            origins=PageOrigins(),
+            # The engine holds no more pages than it has blocks for; those that it has just evicted may come again.
+            origins=PageOrigins(pages_max=2 * max(1, layout.num_blocks // blocks)),
             holds=ViewHolds(client.validity),
         )
         self._layers = {name: index for index, name in enumerate(layout.layer_order)}
         self._loader = Loader(self._shard)
-        self._saver = Saver(self._shard, deadline_s=self._settings.store_deadline_s, stores=self._stores)
+        stores = stores_pages(base.geometry, rank=self._rank, tensor_size=self._tensor_size)
+        self._saver = Saver(self._shard, deadline_s=self._settings.store_deadline_s, stores=stores)
 
     @property
     def identity(self) -> Any:
@@ -227,10 +235,10 @@ class WorkerSide:
         figures: dict[str, float] = {"hook_s_worker": self._hook_s}
         if self._loader is not None:
             figures |= self._loader.counts
-            figures |= {"load_s": self._loader.seconds, "loads_under_way": self._loader.under_way}
+            figures |= {"load_s": self._loader.seconds, "load_jobs_under_way": self._loader.under_way}
         if self._saver is not None:
             figures |= self._saver.counts
-            figures |= {"save_s": self._saver.seconds, "saves_queued": self._saver.queued}
+            figures |= {"save_s": self._saver.seconds, "save_jobs_queued": self._saver.queued}
         return figures
 
     def shutdown(self) -> None:

@@ -125,7 +125,7 @@ def test_more_variants_than_a_client_may_have_namespaces(world: WorkerWorld) -> 
 
 
 def test_a_rank_that_does_not_store_tells_its_jobs_as_done(world: WorkerWorld) -> None:
-    second = world.engine(stores=False)
+    second = world.engine(rank=1, tensor_size=2)  # of a model with one KV head
     keys = second.chain(2)
     assert second.save(second.save_job(keys, [0, 1])) == [2]
     assert second.resident(keys) == 0

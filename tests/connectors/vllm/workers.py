@@ -12,9 +12,9 @@ import torch
 from inference_worker.client import Client
 from inference_worker.connectors.vllm.block_layout import BlockLayout
 from inference_worker.connectors.vllm.engine_facts import LayerFacts
+from inference_worker.connectors.vllm.identity import namespace_of
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
-from inference_worker.connectors.vllm.variants import namespace_of
 from inference_worker.connectors.vllm.worker_side import WorkerSide
 from kv_types.ids import KEY_BYTES, NO_LIFE
 from kv_types.namespace import Namespace, Uncacheable
@@ -46,7 +46,8 @@ class Engine:
         blocks_per_page: int = 1,
         seed: int = 0,
         model: str = "engine",
-        stores: bool = True,
+        rank: int = 0,
+        tensor_size: int = 1,
         mode: LoadMode = LoadMode.SYNC,
         store_deadline_s: float = 5.0,
     ) -> None:
@@ -55,10 +56,11 @@ class Engine:
         self.blocks_per_page = blocks_per_page
         self.caches: Mapping[str, torch.Tensor] = filled(kind, blocks=blocks, seed=seed)
         self._model = model
+        self._rank = rank
         self._step = 0
         self._number = 0
         settings = ConnectorSettings(load_mode=mode, store_deadline_s=store_deadline_s)
-        self.side = WorkerSide(client, self._identify, rank=0, settings=settings, stores=stores)
+        self.side = WorkerSide(client, self._identify, rank=rank, settings=settings, tensor_size=tensor_size)
         order = tuple(self.caches)
         facts = LayerFacts(
             layer_order=order,
@@ -99,7 +101,8 @@ class Engine:
         variant: Variant = PLAIN,
     ) -> LoadJob:  # fmt: skip
         return LoadJob(
-            request_id=request, variant=variant, keys=(keys,), start=start, block_ids=tuple(block_ids), is_async=is_async
+            request_id=request, variant=variant, keys=self._ranks(keys), start=start, block_ids=tuple(block_ids),
+            is_async=is_async,
         )  # fmt: skip
 
     def save_job(
@@ -110,9 +113,12 @@ class Engine:
         assert stamp is not None
         self._number += 1
         return SaveJob(
-            number=self._number, request_id=request, variant=terms.pop("variant", PLAIN), keys=(keys,), start=start,
+            number=self._number, request_id=request, variant=terms.pop("variant", PLAIN), keys=self._ranks(keys), start=start,
             block_ids=tuple(block_ids), stamp=stamp, **terms,
         )  # fmt: skip
+
+    def _ranks(self, keys: bytes) -> tuple[bytes, ...]:
+        return (bytes(len(keys)),) * self._rank + (keys,)
 
     def plan(self, **terms: Any) -> StepPlan:
         """Orders of the next step, at the header's present view."""
