@@ -254,9 +254,9 @@ def _pids(engine: Any) -> list[int]:
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
 
-def main() -> int:
-    """Make the engine that the first message names, and run it."""
-    wire = Wire(int(sys.argv[1]))
+def serve(descriptor: int) -> int:
+    """Make the engine that the first message names, and run it; returns an exit code."""
+    wire = Wire(descriptor)
     arguments = wire.first()
     began = time.perf_counter()
     from vllm.engine.arg_utils import EngineArgs
@@ -274,4 +274,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(int(sys.argv[1])))

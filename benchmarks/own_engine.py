@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 START_S_MAX = 180.0
 ANSWER_S_MAX = 240.0
@@ -81,6 +81,41 @@ def environment_of(extra: Mapping[str, str] | None = None, *, multiprocess: bool
     return {**kept, **BEHAVING, **mode, **(extra or {})}
 
 
+class Process(Protocol):
+    """What is needed of a Popen."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of the group of those that it starts."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, once its end was seen."""
+        ...
+
+    def poll(self) -> int | None:
+        """See whether it has ended."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises TimeoutExpired."""
+        ...
+
+
+Spawn = Callable[[int, int, Mapping[str, str]], Process]
+"""Starts the process of an engine: descriptors of its end of the wire and of its log, its environment."""
+
+
+def spawn_python(wire: int, log: int, environment: Mapping[str, str]) -> Process:
+    """Start it as a program."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.engine_process", str(wire)],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(wire,),
+        env=dict(environment), start_new_session=True,
+    )  # fmt: skip
+
+
 class Engine:
     """One engine in a process of its own; arguments are vLLM's EngineArgs on top of ENGINE_DEFAULTS.
 
@@ -95,6 +130,7 @@ class Engine:
         log: Path,
         multiprocess: bool = False,
         environment: Mapping[str, str] | None = None,
+        spawn: Spawn = spawn_python,
         **engine_arguments: Any,
     ) -> None:
         self.log = log
@@ -104,11 +140,8 @@ class Engine:
         ours, theirs = socket.socketpair()
         self._socket = ours
         with log.open("ab") as sink, theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.engine_process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
-                env=environment_of(environment, multiprocess=multiprocess), start_new_session=True,
-            )  # fmt: skip
+            settled = environment_of(environment, multiprocess=multiprocess)
+            self.process = spawn(theirs.fileno(), sink.fileno(), settled)
         threading.Thread(target=self._listen, name="answers", daemon=True).start()
         self._ready = self._expect()
         self._send({**ENGINE_DEFAULTS, "model": str(model), **engine_arguments})

@@ -13,6 +13,7 @@ from tests.support.redis_servers import redis_servers
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.vllm import models
 from tests.vllm.engines import Makers, makers
+from tests.vllm.nursery import Nursery
 
 if not has_vllm():
     collect_ignore_glob = ["test_*.py"]
@@ -20,10 +21,17 @@ if not has_vllm():
 Sidecars = Callable[..., AbstractContextManager[SidecarProcess]]
 
 
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """What engines are forked from."""
+    with Nursery(tmp_path_factory.mktemp("nursery") / "log") as of_session:
+        yield of_session
+
+
 @pytest.fixture(scope="module")
-def made() -> Iterator[Makers]:
+def made(nursery: Nursery) -> Iterator[Makers]:
     """Engines and servers for the tests of one module."""
-    with makers() as of_module:
+    with makers(nursery.spawn) as of_module:
         yield of_module
 
 

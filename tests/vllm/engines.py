@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.own_engine import Answer, Asked, Engine, EngineError
+from benchmarks.own_engine import Answer, Asked, Engine, EngineError, Spawn, spawn_python
 from tests.vllm.servers import Completion, Server
 
 __all__ = [
@@ -37,13 +37,14 @@ def connector(endpoint: Path | str, **extra: Any) -> dict[str, Any]:
 class Makers:
     """Makes engines and servers, and ends all that it made."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, spawn: Spawn) -> None:
         self._logs = logs
+        self._spawn = spawn
         self._made: list[Engine | Server] = []
 
     def engine(self, model: Path, **arguments: Any) -> Engine:
         """One more engine, which is starting; its first order waits for it."""
-        made = Engine(model, log=self._log("engine"), **{**SMALL, **arguments})
+        made = Engine(model, log=self._log("engine"), spawn=self._spawn, **{**SMALL, **arguments})
         self._made.append(made)
         return made
 
@@ -70,10 +71,10 @@ class Makers:
 
 
 @contextmanager
-def makers() -> Iterator[Makers]:
-    """A maker for the block, with a folder for logs."""
+def makers(spawn: Spawn = spawn_python) -> Iterator[Makers]:
+    """A maker for the block, with a folder for logs; `spawn` starts its engines' processes."""
     with tempfile.TemporaryDirectory(prefix="skv-vllm-") as logs:
-        made = Makers(Path(logs))
+        made = Makers(Path(logs), spawn)
         try:
             yield made
         finally:

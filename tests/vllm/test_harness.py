@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.polling import wait_until
-from tests.vllm.engines import Engine, EngineError, Makers, all_same, same
+from tests.vllm.engines import Engine, EngineError, Makers, all_same, makers, same
 from tests.vllm.models import MLA_ENGINE, tokens
 
 LENGTHS = (40, 200, 333, 31)
@@ -100,6 +100,18 @@ def test_engines_end_with_whoever_started_them(made_here: Makers, llama: Path) -
     engine._socket.shutdown(2)  # what the kernel does when the test process dies
     wait_until(lambda: not any(_runs(pid) for pid in processes), what="the end of all its processes")
     assert engine.process.wait() == -signal.SIGKILL
+
+
+def test_a_forked_engine_answers_as_one_that_was_started_as_a_program(engine: Engine, llama: Path) -> None:
+    prompts = [tokens(90 + seed, count) for seed, count in enumerate(LENGTHS)]
+    with makers() as apart:
+        started = apart.engine(llama)
+        all_same(
+            engine.generate(prompts, max_tokens=8, logprobs=4),
+            started.generate(prompts, max_tokens=8, logprobs=4),
+        )
+        started.stop()
+        assert started.process.returncode == 0
 
 
 def test_latent_attention_repeats(made_here: Makers, mla: Path) -> None:
