@@ -74,11 +74,14 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def environment_of(extra: Mapping[str, str] | None = None, *, multiprocess: bool = False) -> dict[str, str]:
-    """This process's environment as an engine of its own should have it."""
+def environment_of(
+    extra: Mapping[str, str] | None = None, *, multiprocess: bool = False, sockets: Path | None = None
+) -> dict[str, str]:
+    """This process's environment as an engine of its own should have it. `sockets`: a short path where vLLM leaves its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STRATAKV_", "VLLM_"))}
     mode = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(multiprocess))}
-    return {**kept, **BEHAVING, **mode, **(extra or {})}
+    place = {} if sockets is None else {"TMPDIR": str(sockets)}
+    return {**kept, **BEHAVING, **mode, **place, **(extra or {})}
 
 
 class Process(Protocol):
@@ -118,6 +121,7 @@ def spawn_python(wire: int, log: int, environment: Mapping[str, str]) -> Process
 
 class Engine:
     """One engine in a process of its own; arguments are vLLM's EngineArgs on top of ENGINE_DEFAULTS.
+    `log`: in a folder with a short path, which goes with the engine: sockets are left there.
 
     The process begins at once; the first order, or `wait_ready`, waits for it. In process (the default) scheduler, worker
     and front end share one process, and steps can be counted; with `multiprocess` they are where production has them.
@@ -140,7 +144,7 @@ class Engine:
         ours, theirs = socket.socketpair()
         self._socket = ours
         with log.open("ab") as sink, theirs:
-            settled = environment_of(environment, multiprocess=multiprocess)
+            settled = environment_of(environment, multiprocess=multiprocess, sockets=log.parent)
             self.process = spawn(theirs.fileno(), sink.fileno(), settled)
         threading.Thread(target=self._listen, name="answers", daemon=True).start()
         self._ready = self._expect()

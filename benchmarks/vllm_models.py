@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-CACHE_VARIABLE = "STRATAKV_MODEL_CACHE"
+CACHE_VARIABLE = "MODEL_CACHE"
 _MAKE_S_MAX = 600.0
 RECIPE = 1
 """Changes whenever the same configuration and seed would make another model."""
@@ -30,7 +30,7 @@ LLAMA_184M: dict[str, Any] = {
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $STRATAKV_MODEL_CACHE, else stratakv/models in the user's cache."""
+    """Where models are kept: $MODEL_CACHE, else stratakv/models in the user's cache."""
     told = os.environ.get(CACHE_VARIABLE)
     if told:
         return Path(told)

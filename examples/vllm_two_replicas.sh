@@ -14,6 +14,7 @@ export VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_P
 export TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=${VLLM_LOGGING_LEVEL:-WARNING}
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/skv-two.XXXXXX")
+export TMPDIR=$scratch  # where vLLM leaves sockets
 started=()
 stop() {
   for pid in "${started[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
@@ -36,14 +37,14 @@ start() {  # start NAME COMMAND…: in a group of its own, its output in a file
 free_port() { "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 echo "Preparing SmolLM2-135M (unpacked once)"
-export STRATAKV_DEMO_CACHE=${STRATAKV_MODEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stratakv/models}
-"$PYTHON" examples/demo_model.py > "$scratch/model.log" 2>&1 || { cat "$scratch/model.log"; exit 1; }
-model=$STRATAKV_DEMO_CACHE/smollm2-135m-instruct
+models=${MODEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stratakv/models}
+STRATAKV_DEMO_CACHE=$models "$PYTHON" examples/demo_model.py > "$scratch/model.log" 2>&1 || { cat "$scratch/model.log"; exit 1; }
+model=$models/smollm2-135m-instruct
 
 echo "Starting a sidecar and two servers"
 start sidecar "$PYTHON" -m stratakv serve --runtime-dir "$scratch/run" --arena-size 512MiB --no-l3
 config=$(printf '{"kv_connector": "StrataConnector", "kv_connector_module_path": "stratakv.vllm", "kv_role": "kv_both",
-  "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"endpoint": "unix:%s/run"}}' "$scratch")
+  "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"endpoint": "unix:%s/run", "model_name": "smollm2"}}' "$scratch")
 urls=()
 for name in one two; do
   port=$(free_port)
@@ -52,9 +53,10 @@ for name in one two; do
     --host 127.0.0.1 --port "$port" --dtype float32 --enforce-eager --max-model-len 4096 --enable-prompt-tokens-details \
     --kv-transfer-config "$config"
 done
-for at in 0 1; do
-  "$PYTHON" examples/vllm_ask.py "${urls[$at]}" --wait || { tail -30 "$scratch"/*.log; exit 1; }
+for url in "${urls[@]}"; do
+  "$PYTHON" examples/vllm_ask.py "$url" --wait || { tail -n 30 "$scratch"/*.log; exit 1; }
 done
+"$PYTHON" -m stratakv status --runtime-dir "$scratch/run" > /dev/null || { cat "$scratch/sidecar.log"; exit 1; }
 
 ask() { "$PYTHON" examples/vllm_ask.py "${urls[$1]}" examples/data/alice_chapter_1.txt "$2"; }
 ask 0 "server one, a new text, computed:"

@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -131,6 +132,7 @@ def _become_engine(environment: Mapping[str, str], wire: int, log: int) -> None:
         os.dup2(log, 2)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # as the environment has it, not as it was found before
         code = serve(wire)
     except BaseException:
         traceback.print_exc()

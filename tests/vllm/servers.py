@@ -54,7 +54,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", leash.__file__, *command, *flags],
                 stdin=subprocess.PIPE, stdout=sink, stderr=subprocess.STDOUT,
-                env=environment_of(environment, multiprocess=True), start_new_session=True,
+                env=environment_of(environment, multiprocess=True, sockets=log.parent), start_new_session=True,
             )  # fmt: skip
 
     @property

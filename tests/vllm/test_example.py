@@ -36,7 +36,7 @@ def start(place: Path) -> subprocess.Popen[str]:
     environment = {
         "PYTHON": sys.executable,
         "TMPDIR": str(place),
-        "STRATAKV_MODEL_CACHE": str(cache_folder()),
+        "MODEL_CACHE": str(cache_folder()),
     }
     with heeding_interrupts():
         return subprocess.Popen(
