@@ -432,6 +432,7 @@ MUTATIONS = (
                 "        return []\n",
             ),
         ),
+        profile=16,
     ),
     Mutation(
         "E", "what an L1 keeps is served on after the header was closed",
