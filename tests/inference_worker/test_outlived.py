@@ -13,7 +13,7 @@ import pytest
 
 from inference_worker.client import Client
 from inference_worker.outlived import OutlivedHeader
-from kv_types.errors import InvalidArgumentError
+from kv_types.errors import InvalidArgumentError, SidecarUnreachableError
 from kv_types.ids import NO_LIFE, LifeId, LogIncarnation, Stamp
 from kv_types.selectors import EVERYTHING
 from kv_types.validity import EngineMode, ObservedView
@@ -114,6 +114,26 @@ def test_a_sidecar_that_stands_still_is_not_outlived_but_claimed_below(
     sidecar.signal(signal.SIGCONT)
     sidecar.kill()
     wait_until(lambda: client.validity.outlived, what="the death to be known")
+
+
+def test_the_next_one_must_serve_before_it_takes_its_place(
+    sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    client = engine_of(sidecar, connect)
+    life = client.validity.life
+    sidecar.kill()
+    wait_until(lambda: client.validity.outlived, what="the death to be known")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def broken(_: object) -> None:
+            raise SidecarUnreachableError("it broke before it served")
+
+        patch.setattr(client._link, "publish", broken)
+        sidecar.start()
+        wait_until(lambda: int(client.statistics()["losses"]) > 1, what="an attempt that breaks")
+        assert (client.validity.outlived, client.validity.life) == (True, life)
+    wait_until(lambda: client.validity.life != life, what="the next life")
+    assert not client.validity.outlived
 
 
 def test_an_engine_that_was_never_attached_says_so(tmp_path: Path, connect: MakeClient) -> None:

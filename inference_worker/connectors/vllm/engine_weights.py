@@ -16,19 +16,10 @@ from kv_types.namespace import Uncacheable, UncacheableReason, Weights
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_FOLDER = re.compile(r"models--(.+)")
 _DUMMY = "dummy"
-_PICKLED_FORMATS = frozenset({"pt", "npcache"})
-_FILE_FORMATS = _PICKLED_FORMATS | {
-    "auto",
-    "hf",
-    "safetensors",
-    "fastsafetensors",
-    "instanttensor",
-    "runai_streamer",
-    "mistral",
-    "gguf",
-    "bitsandbytes",
-    "sharded_state",
-}
+_SAFETENSORS_FORMATS = frozenset(
+    {"hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "bitsandbytes"}
+)
+_FILE_FORMATS = _SAFETENSORS_FORMATS | {"auto", "gguf", "mistral", "npcache", "pt", "sharded_state"}
 """Formats whose weights are those of the files in the model's folder; of others nobody here knows where they come from."""
 
 
@@ -73,13 +64,11 @@ def weights_of(
     path = Path(str(model_config.model))
     hub = hub_snapshot(path)
     if hub is not None:
-        return Weights(version=f"hf:{hub[1]}")
+        return _of_commit(hub[1], path, load_format)
     if not exists(path):
-        return _hub_weights(model_config, load_config)
+        return _hub_weights(model_config, load_config, load_format)
     try:
-        digest = weights_digest(
-            path, how=settings.weights_digest, memory=memory, prefer_pickled=load_format in _PICKLED_FORMATS
-        )
+        digest = weights_digest(path, how=settings.weights_digest, memory=memory, load_format=load_format)
     except (WeightsFilesError, OSError) as error:
         return _unnamed(f"{error}; or give weights_version")
     return Weights(digest=digest)
@@ -135,21 +124,29 @@ def _unknown_source(model_config: Any, load_format: str) -> str:
     return "the weights come from an object store" if getattr(model_config, "model_weights", "") else ""
 
 
-def _hub_weights(model_config: Any, load_config: Any) -> Weights | Uncacheable:
+def _of_commit(commit: str, snapshot: Path | None, load_format: str) -> Weights:
+    """A commit and, where it has weights in several formats, the one that was loaded."""
+    is_only = snapshot is not None and not list(snapshot.glob("consolidated*.safetensors"))
+    if load_format == "auto" or (load_format in _SAFETENSORS_FORMATS and is_only):
+        return Weights(version=f"hf:{commit}")
+    return Weights(version=f"hf:{commit}:{load_format}")
+
+
+def _hub_weights(model_config: Any, load_config: Any, load_format: str) -> Weights | Uncacheable:
     model, revision = str(model_config.model), getattr(model_config, "revision", None)
     if os.environ.get("VLLM_USE_MODELSCOPE", "0").lower() in {"1", "true"}:
         return _unnamed(
             f"{model} comes from ModelScope, whose commits aren't known here; give weights_version"
         )
-    if revision and _COMMIT.fullmatch(str(revision)):
-        return Weights(version=f"hf:{revision}")
     read = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
     download_dir = getattr(load_config, "download_dir", None)
     cache = Path(download_dir) if download_dir else None
     snapshot = local_snapshot(model, revision=revision, cache=cache)
+    if revision and _COMMIT.fullmatch(str(revision)):
+        return _of_commit(str(revision), snapshot, load_format)
     commits = {commit for commit in (read, snapshot.name if snapshot else None) if commit}
     if len(commits) == 1 and _COMMIT.fullmatch(commit := str(commits.pop())):
-        return Weights(version=f"hf:{commit}")
+        return _of_commit(commit, snapshot, load_format)
     moved = f"{model} moved from commit to commit while it was loaded"
     return _unnamed(
         f"{moved if commits else f'the commit of {model} on the hub is not known'}: "

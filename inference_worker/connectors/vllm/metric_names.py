@@ -40,6 +40,18 @@ FAMILIES = (
         "failed_loads",
     ),
     Family(
+        "vllm:stratakv_failed_load_jobs",
+        "Loads that failed in a rank, by reason.",
+        "load_jobs_failed_",
+        "reason",
+    ),
+    Family(
+        "vllm:stratakv_dropped_save_jobs",
+        "Saves that were given up before they began, by reason.",
+        "save_jobs_dropped_",
+        "reason",
+    ),
+    Family(
         "vllm:stratakv_failed_load_tokens", "Tokens of loads that were not in place.", "failed_load_tokens"
     ),
     Family(

@@ -23,6 +23,7 @@ from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMod
 from inference_worker.connectors.vllm.variants import VariantNamespaces
 from kv_types.errors import StrataError
 from kv_types.namespace import Namespace, Uncacheable, UncacheableReason
+from kv_types.outcomes import MissReason
 
 BlocksOf = Callable[[str], Sequence[int]]
 
@@ -133,6 +134,8 @@ class SchedulerSide:
             return
         state.save_from_step = self._step + 1
         job = self._look_ups.admit(state, external_tokens, block_ids)
+        if state.is_cacheable and state.found.ended_by is not MissReason.NONE:
+            self.counts[f"ended_by_{state.found.ended_by.name.lower()}"] += 1
         if job is not None:
             self._loads.append(job)
             state.load_step = self._step + 1
@@ -222,10 +225,21 @@ class SchedulerSide:
         under_way = 0 if self._saves is None else self._saves.under_way
         return {
             **self.counts,
-            **{f"saves_{name}_pages": float(pages) for name, pages in saves.items()},
+            **self._governor_counts(),
+            **{f"saves_{name}": float(pages) for name, pages in saves.items()},
             "save_jobs_under_way": float(under_way),
             "requests": float(len(self._states)),
             "hook_s_scheduler": self.hook_s,
+        }
+
+    def _governor_counts(self) -> dict[str, float]:
+        counts = self._governor.counts
+        return {
+            "events_applied": float(counts.boundaries_with_news),
+            "evicted_blocks": float(counts.blocks_evicted),
+            "tainted_requests": float(counts.tainted),
+            "gate_deferred": float(counts.look_ups_deferred),
+            "gate_emptied": float(counts.look_ups_emptied),
         }
 
     def shutdown(self) -> None:
@@ -340,8 +354,8 @@ class SchedulerSide:
 
     def _count_found(self, state: RequestState) -> None:
         l3 = self.l3_tokens(state)
-        self.counts["external_l3_tokens"] += l3
-        self.counts["external_l2_tokens"] += state.found.external_tokens - l3
+        self.counts["external_tokens_l3"] += l3
+        self.counts["external_tokens_l2"] += state.found.external_tokens - l3
 
     def _count_uncacheable(self, why: Uncacheable) -> None:
         self.counts[f"uncacheable_requests_{why.reason.value}"] += 1

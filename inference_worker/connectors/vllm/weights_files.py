@@ -24,7 +24,10 @@ from kv_types.limits import WEIGHTS_FILES_MAX, WEIGHTS_JSON_BYTES_MAX, WEIGHTS_T
 _SCHEMA = b"stratakv-weights-1"
 _HEAD = struct.Struct("<IIIQ")
 _INDEX = "model.safetensors.index.json"
-_OTHER_SUFFIXES = (("*.bin", "*.pt", "*.pth"), ("*.gguf",))
+_CONSOLIDATED = "consolidated*.safetensors"
+_CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt")
+_PICKLED_FORMATS = frozenset({"pt", "npcache"})
 _READ_BYTES = 4 * 1024 * 1024
 _WHOLE_BYTES = 64 * 1024
 _END_BYTES = 4096
@@ -40,13 +43,13 @@ def weights_digest(
     *,
     how: WeightsDigest = WeightsDigest.SAMPLED,
     memory: DigestMemory | None = None,
-    prefer_pickled: bool = False,
+    load_format: str = "auto",
 ) -> bytes:
     """BLAKE2b-256 over the tensors of a model's folder (or single file), in the order of their names.
 
     It does not depend on file names, on how tensors are spread over files, or on metadata beside them. Files that aren't
-    safetensors (.bin, .pt, .gguf) count by the digests of their whole content. `prefer_pickled`: the engine was told to
-    load those though there are safetensors.
+    safetensors (.bin, .pt, .gguf) count by the digests of their whole content. `load_format`: the engine's, which says which
+    of a folder's files it loads.
 
     WHOLE reads every byte, about 1 GB/s a core. SAMPLED reads of each tensor above 64 KiB its first and last 4 KiB and,
     at equal distances between, 256 bytes of each 256 KiB, 64 to 1,024 times: 8,000 numbers or more. Embedding tables, in
@@ -58,25 +61,47 @@ def weights_digest(
 
     Raises WeightsFilesError when files are missing, malformed or changed meanwhile.
     """
-    files = weight_files(folder, prefer_pickled=prefer_pickled)
+    files = weight_files(folder, load_format=load_format)
     memory = DigestMemory() if memory is None else memory
     return memory.digest(files, f"weights-{how}", lambda: tensors_digest(files, how=how))
 
 
-def weight_files(folder: Path, *, prefer_pickled: bool = False) -> list[Path]:
-    """Files that an engine loads a model from: those of the index if there is one. Raises WeightsFilesError."""
+def weight_files(folder: Path, *, load_format: str = "auto") -> list[Path]:
+    """Files that an engine loads a model from: those of the index if there is one. Raises WeightsFilesError.
+
+    A folder may have the same weights in several formats; "auto" takes Mistral's own before all others.
+    """
     if folder.is_file():
         return [folder]
-    tensors = _indexed(folder) or _matching(folder, ("*.safetensors",))
-    others = next((found for found in (_matching(folder, suffix) for suffix in _OTHER_SUFFIXES) if found), [])
-    files = (others or tensors) if prefer_pickled else (tensors or others)
+    consolidated = consolidated_files(folder) if load_format in {"auto", "mistral"} else []
+    if load_format in _PICKLED_FORMATS:
+        files = _matching(folder, _PICKLED)
+    elif load_format == "gguf":
+        files = _matching(folder, ("*.gguf",))
+    elif consolidated or load_format == "mistral":
+        files = consolidated
+    else:
+        files = (
+            _indexed(folder, _INDEX)
+            or _matching(folder, ("*.safetensors",))
+            or _matching(folder, _PICKLED)
+            or _matching(folder, ("*.gguf",))
+        )
     if not files:
-        raise WeightsFilesError(f"{folder} has no files of weights (*.safetensors, *.bin, *.pt, *.gguf)")
+        raise WeightsFilesError(
+            f"{folder} has no files of weights for load_format {load_format} (*.safetensors, *.bin, *.pt, *.gguf)"
+        )
     if len(files) > WEIGHTS_FILES_MAX:
         raise WeightsFilesError(
             f"{folder} has {len(files)} files of weights; at most {WEIGHTS_FILES_MAX} may be"
         )
     return sorted(files)
+
+
+def consolidated_files(folder: Path) -> list[Path]:
+    """Files in Mistral's own format. Raises WeightsFilesError."""
+    found = _matching(folder, (_CONSOLIDATED,))
+    return (_indexed(folder, _CONSOLIDATED_INDEX) or found) if found else []
 
 
 def tensors_digest(files: Sequence[Path], *, how: WeightsDigest) -> bytes:
@@ -193,19 +218,19 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
         raise WeightsFilesError(f"{folder} can't be listed: {error}") from error
 
 
-def _indexed(folder: Path) -> list[Path]:
+def _indexed(folder: Path, name: str) -> list[Path]:
     """Files that the index names; none when there is no index."""
-    index = folder / _INDEX
+    index = folder / name
     if not index.is_file():
         return []
     told = parse_json(read_bounded(index), str(index)).get("weight_map")
-    if not isinstance(told, dict) or not all(isinstance(name, str) for name in told.values()):
+    if not isinstance(told, dict) or not all(isinstance(file, str) for file in told.values()):
         raise WeightsFilesError(f"{index} has no weight_map that names a file for each tensor")
-    names = sorted(set(told.values()))
-    for name in names:
-        if not name or Path(name).name != name:
-            raise WeightsFilesError(f"{index} names {name!r}, which is no file beside it")
-    return [folder / name for name in names]
+    files = sorted(set(told.values()))
+    for file in files:
+        if not file or Path(file).name != file:
+            raise WeightsFilesError(f"{index} names {file!r}, which is no file beside it")
+    return [folder / file for file in files]
 
 
 def read_bounded(path: Path) -> bytes:

@@ -104,3 +104,18 @@ def test_an_unreadable_memory_is_none(tmp_path: Path) -> None:
     config = vllm_config(write_model(tmp_path / "m"))
     memory = DigestMemory(tmp_path / "m" / "model.safetensors" / "x")
     assert isinstance(named(config, settings=ConnectorSettings(), memory=memory).base, Namespace)
+
+
+def test_a_commit_with_several_formats_is_told_apart_by_the_one_that_is_loaded(tmp_path: Path) -> None:
+    snapshot = _hub(tmp_path) / "snapshots" / HF_COMMIT
+    config = vllm_config(snapshot)
+
+    def version(load_format: str) -> str | None:
+        config.load_config.load_format = load_format
+        return base_of(config, settings=ConnectorSettings()).weights.version
+
+    assert version("safetensors") == version("auto") == f"hf:{HF_COMMIT}"
+    assert version("pt") == f"hf:{HF_COMMIT}:pt"
+    write_model(snapshot / "own").joinpath("model.safetensors").rename(snapshot / "consolidated.safetensors")
+    assert version("auto") == f"hf:{HF_COMMIT}"
+    assert version("safetensors") == f"hf:{HF_COMMIT}:safetensors"

@@ -192,11 +192,22 @@ def test_files_of_other_kinds_count_whole(tmp_path: Path) -> None:
     assert weight_files(single) == [single]
 
 
-def test_pickled_files_count_where_the_engine_is_told_to_load_them(tmp_path: Path) -> None:
+def test_the_files_that_the_engine_loads_count(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(1))
-    assert weight_files(folder) == [folder / "model.safetensors"]
-    assert weight_files(folder, prefer_pickled=True) == [folder / "pytorch_model.bin"]
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    for load_format in ("auto", "hf", "safetensors"):
+        assert weight_files(folder, load_format=load_format) == [folder / "model.safetensors"]
+    assert weight_files(folder, load_format="pt") == [folder / "pytorch_model.bin"]
+    assert weight_files(folder, load_format="gguf") == [folder / "model.gguf"]
+    with pytest.raises(WeightsFilesError, match="load_format mistral"):
+        weight_files(folder, load_format="mistral")
+    own = folder / "consolidated.safetensors"
+    own.write_bytes(safetensors({"other": ("U8", [1], b"x")}))
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    for load_format in ("auto", "mistral"):
+        assert weight_files(folder, load_format=load_format) == [own]
+    assert weight_files(folder, load_format="safetensors") == [folder / "model.safetensors"]
 
 
 def test_no_weights_are_an_error(tmp_path: Path) -> None:
