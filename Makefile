@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
 NATIVE := CMakeLists.txt $(wildcard cache_l[23]/native/*.cpp cache_l[23]/native/*.hpp)
 
-.PHONY: help demo test test-vllm check lint types contracts gen gen-check bench sim sim-hunt sanitize native clean
+.PHONY: help demo test test-vllm check lint types contracts gen gen-check bench bench-vllm sim sim-hunt sanitize native clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ gen-check: $(VENV)/.dev
 
 bench: $(VENV)/.demo ## Measure, and regenerate docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report
+
+bench-vllm: ## Measure vLLM with and without us, and regenerate its part of docs/benchmarks.md
+	PYTHON=$(PYTHON) tests/vllm/run.sh --python -m benchmarks.report --only vllm
 
 sim: $(VENV)/.test ## Simulate fleets: SEED=n shows one history, SEEDS=a..b runs many
 	$(BIN)/python -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, huge_pages, l3, layers, local, loop_turns, million, start, swings
+from benchmarks import fleet_report, huge_pages, l3, layers, local, loop_turns, million, start, swings, vllm
 from kv_types.errors import StrataError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -52,6 +52,7 @@ class Part(StrEnum):
     LOOP = "loop"
     MILLION = "million"
     SWINGS = "swings"
+    VLLM = "vllm"
 
 
 def document(parts: Mapping[Part, str]) -> str:
@@ -111,16 +112,85 @@ def node_part(results: local.Results) -> str:
     return "\n".join(lines)
 
 
-def start_part(console: Console) -> str:
+def measured_node(console: Console, rounds: int) -> str:
+    """One node, beside plain copies; draws the plot too."""
+    results = local.run(rounds=rounds, console=console)
+    plot(results, DOCS / "benchmarks-copies.png")
+    console.print(local.table(results))
+    return node_part(results)
+
+
+def measured_layers(console: Console) -> str:
+    """Where a call's time goes."""
+    measured = layers.measure()
+    console.print(layers.table(measured))
+    return "\n".join([*layers.lines(measured), "", machine_line(local.machine())])
+
+
+def measured_start(console: Console) -> str:
     """A start beside a bare populate."""
     load_average = os.getloadavg()[0]
     starts = start.measure(arena_bytes=4 * start.GIB, rounds=start.ROUNDS)
     console.print(start.table(starts))
-    told = [*start.lines(starts), "", fleet_report.circumstances(load_average)]
-    return "\n".join([*told, "", machine_line(local.machine())])
+    return _part(start.lines(starts), load_average)
 
 
-def huge_pages_part(console: Console) -> str | None:
+def measured_l3(console: Console) -> str:
+    """Pages in L3, beside plain sockets."""
+    pages = l3.measure(console)
+    console.print(l3.table(pages))
+    return _part(l3.lines(pages), pages.load_average, pages.machine)
+
+
+def measured_fleet(console: Console) -> str:
+    """A fleet and its fences."""
+    return "\n".join([*fleet_report.measure(console), "", machine_line(local.machine())])
+
+
+def measured_redis(console: Console) -> str:
+    """What a log costs its Redis."""
+    return "\n".join([*fleet_report.measure_redis(console), "", machine_line(local.machine())])
+
+
+def measured_loop(console: Console) -> str:
+    """The longest turns of a sidecar's loop."""
+    load_average = os.getloadavg()[0]
+    figures = asyncio.run(loop_turns.measure(rounds=loop_turns.ROUNDS))
+    console.print(loop_turns.table(figures))
+    return _part(loop_turns.lines(figures), load_average)
+
+
+def measured_million(console: Console) -> str:
+    """A sidecar with a million pages."""
+    load_average = os.getloadavg()[0]
+    figures = million.measure(pages=million.PAGES, rounds=million.ROUNDS)
+    console.print(million.table(figures))
+    return _part(million.lines(figures), load_average)
+
+
+def measured_swings(console: Console) -> str:
+    """Segments beside the ideal split."""
+    del console
+    return "\n".join(swings.lines())
+
+
+def measured_vllm(console: Console) -> str | None:
+    """Real vLLM engines; None where there is no vLLM, which is told."""
+    try:
+        results = vllm.measure(console)
+    except vllm.VllmMissingError as error:
+        console.print(f"vLLM is not measured: {error}")
+        return None
+    console.print(vllm.table(results.keys))
+    return _part(vllm.lines(results), results.load_average, results.machine)
+
+
+def _part(told: list[str], load_average: float, machine: Mapping[str, Any] | None = None) -> str:
+    circumstances = fleet_report.circumstances(load_average)
+    return "\n".join([*told, "", circumstances, "", machine_line(machine or local.machine())])
+
+
+def measured_huge_pages(console: Console) -> str | None:
     """Huge pages beside small ones; None where too few are set apart, which is told."""
     load_average = os.getloadavg()[0]
     try:
@@ -129,8 +199,7 @@ def huge_pages_part(console: Console) -> str | None:
         console.print(f"huge pages are not measured: {error}")
         return None
     console.print(huge_pages.table(figures))
-    told = [*huge_pages.lines(figures), "", fleet_report.circumstances(load_average)]
-    return "\n".join([*told, "", machine_line(local.machine())])
+    return _part(huge_pages.lines(figures), load_average)
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
@@ -177,6 +246,21 @@ def plot(results: local.Results, path: Path) -> None:
     pyplot.close(figure)
 
 
+MEASURED: Mapping[Part, Callable[[Console], str | None]] = {
+    Part.LAYERS: measured_layers,
+    Part.START: measured_start,
+    Part.HUGE_PAGES: measured_huge_pages,
+    Part.L3: measured_l3,
+    Part.FLEET: measured_fleet,
+    Part.REDIS: measured_redis,
+    Part.LOOP: measured_loop,
+    Part.MILLION: measured_million,
+    Part.SWINGS: measured_swings,
+    Part.VLLM: measured_vllm,
+}
+"""How each part but the first is measured; None: it can't be here, and the old one stays."""
+
+
 def main(
     rounds: int = 120,
     only: Annotated[Part | None, typer.Option(help="Measure this part anew and keep the others.")] = None,
@@ -189,43 +273,9 @@ def main(
     missing = set(Part) - set(parts) - set(wanted)
     if missing:
         raise typer.BadParameter(f"{page} has no part {', '.join(sorted(missing))} to keep: measure all")
-    if Part.NODE in wanted:
-        results = local.run(rounds=rounds, console=console)
-        plot(results, DOCS / "benchmarks-copies.png")
-        console.print(local.table(results))
-        parts[Part.NODE] = node_part(results)
-    if Part.LAYERS in wanted:
-        measured = layers.measure()
-        console.print(layers.table(measured))
-        parts[Part.LAYERS] = "\n".join([*layers.lines(measured), "", machine_line(local.machine())])
-    if Part.START in wanted:
-        parts[Part.START] = start_part(console)
-    if Part.HUGE_PAGES in wanted:
-        parts[Part.HUGE_PAGES] = huge_pages_part(console) or parts[Part.HUGE_PAGES]
-    if Part.L3 in wanted:
-        pages = l3.measure(console)
-        console.print(l3.table(pages))
-        told = [*l3.lines(pages), "", fleet_report.circumstances(pages.load_average)]
-        parts[Part.L3] = "\n".join([*told, "", machine_line(pages.machine)])
-    if Part.FLEET in wanted:
-        parts[Part.FLEET] = "\n".join([*fleet_report.measure(console), "", machine_line(local.machine())])
-    if Part.REDIS in wanted:
-        lines = fleet_report.measure_redis(console)
-        parts[Part.REDIS] = "\n".join([*lines, "", machine_line(local.machine())])
-    if Part.LOOP in wanted:
-        load_average = os.getloadavg()[0]
-        figures = asyncio.run(loop_turns.measure(rounds=loop_turns.ROUNDS))
-        console.print(loop_turns.table(figures))
-        told = [*loop_turns.lines(figures), "", fleet_report.circumstances(load_average)]
-        parts[Part.LOOP] = "\n".join([*told, "", machine_line(local.machine())])
-    if Part.MILLION in wanted:
-        load_average = os.getloadavg()[0]
-        figures = million.measure(pages=million.PAGES, rounds=million.ROUNDS)
-        console.print(million.table(figures))
-        told = [*million.lines(figures), "", fleet_report.circumstances(load_average)]
-        parts[Part.MILLION] = "\n".join([*told, "", machine_line(local.machine())])
-    if Part.SWINGS in wanted:
-        parts[Part.SWINGS] = "\n".join(swings.lines())
+    for part in wanted:
+        told = measured_node(console, rounds) if part is Part.NODE else MEASURED[part](console)
+        parts[part] = told or parts[part]
     page.write_text(document(parts))
     console.print(f"written: {page}")
 
