@@ -42,6 +42,13 @@ class _Save:
     sources: Sequence[PageSource] = ()
     why: Counter[str] = field(default_factory=Counter)
 
+    def revoke_if_cancelled(self) -> list[ScatteredPage]:
+        """Let no put begin to read the blocks any more; returns those that one may be reading."""
+        pages = [page for page in self.sources if isinstance(page, ScatteredPage) and self.is_cancelled]
+        for page in pages:
+            page.revoke()
+        return pages
+
 
 class Saver:
     """`enqueue` costs the engine a queue's lock; all else happens in the thread. Every job is told as over in the end."""
@@ -111,9 +118,7 @@ class Saver:
             if now is None or now.job.request_id not in request_ids:
                 return
             now.is_cancelled = True
-            pages = [page for page in now.sources if isinstance(page, ScatteredPage)]
-            for page in pages:
-                page.revoke()
+            pages = now.revoke_if_cancelled()
             while now.is_copying or any(page.is_read for page in pages):
                 self._changed.wait(_COPY_POLL_S)
 
@@ -196,25 +201,13 @@ class Saver:
         deadline = Deadline(self._deadline_s)
         blocks, end = shard.blocks_per_page, len(packed) // KEY_BYTES
         ids = job.block_ids[(first - job.start) * blocks : (end - job.start) * blocks]
-        with self._changed:
-            if save.is_cancelled:
-                return []
-            save.is_copying = True
-        try:
-            sources = shard.layout.sources(ids, pages=end - first)
-        finally:
-            with self._changed:
-                save.is_copying = False
-                self._changed.notify_all()
-        with self._changed:
-            if save.is_cancelled:
-                return []
-            save.sources = sources
+        if not self._sources_are_taken(save, ids, end - first):
+            return []
         try:
             return shard.client.put_computed(
                 space,
                 packed,
-                sources,
+                [*save.sources],
                 start=first,
                 stamp=job.stamp,
                 ttl_s=None,
@@ -227,6 +220,23 @@ class Saver:
         finally:
             with self._changed:
                 save.sources = ()
+
+    def _sources_are_taken(self, save: _Save, block_ids: Sequence[int], pages: int) -> bool:
+        """Copy blocks, or say where they are; False for a job that was interrupted meanwhile."""
+        with self._changed:
+            if save.is_cancelled:
+                return False
+            save.is_copying = True
+        sources: Sequence[PageSource] = ()
+        try:
+            sources = self._shard.layout.sources(block_ids, pages=pages)
+        finally:
+            with self._changed:
+                save.is_copying = False
+                save.sources = sources
+                save.revoke_if_cancelled()
+                self._changed.notify_all()
+        return True
 
     def _note(
         self, save: _Save, packed: bytes, first: int, outcomes: list[PutOutcome], reused: ReusedPages
