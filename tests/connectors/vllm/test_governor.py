@@ -44,6 +44,10 @@ def may_store(engine: Engine) -> bool:
     return engine.governor.stamp is not None
 
 
+def moved(weights: EngineWeights) -> bool:
+    return weights.has_moved
+
+
 def trouble(weights: EngineWeights) -> str:
     return weights.trouble
 
@@ -101,12 +105,12 @@ def test_while_ranks_disagree_nothing_is_served_or_stored() -> None:
 def test_numbers_of_reports_count_where_no_board_can_be_read() -> None:
     weights = EngineWeights("v1", random=bytes)
     weights.watch((0, 0))
-    assert not weights.has_moved
+    assert not moved(weights)
     weights.watch((1, 0))
-    assert weights.has_moved
+    assert moved(weights)
     assert weights.settle(has_news=False)
     assert weights.version == "v1+" + "00" * 8
-    assert not weights.has_moved
+    assert not moved(weights)
 
 
 def test_announcements_are_followed() -> None:
