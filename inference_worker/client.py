@@ -224,10 +224,11 @@ class Client:
         refused: RefuseReason,
         reused: ReusedPages | None,
     ) -> list[PutOutcome]:
-        """Store what a request computed; Request.put is the way to call this.
+        """Store what a request computed. Request.put calls this, and so may who computes for requests that begin elsewhere.
 
-        `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when there was none. With
-        `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on.
+        `stamp` is as for `put`. `computed_from_ms` is the producer's wall clock at the request's beginning, 0 when that can't
+        be told. With `refused` the arguments are checked and every page is refused. `reused` tells what the pages rest on (see
+        ReusedPages), and is told what was stored; None: on anything. Raises as `put`.
         """
         pages, deadline = self._own(namespace), self._deadline(deadline_s)
         stamp, tags = _checked_stamp(stamp), _checked_tags(tags)

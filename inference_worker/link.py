@@ -289,13 +289,11 @@ class Link:
     def withdraw(self, connection: Connection) -> None:
         """Stop serving from shared memory; what its row counts is kept, up to the end of the last request that uses it."""
         arena = cast("LocalArena", connection)
-        outlived = None if self.closed else arena.outlived()
+        has_served = self.arena is arena  # else it broke before, and what was outlived still is
+        outlived = arena.outlived() if has_served and not self.closed else None
         with self._accounts:
             with self._state:
-                if (
-                    self.arena is arena
-                ):  # else it broke before it served, and what was outlived before still is
-                    # In this order: whoever looks in between finds the one or the other.
+                if has_served:  # in this order: whoever looks in between finds the one or the other
                     self.outlived = None if self.closed else outlived
                 self.arena = None
                 self._withdraw_namespaces()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference_worker.view_hold import ViewHold
+from kv_types.errors import InvalidArgumentError
 from kv_types.ids import LifeId, Stamp
 from kv_types.validity import ObservedView
 
@@ -60,5 +61,22 @@ class OutlivedHeader:
         return granted if freshness_ns is None else min(freshness_ns, granted), self.observed.view
 
     def hold(self, view: int | None) -> ViewHold:
-        """Hold nothing: there is no row to say it in."""
-        return ViewHold(None)
+        """Hold in a life that nobody declares drained: its member stays in the log until somebody says that it has ended.
+
+        Raises InvalidArgumentError.
+        """
+        if view is not None and not 0 < view <= self.observed.view:
+            raise InvalidArgumentError(f"view {view} is not published in this life")
+        return ViewHold(self, view=self.observed.view if view is None else view)
+
+    @property
+    def inherited(self) -> bool:
+        """Nothing here is another process's."""
+        return False
+
+    def advance_hold(self, slot: int, view: int) -> bool:
+        """See HoldingArena."""
+        return view <= self.observed.view
+
+    def end_hold(self, slot: int, request: object) -> None:
+        """There is no slot."""

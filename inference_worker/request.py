@@ -12,7 +12,7 @@ from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home, PageLease
 from inference_worker.namespaces import Begun, RegisteredNamespace
-from inference_worker.reused import ReusedPages, Run
+from inference_worker.reused import ReusedPages
 from kv_types.errors import ClosedError, InvalidArgumentError
 from kv_types.ids import Stamp
 from kv_types.outcomes import LookUpOutcome, PutOutcome, RefuseReason
@@ -133,12 +133,10 @@ class Request:
         LimitExceededError, ClosedError.
         """
         self._check()
-        packed, pages = packed_chain(keys, 0)
+        packed, _ = packed_chain(keys, 0)
         if not isinstance(instances, Instances):
             raise InvalidArgumentError(f"instances are Instances; got {type(instances).__name__}")
-        numbers = tuple(instances.at(index) for index in range(pages))
-        if pages:
-            self._reused.found(packed, Run(instances.life, 0, pages, numbers[-1], numbers))
+        self._reused.had(packed, instances)
 
     def instances(self, keys: Keys) -> Instances:
         """Which pages of L2 the bytes are that this request was given or has stored, for an L1 that keeps them.

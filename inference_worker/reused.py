@@ -57,7 +57,12 @@ class _Noted:
 
 
 class ReusedPages:
-    """Of one request, used by one thread at a time. Remembers REUSED_RUNS_MAX runs; after more it knows nothing."""
+    """Of one request, used by one thread at a time. Remembers REUSED_RUNS_MAX runs; after more it knows nothing.
+
+    A Request has its own. Who computes for requests that begin elsewhere, as a worker of an engine does, makes one for each
+    put (`of`, or `found` in the order of the chain), gives it to `Client.put_computed`, and asks it for the `instances` of what
+    was stored. It must tell of all pages below those that it puts, but for what the same request has computed itself.
+    """
 
     __slots__ = ("_count", "_noted", "pages_l3", "waited_ns")
 
@@ -68,6 +73,23 @@ class ReusedPages:
         self._noted: dict[int, dict[bytes, dict[bytes, _Noted]]] = {}
         """Index of a run's first page → its key → that of its last page, which names the whole chain up to there → the run."""
         self._count = 0
+
+    @classmethod
+    def of(cls, packed: bytes, instances: Instances) -> ReusedPages:
+        """All pages of a chain from its root were reused, and are these pages of L2, each on the one before."""
+        reused = cls()
+        reused.had(packed, instances)
+        return reused
+
+    def had(self, packed: bytes, instances: Instances) -> None:
+        """Note pages of a chain from its root that did not come by a look-up; with one of them unknown all of them are."""
+        pages = len(packed) // KEY_BYTES
+        if not pages:
+            return
+        numbers = tuple(instances.at(index) for index in range(pages))
+        if NO_INSTANCE in numbers or UNKNOWN_INSTANCE in numbers:
+            numbers = (UNKNOWN_INSTANCE,) * pages
+        self.found(packed, Run(instances.life, 0, pages, numbers[-1], numbers))
 
     def found(self, packed: bytes, run: Run) -> None:
         """Note pages that a look-up served, or that L1 had."""

@@ -13,6 +13,7 @@ import pytest
 
 from inference_worker.client import Client
 from inference_worker.outlived import OutlivedHeader
+from kv_types.errors import InvalidArgumentError, SidecarUnreachableError
 from kv_types.ids import NO_LIFE, LifeId, LogIncarnation, Stamp
 from kv_types.selectors import EVERYTHING
 from kv_types.validity import EngineMode, ObservedView
@@ -64,7 +65,8 @@ def test_a_sidecar_that_is_killed_is_outlived_until_the_next_one_comes(
     assert validity.events_since(view) == []
     assert validity.events_since(view + 1) is None
     validity.set_applied_view(view)
-    assert not validity.hold().is_held
+    with validity.hold() as hold:
+        assert (hold.is_held, hold.life, hold.view) == (True, life, view)
     maps = Path("/proc/self/maps").read_text()
     assert "memfd:stratakv-data" not in maps, "its memory is given back"
     sidecar.start()
@@ -112,6 +114,26 @@ def test_a_sidecar_that_stands_still_is_not_outlived_but_claimed_below(
     sidecar.signal(signal.SIGCONT)
     sidecar.kill()
     wait_until(lambda: client.validity.outlived, what="the death to be known")
+
+
+def test_the_next_one_must_serve_before_it_takes_its_place(
+    sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    client = engine_of(sidecar, connect)
+    life = client.validity.life
+    sidecar.kill()
+    wait_until(lambda: client.validity.outlived, what="the death to be known")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def broken(_: object) -> None:
+            raise SidecarUnreachableError("it broke before it served")
+
+        patch.setattr(client._link, "publish", broken)
+        sidecar.start()
+        wait_until(lambda: int(client.statistics()["losses"]) > 1, what="an attempt that breaks")
+        assert (client.validity.outlived, client.validity.life) == (True, life)
+    wait_until(lambda: client.validity.life != life, what="the next life")
+    assert not client.validity.outlived
 
 
 def test_an_engine_that_was_never_attached_says_so(tmp_path: Path, connect: MakeClient) -> None:
@@ -190,3 +212,13 @@ def test_what_was_published_last_must_be_applied_first() -> None:
     asked = [None, 0, 32, 33, 34, FOR_EVER - 1, FOR_EVER]
     assert [header.claim_freshness(one)[0] for one in asked] == [33, 0, 32, 33, 33, 33, FOR_EVER]
     assert {header.claim_freshness(one)[1] for one in asked} == {7}
+    with header.hold(5) as hold:
+        assert (hold.is_held, hold.life, hold.view) == (True, life, 5)
+        hold.advance(7)
+        assert hold.view == 7
+        with pytest.raises(InvalidArgumentError, match="published"):
+            hold.advance(8)
+    assert not hold.is_held
+    for none in (0, 8):
+        with pytest.raises(InvalidArgumentError, match="published"):
+            header.hold(none)

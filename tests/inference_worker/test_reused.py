@@ -7,7 +7,7 @@ import pytest
 from inference_worker.reused import ReusedPages, Run
 from kv_types.ids import NO_LIFE, LifeId
 from kv_types.limits import REUSED_RUNS_MAX
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, Instances
 from tests.cache_l1.bench import chain
 
 LIFE, OTHER_LIFE = LifeId(b"l" * 16), LifeId(b"m" * 16)
@@ -38,6 +38,15 @@ def test_the_last_page_of_a_look_up_stands_for_all_of_them() -> None:
     assert rests_on(reused, 8) == 13, "pages between were computed, and others had stored them already"
     assert reused.instances(KEYS[: 4 * 32]).numbers == (11, 12, 13, U)
     assert reused.instances(KEYS).life == LIFE
+
+
+@pytest.mark.parametrize("numbers", [(U, 12, 13), (11, U, 13), (11, NO_INSTANCE, 13), (11, 12), (11, 12, U)])
+def test_one_unknown_page_of_those_that_the_caller_had_makes_all_unknown(numbers: tuple[int, ...]) -> None:
+    """L2's tree tells of what lies below the last; what the caller has there may be something else."""
+    reused = ReusedPages.of(KEYS[: 3 * 32], Instances(LIFE, numbers))
+    assert rests_on(reused, 3) == U
+    assert rests_on(ReusedPages.of(KEYS[: 3 * 32], Instances(LIFE, (11, 12, 13))), 3) == 13
+    assert rests_on(ReusedPages.of(b"", Instances(LIFE, numbers)), 3) == NO_INSTANCE
 
 
 @pytest.mark.parametrize("numbers", [(U, U, U), (11, 12, 13)])

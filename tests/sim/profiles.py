@@ -219,6 +219,25 @@ def _goodbyes(plan: Plan, draw: random.Random) -> None:
     ]
 
 
+def _outliving(plan: Plan, draw: random.Random) -> None:
+    """Engines that keep their pages, below sidecars that crash or leave right behind a record, which somebody else fences."""
+    plan.sidecars = max(plan.sidecars, 2)
+    draw_clocks(plan, draw)
+    plan.is_settled, plan.switches_weights = True, False
+    plan.engines, plan.engine_mode = draw.choice((1, 1, 2)), "keep"
+    plan.think_ns, plan.pass_ns = (5 * MS, 100 * MS), draw.choice(((1 * MS, 20 * MS), (5 * MS, 300 * MS)))
+    plan.notices_ns = draw.choice((5 * MS, 5 * MS, 600 * MS))
+    at_ns = int(draw.uniform(0.3, 0.7) * plan.duration_ns)
+    pick = draw.random() * 0.999
+    number = int(pick * plan.sidecars)
+    other = (draw.choice([one for one in range(plan.sidecars) if one != number]) + 0.5) / plan.sidecars
+    plan.wishes = [Wish(at_ns, draw.choice(("all", "model", "key")), "hidden", other)]
+    kind = draw.choice(("crash", "crash", "goodbye"))
+    plan.faults = [
+        Fault(at_ns + draw.randint(0, 100) * MS, kind, draw.randint(300, 3000) * MS, pick, draw.random())
+    ]
+
+
 def _splits(plan: Plan, draw: random.Random) -> None:
     """An old primary that lives on for somebody who reaches nothing else, and fences there."""
     plan.servers, plan.replicas, plan.engines = 2, 1, 0
@@ -365,5 +384,5 @@ def _spread(plan: Plan, draw: random.Random, count: int) -> None:
 PROFILE = 1_000_000
 PROFILES: tuple[Callable[[Plan, random.Random], None], ...] = (
     _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines, _wall_steps, _deaths, _goodbyes, _splits, _bounces,
-    _stalls, _sharing, _page_servers, _page_failovers,
+    _stalls, _sharing, _page_servers, _page_failovers, _outliving,
 )  # fmt: skip

@@ -427,11 +427,12 @@ MUTATIONS = (
         "Q", "an engine that outlives its sidecar goes on without what was published last",
         (
             Edit(
-                "inference_worker/outlived.py",
-                "        return [event for event in self.events if event[0] > view]\n",
-                "        return []\n",
+                "inference_worker/local.py",
+                "        return OutlivedHeader(*stamped, freshness_ns, since, self.events_since(since))\n",
+                "        return OutlivedHeader(ObservedView(self.life, since), stamped[1], freshness_ns, since, [])\n",
             ),
         ),
+        profile=16,
     ),
     Mutation(
         "E", "what an L1 keeps is served on after the header was closed",
