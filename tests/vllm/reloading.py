@@ -14,7 +14,9 @@ class Reloading(WorkerExtension):
 
     def change_weights(self) -> int:
         """Change all keys and values that the model computes, always in the same way; returns by how many tensors."""
-        norms = [value for name, value in self.model_runner.model.named_parameters() if "input_layernorm" in name]
+        norms = [
+            value for name, value in self.model_runner.model.named_parameters() if "input_layernorm" in name
+        ]
         for layer, norm in enumerate(norms):
             norm.data.mul_(1.5 - layer % 2)
         return len(norms)

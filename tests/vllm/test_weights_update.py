@@ -83,7 +83,7 @@ def test_an_announcement_switches_engines_that_follow(
     ask(engine, prompt)
     settled(engine)
     engine.collective_rpc("change_weights")  # weights first, then the announcement
-    command(sidecar, "weights", "set-version", "b2", "--model", "followed", "--yes")
+    command(sidecar, "weights", "set-version", "b2", "--model", "followed")
     answer = ask(engine, prompt)
     assert (answer.local_tokens, answer.external_tokens) == (0, 0)
     same(answer, ask(plain_other, prompt))

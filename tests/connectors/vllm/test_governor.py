@@ -40,6 +40,18 @@ def hits(engine: Engine, request_id: str, prompt: list[int], tenant: str = "") -
     raise AssertionError("it never ended")
 
 
+def may_store(engine: Engine) -> bool:
+    return engine.governor.stamp is not None
+
+
+def moved(weights: EngineWeights) -> bool:
+    return weights.has_moved
+
+
+def trouble(weights: EngineWeights) -> str:
+    return weights.trouble
+
+
 def test_without_names_any_event_takes_all() -> None:
     def unnamed(engine: Engine) -> None:
         engine.governor._index = None
@@ -83,31 +95,31 @@ def test_while_ranks_disagree_nothing_is_served_or_stored() -> None:
     hits(engine, "a", [0, 0, 0])
     board.reading = None
     assert hits(engine, "b", [0, 0, 0]) == 0
-    assert engine.governor.stamp is None
+    assert not may_store(engine)
     board.reading = BoardReading(1, "v2")
     assert hits(engine, "c", [0, 0, 0]) == 0
-    assert engine.governor.stamp is not None
+    assert may_store(engine)
     assert hits(engine, "d", [0, 0, 0]) == 1
 
 
 def test_numbers_of_reports_count_where_no_board_can_be_read() -> None:
     weights = EngineWeights("v1", random=bytes)
     weights.watch((0, 0))
-    assert not weights.has_moved
+    assert not moved(weights)
     weights.watch((1, 0))
-    assert weights.has_moved
+    assert moved(weights)
     assert weights.settle(has_news=False)
     assert weights.version == "v1+" + "00" * 8
-    assert not weights.has_moved
+    assert not moved(weights)
 
 
 def test_announcements_are_followed() -> None:
     announced: list[Announced | None] = [None]
     weights = EngineWeights("v1", announced=lambda: announced[0])
-    assert weights.trouble
+    assert trouble(weights)
     announced[0] = Announced("v1", 0, 1)
     assert not weights.settle(has_news=False)
-    assert not weights.trouble
+    assert not trouble(weights)
     announced[0] = Announced("v2", 1, 1)
     assert weights.settle(has_news=True)
     assert weights.version == "v2"
@@ -154,7 +166,7 @@ def test_an_engine_without_a_sidecar_serves_as_it_would_alone() -> None:
     engine.header.is_there, engine.header.never_attached = False, True
     hits(engine, "a", [0, 0, 0])
     assert hits(engine, "b", [0, 0, 0]) == 1
-    assert engine.governor.stamp is None
+    assert not may_store(engine)
     engine.restart_sidecar()
     assert hits(engine, "c", [0, 0, 0]) == 0
 
