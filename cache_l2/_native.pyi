@@ -34,6 +34,10 @@ class ScatteredPage:
     def nbytes(self) -> int: ...
     @property
     def runs(self) -> int: ...
+    def revoke(self) -> None:
+        """Nothing reads it from now on: who would begin to raises ValueError. Who has begun already tells by `is_read`."""
+    @property
+    def is_read(self) -> bool: ...
 
 def scattered_pages(addresses: Memory, run_bytes: Memory, *, owner: object) -> list[ScatteredPage]:
     """Pages at addresses: words of 64 bits, for each page that of each of its runs, whose sizes are `run_bytes`. Nobody

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cache_l2._native import ScatteredPage, gather_pages
 from inference_worker.dlpack import DLPackTensor, tensor_bytes
-from kv_types.errors import BufferMismatchError
+from kv_types.errors import BufferMismatchError, InvalidArgumentError
 
 Buffers = Sequence[object] | object
 """One buffer a page, or one buffer for all of them, end to end: anything with the buffer protocol, or CPU tensors."""
@@ -81,11 +81,14 @@ def _one_a_page(
 
 
 def gathered(source: PageSource) -> memoryview:
-    """The bytes of one page end to end: as they are, or copied together."""
+    """The bytes of one page end to end: as they are, or copied together. Raises InvalidArgumentError for a revoked page."""
     if isinstance(source, memoryview):
         return source
     page = memoryview(bytearray(source.nbytes))
-    gather_pages([source], [page], begin=0, end=source.nbytes)
+    try:
+        gather_pages([source], [page], begin=0, end=source.nbytes)
+    except ValueError as error:  # revoked meanwhile
+        raise InvalidArgumentError(f"source: {error}") from error
     return page
 
 

@@ -53,19 +53,20 @@ struct PageAndPlace {
 
 // Both lists, checked; `others` lend their memory for as long as `lent` lives.
 std::vector<PageAndPlace> paired(const nb::list& pages, const nb::list& others, bool writable, const char* what,
-                                 std::size_t begin, std::size_t end, std::vector<Borrowed>& lent) {
+                                 std::size_t begin, std::size_t end, std::vector<Borrowed>& lent, Reading& reading) {
   if (pages.size() != others.size()) reject(std::string(what) + ": one buffer a page is needed");
   std::vector<PageAndPlace> pairs;
   lent.reserve(pages.size());
   for (std::size_t i = 0; i < pages.size(); ++i) {
     if (!nb::isinstance<ScatteredPage>(pages[i])) reject("pages are ScatteredPage");
-    const ScatteredPage& page = *nb::inst_ptr<ScatteredPage>(pages[i]);
+    ScatteredPage& page = *nb::inst_ptr<ScatteredPage>(pages[i]);
     const Borrowed& other = lent.emplace_back(others[i], writable, what);
     if (other.bytes() != page.bytes()) {
       reject(std::string(what) + ": a page has " + std::to_string(page.bytes()) + " bytes, the buffer " + std::to_string(other.bytes()));
     }
     if (begin > end || end > page.bytes()) reject("begin and end lie within the page, in this order");
     if (page.has_gaps() && writable) reject(kGaps);
+    if (writable) reading.add(pages[i], page);
     pairs.push_back({page.runs(), other.data()});
   }
   return pairs;
@@ -83,14 +84,16 @@ void copy_all(const std::vector<PageAndPlace>& pairs, std::size_t bytes, Copy co
 
 void scatter_pages(const nb::list& pages, const nb::list& sources, std::size_t begin, std::size_t end) {
   std::vector<Borrowed> lent;
-  const auto pairs = paired(pages, sources, false, "sources", begin, end, lent);
+  Reading reading;
+  const auto pairs = paired(pages, sources, false, "sources", begin, end, lent, reading);
   const CopyChoice copier = default_copy_choice();
   copy_all(pairs, end - begin, [&](const PageAndPlace& one) { scatter(one.page, one.place, begin, end, copier); });
 }
 
 void gather_pages(const nb::list& pages, const nb::list& destinations, std::size_t begin, std::size_t end) {
   std::vector<Borrowed> lent;
-  const auto pairs = paired(pages, destinations, true, "destinations", begin, end, lent);
+  Reading reading;
+  const auto pairs = paired(pages, destinations, true, "destinations", begin, end, lent, reading);
   const CopyChoice copier = default_copy_choice();
   copy_all(pairs, end - begin, [&](const PageAndPlace& one) { gather(one.place, one.page, begin, end, copier); });
 }
@@ -111,6 +114,11 @@ ScatteredPage::ScatteredPage(nb::object owner, const std::uint64_t* addresses, c
       runs_.push_back({data, bytes});
     }
   }
+}
+
+void ScatteredPage::begin_reading() {
+  if (is_revoked_) reject("this page was revoked: its memory is another's by now");
+  ++readers_;
 }
 
 BorrowedSources::BorrowedSources(nb::handle object, std::size_t pages, std::size_t page_bytes) {
@@ -139,9 +147,9 @@ BorrowedSources::BorrowedSources(nb::handle object, std::size_t pages, std::size
 void BorrowedSources::take(nb::handle item, std::size_t page_bytes) {
   std::size_t bytes = 0;
   if (nb::isinstance<ScatteredPage>(item)) {
-    scattered_.push_back(nb::borrow(item));
-    const ScatteredPage& page = *nb::inst_ptr<ScatteredPage>(item);
+    ScatteredPage& page = *nb::inst_ptr<ScatteredPage>(item);
     if (page.has_gaps()) reject(kGaps);
+    scattered_.add(item, page);
     pages_.push_back(page.runs());
     bytes = page.bytes();
   } else {
@@ -156,6 +164,8 @@ void BorrowedSources::take(nb::handle item, std::size_t page_bytes) {
 void bind_runs(nb::module_& m) {
   nb::class_<ScatteredPage>(m, "ScatteredPage", nb::is_final())
       .def_prop_ro("nbytes", &ScatteredPage::bytes)
+      .def("revoke", &ScatteredPage::revoke)
+      .def_prop_ro("is_read", &ScatteredPage::is_read)
       .def_prop_ro("runs", [](const ScatteredPage& self) { return self.runs().count; });
   m.def("scattered_pages", scattered_pages, nb::arg("addresses"), nb::arg("run_bytes"), nb::kw_only(), nb::arg("owner"));
   m.def("scatter_pages", scatter_pages, nb::arg("pages"), nb::arg("sources"), nb::kw_only(), nb::arg("begin"), nb::arg("end"));

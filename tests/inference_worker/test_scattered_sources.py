@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
 from cache_l2._native import ScatteredPage, gather_pages, scatter_pages, scattered_pages
 from inference_worker.client import Client
-from kv_types.errors import BufferMismatchError
+from kv_types.errors import BufferMismatchError, InvalidArgumentError
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import KNOWN
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import all_stored, chain, namespace, pages_under, room_for
+from tests.support.polling import wait_until
 from tests.support.puts import put_fresh
 from tests.support.sidecar_process import SidecarProcess
 
@@ -99,3 +101,26 @@ def test_a_page_with_gaps_is_written_around_them_and_never_read() -> None:
     assert bytes(memory[:12]) == bytes([1, 2, 3, 4, 0, 0, 0, 0, 13, 14, 15, 16])
     with pytest.raises(ValueError, match="can only be scattered"):
         gather_pages([page], [bytearray(16)], begin=0, end=16)
+
+
+def test_a_revoked_page_is_not_read_and_tells_who_reads_it_still(client: Client, model: str) -> None:
+    memory = np.zeros(128 << 20, dtype=np.uint8)
+    addresses = np.array([memory.ctypes.data], np.uint64)
+    (page,) = scattered_pages(addresses, np.array([memory.nbytes], np.uint64), owner=memory)
+    copy = bytearray(memory.nbytes)
+    reader = threading.Thread(target=lambda: gather_pages([page], [copy], begin=0, end=page.nbytes))
+    assert not page.is_read
+    reader.start()
+    wait_until(lambda: page.is_read or not reader.is_alive(), what="the reader")
+    page.revoke()
+    reader.join()
+    assert not page.is_read
+    with pytest.raises(ValueError, match="revoked"):
+        gather_pages([page], [copy], begin=0, end=page.nbytes)
+    space = client.register(namespace(model))
+    keys = chain(space.identified, 1)
+    sources = in_pieces(pages_under(keys, space.page_bytes), [space.page_bytes])
+    sources[0].revoke()
+    with pytest.raises(InvalidArgumentError, match="revoked"):
+        put_fresh(client, space, keys, sources)
+    assert all_stored(put_fresh(client, space, keys, pages_under(keys, space.page_bytes)))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from stratakv.vllm import WorkerExtension, set_weights_version
 
 
 class Reloading(WorkerExtension):
-    """Adds `reload_from` to each worker."""
+    """Adds `change_weights` to each worker."""
 
     model_runner: Any
 
-    def reload_from(self, folder: str) -> int:
-        """Load the weights of another model of the same shape; returns how many tensors."""
-        from safetensors.torch import load_file
-
-        loaded = [
-            item for path in sorted(Path(folder).glob("*.safetensors")) for item in load_file(path).items()
+    def change_weights(self) -> int:
+        """Change all keys and values that the model computes, always in the same way; returns by how many tensors."""
+        norms = [
+            value for name, value in self.model_runner.model.named_parameters() if "input_layernorm" in name
         ]
-        return len(self.model_runner.model.load_weights(iter(loaded)))
+        for layer, norm in enumerate(norms):
+            norm.data.mul_(1.5 - layer % 2)
+        return len(norms)
 
 
 def name_weights(engine: Any, version: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.sidecar_process import SidecarProcess
-from tests.vllm import models
 from tests.vllm.engines import Answer, Engine, EngineError, Makers, connector, same
 from tests.vllm.models import tokens
 from tests.vllm.sidecars import command, settled
@@ -18,19 +17,16 @@ EXTENDED = {"worker_extension_cls": "tests.vllm.reloading.Reloading"}
 
 
 @pytest.fixture(scope="module")
-def other_weights() -> Path:
-    """Weights of the same shape."""
-    return models.llama_tiny(seed=1)
-
-
-@pytest.fixture(scope="module")
 def plain(made: Makers, llama: Path) -> Engine:
     return made.engine(llama, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")
-def plain_other(made: Makers, other_weights: Path) -> Engine:
-    return made.engine(other_weights, enable_prefix_caching=False)
+def plain_other(made: Makers, llama: Path) -> Engine:
+    """What is right once the weights were changed."""
+    engine = made.engine(llama, enable_prefix_caching=False, **EXTENDED)
+    assert engine.collective_rpc("change_weights") == [4]
+    return engine
 
 
 def ask(engine: Engine, prompt: list[int]) -> Answer:
@@ -42,7 +38,6 @@ def test_c15_a_python_call_names_new_weights(
     plain_other: Engine,
     made_here: Makers,
     llama: Path,
-    other_weights: Path,
     sidecar: SidecarProcess,
 ) -> None:
     settings = connector(sidecar.runtime, page_tokens=PAGE, weights_version="a1", model_name="by-call")
@@ -54,7 +49,7 @@ def test_c15_a_python_call_names_new_weights(
     updated.hold()
     spanning = updated.submit(tokens(2, 2 * PAGE + 3), max_tokens=3 * PAGE)
     updated.step(2)
-    updated.collective_rpc("reload_from", str(other_weights))
+    updated.collective_rpc("change_weights")
     updated.inside("tests.vllm.reloading:name_weights", version="a2")
     updated.release()
     answer = updated.ask(prompt, max_tokens=6, logprobs=4)
@@ -78,7 +73,7 @@ def test_the_call_says_what_is_missing(made_here: Makers, llama: Path, sidecar: 
 
 
 def test_an_announcement_switches_engines_that_follow(
-    plain_other: Engine, made_here: Makers, llama: Path, other_weights: Path, sidecar: SidecarProcess
+    plain_other: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess
 ) -> None:
     settings = connector(
         sidecar.runtime, page_tokens=PAGE, weights_version="b1", model_name="followed", follow_weights=True
@@ -87,8 +82,8 @@ def test_an_announcement_switches_engines_that_follow(
     prompt = tokens(10, LONG)
     ask(engine, prompt)
     settled(engine)
-    engine.collective_rpc("reload_from", str(other_weights))  # weights first, then the announcement
-    command(sidecar, "weights", "set-version", "b2", "--model", "followed", "--yes")
+    engine.collective_rpc("change_weights")  # weights first, then the announcement
+    command(sidecar, "weights", "set-version", "b2", "--model", "followed")
     answer = ask(engine, prompt)
     assert (answer.local_tokens, answer.external_tokens) == (0, 0)
     same(answer, ask(plain_other, prompt))
@@ -101,7 +96,6 @@ def test_a_reset_voids_what_the_engine_may_find(
     plain_other: Engine,
     made_here: Makers,
     llama: Path,
-    other_weights: Path,
     sidecar: SidecarProcess,
 ) -> None:
     settings = connector(sidecar.runtime, page_tokens=PAGE, weights_version="c1", model_name="reset")
@@ -109,7 +103,7 @@ def test_a_reset_voids_what_the_engine_may_find(
     prompt = tokens(20, LONG)
     ask(engine, prompt)
     settled(engine)
-    engine.collective_rpc("reload_from", str(other_weights))
+    engine.collective_rpc("change_weights")
     assert engine.reset_prefix_cache(reset_connector=True)
     answer = ask(engine, prompt)
     assert (answer.local_tokens, answer.external_tokens) == (0, 0)

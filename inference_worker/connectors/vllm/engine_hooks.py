@@ -22,6 +22,7 @@ _ATTRIBUTES = (
     "enable_caching",
     "num_kv_cache_groups",
     "block_pool.blocks",
+    "block_pool.cached_block_hashes_by_block",
     "block_pool.hash_block_size",
     "coordinator.single_type_managers",
 )
@@ -43,7 +44,11 @@ class EnginePool:
     def evict(self, block_hashes: Iterable[bytes]) -> int:
         """Take the hash from all blocks that have one of these; several may have the same."""
         hashes = set(block_hashes)
-        evicted = self._evict_by_scan(hashes) if len(hashes) > len(self._pool.blocks) * _SCAN_FROM else 0
+        evicted = 0
+        if len(hashes) > len(self._pool.blocks) * _SCAN_FROM:
+            evicted = self._evict_by_scan(hashes)
+            if not self._pool.cached_block_hashes_by_block:  # no block has a second hash
+                return evicted
         for block_hash in hashes:
             while (found := self._pool.get_cached_block(block_hash, [0])) is not None:
                 self._pool.evict_blocks({found[0].block_id})

@@ -202,6 +202,7 @@ class Governor:
             request.deferrals = request.deferrals + 1 if answer is GateAnswer.DEFER else 0
             if request.deferrals > ENGINE_DEFERRALS_MAX:
                 request.deferrals, answer = 0, GateAnswer.EMPTY
+            request.forget_noted()
             if answer is not GateAnswer.DEFER:
                 request.begin()
                 self._marked.pop(request_id, None)

@@ -161,6 +161,11 @@ class RequestState:
         for prefetch in prefetches:
             prefetch.cancel()
 
+    def to_store_from(self, page: int) -> None:
+        """Pages from this one on are computed anew, and stored anew."""
+        self.stored = min(self.stored, page)
+        self.is_resident_known = False
+
     def interrupt(self) -> None:
         """Its blocks were taken away: it will be looked up, loaded and stored anew."""
         self.release_leases()

@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from cache_l2._native import ScatteredPage
+from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.plan import SaveJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
@@ -22,19 +24,30 @@ from kv_types.outcomes import KNOWN, Hit, PutOutcome, Refused, RefuseReason
 
 _log = logging.getLogger("stratakv.vllm")
 _GRACE_S = 0.05
-"""How much longer than a put's deadline a preemption waits for the thread to say that it has ended."""
+"""How much longer than a put's deadline the end waits for the thread."""
+_COPY_POLL_S = 0.0005
+"""How often a preemption looks whether copies are over, which tell nobody."""
 
 
 @dataclass(slots=True, eq=False)
 class _Save:
-    """One order. `stored`: pages from its start that are stored or known; `reads_until`: bounds what is read now."""
+    """One order. `stored`: pages from its start that are stored or known. `is_copying`: blocks are copied for a put now;
+    `sources`: what a put that is under way reads."""
 
     job: SaveJob
     held: HeldView | None
     stored: int = 0
     is_cancelled: bool = False
-    reads_until: Deadline | None = None
+    is_copying: bool = False
+    sources: Sequence[PageSource] = ()
     why: Counter[str] = field(default_factory=Counter)
+
+    def revoke_if_cancelled(self) -> list[ScatteredPage]:
+        """Let no put begin to read the blocks any more; returns those that one may be reading."""
+        pages = [page for page in self.sources if isinstance(page, ScatteredPage) and self.is_cancelled]
+        for page in pages:
+            page.revoke()
+        return pages
 
 
 class Saver:
@@ -93,7 +106,8 @@ class Saver:
     def finish_reading(self, request_ids: Collection[str]) -> None:
         """Return when no block of these requests is read any more; what waits of theirs is dropped.
 
-        Waits for one batch at most, and no longer than its put may take: what is filled after that is never published.
+        Waits for no more than copies of one batch: a put whose copy has not begun, or that waits for the sidecar, is not
+        waited for, since it can't read them any more.
         """
         with self._changed:
             for save in [one for one in self._queue if one.job.request_id in request_ids]:
@@ -104,9 +118,9 @@ class Saver:
             if now is None or now.job.request_id not in request_ids:
                 return
             now.is_cancelled = True
-            until = now.reads_until
-            if until is not None:
-                self._changed.wait_for(lambda: now.reads_until is not until, until.remaining_s() + _GRACE_S)
+            pages = now.revoke_if_cancelled()
+            while now.is_copying or any(page.is_read for page in pages):
+                self._changed.wait(_COPY_POLL_S)
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until all orders are carried out; whether they were within the time."""
@@ -141,12 +155,12 @@ class Saver:
             try:
                 self._carry_out(save)
             except StrataError as error:
-                save.why[error.code] += 1
+                save.why["interrupted" if save.is_cancelled else error.code] += 1
             except Exception:  # noqa: BLE001  (whatever it is, these pages are misses later)
                 _log.exception("a save for request %s failed", save.job.request_id)
                 save.why["error"] += 1
             with self._changed:
-                self._now, save.reads_until = None, None
+                self._now = None
                 self.seconds += time.perf_counter() - began
                 self._end(save)
 
@@ -174,7 +188,6 @@ class Saver:
                 first = end
             if save.is_cancelled:
                 save.why["interrupted"] += 1
-            shard.origins.not_stored(packed, job.start + save.stored, job.pages)
 
     def _known(self, space: RegisteredNamespace, packed: bytes, job: SaveJob) -> int:
         """Pages from the job's start on that somebody has stored: neither read nor sent."""
@@ -186,17 +199,15 @@ class Saver:
     ) -> list[PutOutcome]:
         job, shard = save.job, self._shard
         deadline = Deadline(self._deadline_s)
-        with self._changed:
-            if save.is_cancelled:
-                return []
-            save.reads_until = deadline
+        blocks, end = shard.blocks_per_page, len(packed) // KEY_BYTES
+        ids = job.block_ids[(first - job.start) * blocks : (end - job.start) * blocks]
+        if not self._sources_are_taken(save, ids, end - first):
+            return []
         try:
-            blocks, end = shard.blocks_per_page, len(packed) // KEY_BYTES
-            ids = job.block_ids[(first - job.start) * blocks : (end - job.start) * blocks]
             return shard.client.put_computed(
                 space,
                 packed,
-                shard.layout.sources(ids, pages=end - first),
+                [*save.sources],
                 start=first,
                 stamp=job.stamp,
                 ttl_s=None,
@@ -208,8 +219,24 @@ class Saver:
             )
         finally:
             with self._changed:
-                save.reads_until = None
+                save.sources = ()
+
+    def _sources_are_taken(self, save: _Save, block_ids: Sequence[int], pages: int) -> bool:
+        """Copy blocks, or say where they are; False for a job that was interrupted meanwhile."""
+        with self._changed:
+            if save.is_cancelled:
+                return False
+            save.is_copying = True
+        sources: Sequence[PageSource] = ()
+        try:
+            sources = self._shard.layout.sources(block_ids, pages=pages)
+        finally:
+            with self._changed:
+                save.is_copying = False
+                save.sources = sources
+                save.revoke_if_cancelled()
                 self._changed.notify_all()
+        return True
 
     def _note(
         self, save: _Save, packed: bytes, first: int, outcomes: list[PutOutcome], reused: ReusedPages
@@ -242,6 +269,5 @@ class Saver:
         for why, count in save.why.items():
             is_dropped = why in ("queue_full", "not_held", "closing", "interrupted")
             self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
-        if not save.stored and save.why:
-            self._shard.origins.not_stored(job.keys[self._shard.rank], job.start, job.pages)
+        self._shard.origins.not_stored(job.keys[self._shard.rank], job.start + save.stored, job.pages)
         self._changed.notify_all()

@@ -51,7 +51,7 @@ class SchedulerSide:
         self._look_ups: LookUps | None = None
         self._saves: SavePlans | None = None
         self._blocks_of: BlocksOf = lambda request_id: ()
-        self._page_tokens = 0
+        self._page_tokens = self._block_tokens = 0
         self._states: dict[str, RequestState] = {}
         self._leaving: dict[str, RequestState] = {}
         self._progressed: dict[str, RequestState] = {}
@@ -61,6 +61,7 @@ class SchedulerSide:
         self._step = 0
         self._done_step = 0
         self._is_idle = True
+        self._is_ungoverned = False
         self.counts: Counter[str] = Counter()
         self.hook_s = 0.0
 
@@ -86,7 +87,7 @@ class SchedulerSide:
             return
         first = ranks[0]
         self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
-        self._page_tokens = first.blocks_per_page * first.block_tokens
+        self._page_tokens, self._block_tokens = first.page_tokens, first.block_tokens
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
         self._variants = VariantNamespaces(self._client, bases, page_bytes=first.page_bytes)
         self._look_ups = LookUps(
@@ -119,10 +120,12 @@ class SchedulerSide:
     def match(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens behind the engine's own could be loaded; None: ask in the next step."""
         state = self._states.get(request.request_id)
-        if state is None or self._look_ups is None:
-            return 0, False
+        if not self._governor.was_gated(request.request_id):
+            self._stop_serving()
         if self._governor.is_deferred(request.request_id):
             return None, False
+        if state is None or self._look_ups is None or self._is_ungoverned or self._governor.weights.trouble:
+            return 0, False
         self._rename(state)
         found = self._look_ups.match(state, local_tokens, is_idle=self._is_idle)
         return found, bool(found) and self._settings.load_mode is LoadMode.ASYNC
@@ -269,10 +272,11 @@ class SchedulerSide:
     def _name(self, state: RequestState) -> None:
         """Give a request its variant and keys, as of the weights that are named now."""
         state.named, state.chains, state.shards = self._unnamed, None, ()
+        # Asked for every request: it takes note of what the engine's identifiers of images stand for.
+        named = self._naming.variant_of(state.request, self._governor.weights_version)
         if self._variants is None:
             self._count_uncacheable(self._unnamed)
             return
-        named = self._naming.variant_of(state.request, self._governor.weights_version)
         if isinstance(named, Variant):
             extras = self._naming.extras_of(state.request, self._page_tokens)
             shards = self._variants.get(named)
@@ -297,6 +301,15 @@ class SchedulerSide:
         if variant is not None and variant.weights_version != self._governor.weights_version:
             self._name(state)
 
+    def _stop_serving(self) -> None:
+        """The engine looks up by a path that is not governed: fences are told of it for as long as it runs."""
+        if not self._is_ungoverned:
+            self._is_ungoverned = True
+            self._client.validity.claim_freshness(2**64 - 1)
+            _log.error(
+                "this engine looks up its own cache by another path than the one that is kept valid: no pages are shared"
+            )
+
     def _due_saves(self, scheduled: Mapping[str, int]) -> list[SaveJob]:
         """Pages that became full and certain since the last step, of requests that may store."""
         stamp, jobs = self._governor.stamp, []
@@ -316,6 +329,7 @@ class SchedulerSide:
             and state.is_admitted
             and not state.is_loading_async
             and state.save_from_step <= self._done_step
+            and not self._is_ungoverned
             and not self._governor.is_tainted(state.request_id)
         )
 
@@ -349,6 +363,9 @@ class SchedulerSide:
         """Blocks of tainted requests from the first selected page on, where they are to be computed anew."""
         blocks: set[int] = set()
         for request_id, first in self._governor.to_recompute().items():
+            state = self._states.get(request_id)
+            if state is not None and self._page_tokens:
+                state.to_store_from(first * self._block_tokens // self._page_tokens)
             blocks.update(self._blocks_of(request_id)[first:])
         return frozenset(blocks)
 

@@ -54,6 +54,10 @@ class Tracked:
         self.is_until_gate = False
         self._tainted_from = self._asked_from = None
         self._awaited.clear()
+        self.forget_noted()
+
+    def forget_noted(self) -> None:
+        """Its blocks are others from now on, or are hashed anew: the index is told of all of them again."""
         self._noted = 0
 
     def taint(self, page: int) -> None:

@@ -41,7 +41,9 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> Schedule
         ),
     )
     governor = Governor(client.validity, BoottimeClock(), mode=mode, recompute=recompute)
-    return SchedulerSide(client, settings, RequestNaming(settings, AdapterDigests()), governor)
+    shares_encodings = getattr(vllm_config, "ec_transfer_config", None) is not None
+    naming = RequestNaming(settings, AdapterDigests(), shares_encodings=shares_encodings)
+    return SchedulerSide(client, settings, naming, governor)
 
 
 def connect_worker(
