@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,11 @@ def second(made: Makers, llama: Path, sidecar: SidecarProcess) -> Engine:
     return made.engine(llama, **connector(sidecar.runtime, page_tokens=PAGE, weights_version="w1"))
 
 
-def ask(engine: Engine, prompt: list[int], **more: object) -> Answer:
+def ask(engine: Engine, prompt: list[int], **more: Any) -> Answer:
     return engine.ask(prompt, max_tokens=6, logprobs=4, **more)
 
 
-def plant(engine: Engine, prompt: list[int], **more: object) -> None:
+def plant(engine: Engine, prompt: list[int], **more: Any) -> None:
     """Have wrong KV for a prompt in an engine's own cache and in the sidecar's."""
     engine.hold()
     asked = engine.submit(prompt, max_tokens=3, **more)

@@ -23,7 +23,11 @@ class EngineRequest(Protocol):
     num_computed_tokens: int
     num_in_flight_tokens: int
     num_prompt_tokens: int
-    block_hashes: Sequence[bytes]
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """Hashes of its full blocks."""
+        ...
 
     @property
     def num_tokens(self) -> int:
@@ -99,6 +103,9 @@ class RequestState:
     load_step: int | None = None
     is_loading_async: bool = False
     save_from_step: int = 0
+    computed_from: int | None = None
+    """First page that holds nothing but what the request has computed; from `computed_from_ms` (Unix) on."""
+    computed_from_ms: int = 0
     stored: int = 0
     is_resident_known: bool = False
     save_shortfalls: int = 0

@@ -62,7 +62,7 @@ class SavePlans:
         blocks = tuple(blocks_of(state.request_id)[first : pages * self._blocks_per_page])
         job = SaveJob(
             number=self._number, request_id=state.request_id, variant=variant, keys=keys, start=state.stored,
-            block_ids=blocks, stamp=stamp,
+            block_ids=blocks, stamp=stamp, computed_from=state.computed_from, computed_from_ms=state.computed_from_ms,
         )  # fmt: skip
         state.jobs[job.number] = (state.stored, pages)
         self._jobs[job.number] = _Job(state)

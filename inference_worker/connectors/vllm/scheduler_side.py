@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -136,6 +137,8 @@ class SchedulerSide:
         if state is None or self._look_ups is None or state.is_admitted:
             return
         state.save_from_step = self._step + 1
+        state.computed_from = -(-(state.found.local_tokens + external_tokens) // self._page_tokens)
+        state.computed_from_ms = time.time_ns() // 1_000_000
         job = self._look_ups.admit(state, external_tokens, block_ids)
         if state.is_cacheable and state.found.ended_by is not MissReason.NONE:
             self.counts[f"ended_by_{state.found.ended_by.name.lower()}"] += 1
