@@ -17,8 +17,6 @@ from inference_worker.lease import PageLease
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
 
-_IDLE_PAUSE_S = 0.001
-
 
 class LookUps:
     """Not thread-safe: the scheduler is one thread. `deadline_s`: how long a request may wait for L3's pages."""
@@ -49,19 +47,18 @@ class LookUps:
         if not pages or not state.reads_external:
             return
         resident, _ = self._match(state, keys)
-        state.found.resident_at_arrival = resident
         if resident == pages or self._deadline_s <= 0.0:
             return
         for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
             asked = self._client.prefetch(shard.registered, packed, deadline_s=self._deadline_s)
             if asked is not None:
                 state.prefetches.append(asked)
+                state.found.resident_at_arrival = resident
 
-    def match(self, state: RequestState, local_tokens: int, *, is_idle: bool) -> int | None:
+    def match(self, state: RequestState, local_tokens: int) -> int | None:
         """Tokens that could be loaded behind the engine's own; None: not known yet, ask in the next step.
 
-        At least one token of the request is left to compute. `is_idle`: the engine has nothing else to do, so that it
-        would only ask again at once.
+        At least one token of the request is left to compute.
         """
         keys = self._keys(state)
         state.found.local_tokens, state.found.external_tokens = local_tokens, 0
@@ -70,8 +67,6 @@ class LookUps:
             return 0
         pages, reason = self._match(state, keys)
         if self._waits(state, reason):
-            if is_idle:
-                time.sleep(_IDLE_PAUSE_S)
             return None
         state.cancel_prefetches()
         found = max(0, pages * self._page_tokens - local_tokens)
@@ -115,6 +110,11 @@ class LookUps:
             block_ids=blocks,
             is_async=self._is_async,
         )
+
+    def first_key(self, state: RequestState) -> bytes:
+        """The key, in one shard, of the first page that a matched request would load."""
+        start = state.found.local_tokens // self._page_tokens
+        return self._keys(state)[0][start * KEY_BYTES : (start + 1) * KEY_BYTES]
 
     def _keys(self, state: RequestState) -> tuple[bytes, ...]:
         """Keys of the pages that may be reused, a shard each: one token is left to compute."""

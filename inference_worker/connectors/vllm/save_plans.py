@@ -41,14 +41,17 @@ class SavePlans:
 
         What the node has already, by whomever, is not stored again. The caller has seen to it that the request may store.
         """
-        pages = self._full_pages(state)
-        state.stored = min(state.stored, pages)  # fewer than before: the engine computes some of them anew
-        if pages <= state.stored or state.save_shortfalls > VLLM_SAVE_SHORTFALLS_MAX:
-            return None
         chains, variant = state.chains, state.variant
         assert chains is not None, "only what has keys is stored"
         assert variant is not None, "only what has a name has keys"
-        chains.extend(state.request.all_token_ids)
+        pages = self._full_pages(state)
+        if pages > state.stored:
+            chains.extend(state.request.all_token_ids)
+            # Drafts behind a stop were accepted, and computed, though they are no tokens of the request.
+            pages = min(pages, chains.pages)
+        state.stored = min(state.stored, pages)  # fewer than before: the engine computes some of them anew
+        if pages <= state.stored or state.save_shortfalls > VLLM_SAVE_SHORTFALLS_MAX:
+            return None
         keys = chains.packed(pages)
         if not state.is_resident_known:
             # What the engine had of its own may be gone below, and a page is stored on its parent only.
@@ -87,6 +90,7 @@ class SavePlans:
         self.counts["stored"] += stands
         if stands < end - start:
             self.counts["not_stored"] += end - start - stands
+        if stands < end - start and job.interruptions == state.interruptions:
             state.save_shortfalls += 1
             # From here on again, once there is more to store; perhaps it is the page below that is gone.
             state.stored = min(state.stored, start + stands)
@@ -116,8 +120,9 @@ class SavePlans:
 class _Job:
     """A job under way and what ranks have told of it."""
 
-    __slots__ = ("state", "told")
+    __slots__ = ("interruptions", "state", "told")
 
     def __init__(self, state: RequestState) -> None:
         self.state = state
+        self.interruptions = state.interruptions
         self.told: list[int] = []
