@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
@@ -30,8 +31,10 @@ class LookUps:
         deadline_s: float,
         is_async: bool,
         now_s: Callable[[], float] = time.monotonic,
+        asker: Asker | None = None,
     ) -> None:
         self._client = client
+        self._asker = Asker(client) if asker is None else asker
         self._blocks_per_page = blocks_per_page
         self._block_tokens = block_tokens
         self._page_tokens = blocks_per_page * block_tokens
@@ -132,7 +135,7 @@ class LookUps:
         """Pages that every shard has, and why there are no more."""
         fewest, reason = len(keys[0]) // KEY_BYTES, MissReason.NONE
         for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
-            pages, ended_by = _pages(self._client.match(shard.registered, packed))
+            pages, ended_by = _pages(self._asker.match(shard.registered, packed))
             if pages < fewest:
                 fewest, reason = pages, ended_by
         return fewest, reason

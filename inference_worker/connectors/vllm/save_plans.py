@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import SaveJob
 from inference_worker.connectors.vllm.requests import RequestState
 from kv_types.ids import KEY_BYTES, Stamp
@@ -20,9 +20,9 @@ class SavePlans:
     """Not thread-safe. Issues jobs and takes their ends; `counts` by what became of pages."""
 
     def __init__(
-        self, client: Client, *, blocks_per_page: int, page_tokens: int, saves_generated: bool, ranks: int
+        self, asker: Asker, *, blocks_per_page: int, page_tokens: int, saves_generated: bool, ranks: int
     ) -> None:
-        self._client = client
+        self._asker = asker
         self._blocks_per_page = blocks_per_page
         self._page_tokens = page_tokens
         self._saves_generated = saves_generated
@@ -109,7 +109,7 @@ class SavePlans:
         for shard, packed in {
             one.registered: (one, k) for one, k in zip(state.shards, keys, strict=True)
         }.values():
-            match self._client.match(shard.registered, packed):
+            match self._asker.match(shard.registered, packed):
                 case Hit(pages=pages):
                     fewest = min(fewest, pages)
                 case _:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.engine_hooks import govern, reset_beside
 from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
@@ -44,6 +45,7 @@ class SchedulerSide:
         self, client: Client, settings: ConnectorSettings, naming: RequestNaming, governor: Governor
     ) -> None:
         self._client = client
+        self._asker = Asker(client)
         self._settings = settings
         self._naming = naming
         self._governor = governor
@@ -98,16 +100,19 @@ class SchedulerSide:
         self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
         self._page_tokens, self._block_tokens = first.page_tokens, first.block_tokens
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
-        self._variants = VariantNamespaces(self._client, bases, page_bytes=first.page_bytes)
+        self._variants = VariantNamespaces(
+            self._client, bases, page_bytes=first.page_bytes, asker=self._asker
+        )
         self._look_ups = LookUps(
             self._client,
             blocks_per_page=first.blocks_per_page,
             block_tokens=first.block_tokens,
             deadline_s=self._settings.look_up_deadline_s,
             is_async=self._is_async,
+            asker=self._asker,
         )
         self._saves = SavePlans(
-            self._client,
+            self._asker,
             blocks_per_page=first.blocks_per_page,
             page_tokens=self._page_tokens,
             saves_generated=self._settings.save_generated,
