@@ -24,7 +24,7 @@ from inference_worker.connectors.vllm.metrics import StrataPromMetrics, StrataSt
 from inference_worker.connectors.vllm.plan import StepPlan, WorkerReport
 from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
-from inference_worker.connectors.vllm.wiring import connect_scheduler, connect_worker
+from inference_worker.connectors.vllm.wiring import connect_scheduler, connect_worker, settings_in
 from inference_worker.connectors.vllm.worker_side import WorkerSide
 
 __all__ = ["StrataConnector"]
@@ -55,8 +55,9 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises ConfigError for what is wrong with the settings or can't work in this engine."""
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = ConnectorSettings.of(self._kv_transfer_config.kv_connector_extra_config)
+        chosen = ConnectorSettings.of(self._kv_transfer_config.kv_connector_extra_config)
         check_engine(vllm_config)
+        self._settings = settings_in(chosen, vllm_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._told: dict[str, float] = {}
@@ -144,9 +145,13 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def reset_cache(self) -> bool:
-        """Void what this engine may find: its weights may have changed under their name. See docs/vllm.md."""
+        """Void what this engine may find: its weights may have changed under their name. See docs/vllm.md.
+
+        False, though that is done, while blocks of requests that have ended are read: whoever asks may be about to give up
+        the engine's memory.
+        """
         self._planner.reset()
-        return True
+        return not self._planner.reads_blocks_of_ended
 
     # --- a worker's side -------------------------------------------------------------------------------------------
 

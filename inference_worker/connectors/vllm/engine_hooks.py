@@ -86,6 +86,26 @@ def govern(governor: Governor, manager: Any) -> None:
     manager.coordinator.cache_blocks = _cache_blocks(governor, manager.coordinator.cache_blocks)
 
 
+def reset_beside(manager: Any, held: Callable[[], set[int]]) -> None:
+    """Let the engine's owner reset its cache while no block is in use but those that are `held` to be stored.
+
+    The engine refuses then, and whoever has loaded other weights would be served on from before.
+    """
+    reset = manager.reset_prefix_cache
+
+    def reset_all() -> bool:
+        pool = manager.block_pool
+        blocks = held()
+        if not blocks or pool.num_gpu_blocks - pool.get_num_free_blocks() - 1 != len(blocks):
+            return bool(reset())
+        EnginePool(manager).evict_all()
+        if manager.log_stats:
+            manager.prefix_cache_stats.reset = True
+        return True
+
+    manager.reset_prefix_cache = reset_all
+
+
 def _boundary(governor: Governor, new_step_starts: Callable[[], None]) -> Callable[[], None]:
     def governed() -> None:
         governor.boundary()

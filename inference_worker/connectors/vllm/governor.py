@@ -78,6 +78,7 @@ class Governor:
         self._requests: dict[str, Tracked] = {}
         self._marked: dict[str, Tracked] = {}  # tainted, or may turn out to be
         self._answers: dict[str, GateAnswer] = {}
+        self._loading: set[str] = set()
         self._applied: ObservedView | None = None
         self._stamp: Stamp | None = None
         self._hold = RequestHold(header)
@@ -144,6 +145,7 @@ class Governor:
         self._requests.pop(request_id, None)
         self._marked.pop(request_id, None)
         self._answers.pop(request_id, None)
+        self._loading.discard(request_id)
         self._move_hold()
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -199,6 +201,7 @@ class Governor:
             answer = GateAnswer.EMPTY
         else:
             answer = self._answer()
+            self._loading.discard(request_id)
             request.deferrals = request.deferrals + 1 if answer is GateAnswer.DEFER else 0
             if request.deferrals > ENGINE_DEFERRALS_MAX:
                 request.deferrals, answer = 0, GateAnswer.EMPTY
@@ -222,11 +225,22 @@ class Governor:
     def may_hash(self, request_id: str) -> bool:
         """Whether blocks of a request may come into the engine's own cache."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request_id in self._loading:
             return False
         if request.is_awaiting and not request.is_tainted:
             self._taint(request, request.first_awaited())
         return not request.is_tainted
+
+    def await_load(self, request_id: str) -> None:
+        """What is loaded for a request may fail: nothing of it is hashed until `loaded`, or its next look-up.
+
+        The engine hashes blocks before a step fills them, and leaves the hashes of those whose load has failed.
+        """
+        self._loading.add(request_id)
+
+    def loaded(self, request_id: str) -> None:
+        """What a request's blocks lack is known to the engine."""
+        self._loading.discard(request_id)
 
     def hashed(self, request_id: str, tokens: int) -> None:
         """The engine has hashed the blocks of its first `tokens` tokens."""

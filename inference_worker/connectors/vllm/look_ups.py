@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
 from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
-
-_IDLE_PAUSE_S = 0.001
 
 
 class LookUps:
@@ -32,8 +31,10 @@ class LookUps:
         deadline_s: float,
         is_async: bool,
         now_s: Callable[[], float] = time.monotonic,
+        asker: Asker | None = None,
     ) -> None:
         self._client = client
+        self._asker = Asker(client) if asker is None else asker
         self._blocks_per_page = blocks_per_page
         self._block_tokens = block_tokens
         self._page_tokens = blocks_per_page * block_tokens
@@ -49,19 +50,18 @@ class LookUps:
         if not pages or not state.reads_external:
             return
         resident, _ = self._match(state, keys)
-        state.found.resident_at_arrival = resident
         if resident == pages or self._deadline_s <= 0.0:
             return
         for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
             asked = self._client.prefetch(shard.registered, packed, deadline_s=self._deadline_s)
             if asked is not None:
                 state.prefetches.append(asked)
+                state.found.resident_at_arrival = resident
 
-    def match(self, state: RequestState, local_tokens: int, *, is_idle: bool) -> int | None:
+    def match(self, state: RequestState, local_tokens: int) -> int | None:
         """Tokens that could be loaded behind the engine's own; None: not known yet, ask in the next step.
 
-        At least one token of the request is left to compute. `is_idle`: the engine has nothing else to do, so that it
-        would only ask again at once.
+        At least one token of the request is left to compute.
         """
         keys = self._keys(state)
         state.found.local_tokens, state.found.external_tokens = local_tokens, 0
@@ -70,8 +70,6 @@ class LookUps:
             return 0
         pages, reason = self._match(state, keys)
         if self._waits(state, reason):
-            if is_idle:
-                time.sleep(_IDLE_PAUSE_S)
             return None
         state.cancel_prefetches()
         found = max(0, pages * self._page_tokens - local_tokens)
@@ -116,6 +114,11 @@ class LookUps:
             is_async=self._is_async,
         )
 
+    def first_key(self, state: RequestState) -> bytes:
+        """The key, in one shard, of the first page that a matched request would load."""
+        start = state.found.local_tokens // self._page_tokens
+        return self._keys(state)[0][start * KEY_BYTES : (start + 1) * KEY_BYTES]
+
     def _keys(self, state: RequestState) -> tuple[bytes, ...]:
         """Keys of the pages that may be reused, a shard each: one token is left to compute."""
         chains = state.chains
@@ -132,7 +135,7 @@ class LookUps:
         """Pages that every shard has, and why there are no more."""
         fewest, reason = len(keys[0]) // KEY_BYTES, MissReason.NONE
         for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
-            pages, ended_by = _pages(self._client.match(shard.registered, packed))
+            pages, ended_by = _pages(self._asker.match(shard.registered, packed))
             if pages < fewest:
                 fewest, reason = pages, ended_by
         return fewest, reason

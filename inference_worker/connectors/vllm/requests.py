@@ -11,6 +11,7 @@ from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
 from inference_worker.prefetch import Prefetch
 from kv_types.ids import KEY_BYTES
+from kv_types.limits import CHAIN_PAGES_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.outcomes import MissReason
 from kv_types.page_keys import Extras, KeyChain
@@ -57,11 +58,14 @@ class ShardChains:
         return self._chains[0].pages
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in the tokens of the row that are not in yet; `token_ids` is the whole row."""
-        known = self._chains[0].tokens
-        if known >= len(token_ids):
+        """Take in the tokens of the row that are not in yet; `token_ids` is the whole row. What is too long has no more keys.
+
+        Raises InvalidArgumentError.
+        """
+        known, end = self._chains[0].tokens, min(len(token_ids), CHAIN_PAGES_MAX * self.page_tokens)
+        if known >= end:
             return
-        fresh = list(token_ids[known:])
+        fresh = list(token_ids[known:end])
         for chain in self._distinct:
             if chain.extend(fresh, extras=self._extras):
                 self._packed[id(chain)] = chain.packed
@@ -77,13 +81,33 @@ class ShardChains:
 class Found:
     """What one admission to the engine found: pages of the engine's own, then of ours.
 
-    `resident_at_arrival`: pages of the chain that this node had when the request came; what is found behind them L3 gave.
+    `resident_at_arrival`: pages of the chain that this node had when the request came; what is found behind them L3 gave. None:
+    L3 was asked for nothing, or what is found may be what the request has stored itself.
     """
 
     local_tokens: int = 0
     external_tokens: int = 0
     ended_by: MissReason = MissReason.NONE
-    resident_at_arrival: int = 0
+    resident_at_arrival: int | None = None
+
+    def l3_tokens(self, page_tokens: int) -> int:
+        """Tokens of what was found that L3 gave, at this request's asking."""
+        if self.resident_at_arrival is None:
+            return 0
+        end = self.local_tokens + self.external_tokens
+        return max(0, min(self.external_tokens, end - self.resident_at_arrival * page_tokens))
+
+    def told(self, page_tokens: int) -> dict[str, Any]:
+        """What a request is told that asked for it."""
+        l3 = self.l3_tokens(page_tokens)
+        return {
+            "stratakv": {
+                "engine_tokens": self.local_tokens,
+                "l2_tokens": self.external_tokens - l3,
+                "l3_tokens": l3,
+                "ended_by": self.ended_by.name.lower(),
+            }
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +133,9 @@ class RequestState:
     stored: int = 0
     is_resident_known: bool = False
     save_shortfalls: int = 0
+    interruptions: int = 0
+    held: Variant | None = None
+    """The variant whose namespaces are kept registered for it: leases or prefetches are under way."""
     jobs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Save jobs under way: number → (first page, end)."""
     is_finished: bool = False
@@ -176,11 +203,13 @@ class RequestState:
     def interrupt(self) -> None:
         """Its blocks were taken away: it will be looked up, loaded and stored anew."""
         self.release_leases()
+        self.found.resident_at_arrival = None
         self.is_admitted = False
         self.load_step = None
         self.is_loading_async = False
         self.stored = 0
         self.is_resident_known = False
+        self.interruptions += 1
 
 
 def asks_for_report(kv_transfer_params: Any) -> bool:

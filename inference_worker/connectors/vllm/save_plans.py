@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import SaveJob
 from inference_worker.connectors.vllm.requests import RequestState
 from kv_types.ids import KEY_BYTES, Stamp
@@ -20,9 +20,9 @@ class SavePlans:
     """Not thread-safe. Issues jobs and takes their ends; `counts` by what became of pages."""
 
     def __init__(
-        self, client: Client, *, blocks_per_page: int, page_tokens: int, saves_generated: bool, ranks: int
+        self, asker: Asker, *, blocks_per_page: int, page_tokens: int, saves_generated: bool, ranks: int
     ) -> None:
-        self._client = client
+        self._asker = asker
         self._blocks_per_page = blocks_per_page
         self._page_tokens = page_tokens
         self._saves_generated = saves_generated
@@ -41,14 +41,17 @@ class SavePlans:
 
         What the node has already, by whomever, is not stored again. The caller has seen to it that the request may store.
         """
-        pages = self._full_pages(state)
-        state.stored = min(state.stored, pages)  # fewer than before: the engine computes some of them anew
-        if pages <= state.stored or state.save_shortfalls > VLLM_SAVE_SHORTFALLS_MAX:
-            return None
         chains, variant = state.chains, state.variant
         assert chains is not None, "only what has keys is stored"
         assert variant is not None, "only what has a name has keys"
-        chains.extend(state.request.all_token_ids)
+        pages = self._full_pages(state)
+        if pages > state.stored:
+            chains.extend(state.request.all_token_ids)
+            # Drafts behind a stop were accepted, and computed, though they are no tokens of the request.
+            pages = min(pages, chains.pages)
+        state.stored = min(state.stored, pages)  # fewer than before: the engine computes some of them anew
+        if pages <= state.stored or state.save_shortfalls > VLLM_SAVE_SHORTFALLS_MAX:
+            return None
         keys = chains.packed(pages)
         if not state.is_resident_known:
             # What the engine had of its own may be gone below, and a page is stored on its parent only.
@@ -87,6 +90,7 @@ class SavePlans:
         self.counts["stored"] += stands
         if stands < end - start:
             self.counts["not_stored"] += end - start - stands
+        if stands < end - start and job.interruptions == state.interruptions:
             state.save_shortfalls += 1
             # From here on again, once there is more to store; perhaps it is the page below that is gone.
             state.stored = min(state.stored, start + stands)
@@ -105,7 +109,7 @@ class SavePlans:
         for shard, packed in {
             one.registered: (one, k) for one, k in zip(state.shards, keys, strict=True)
         }.values():
-            match self._client.match(shard.registered, packed):
+            match self._asker.match(shard.registered, packed):
                 case Hit(pages=pages):
                     fewest = min(fewest, pages)
                 case _:
@@ -116,8 +120,9 @@ class SavePlans:
 class _Job:
     """A job under way and what ranks have told of it."""
 
-    __slots__ = ("state", "told")
+    __slots__ = ("interruptions", "state", "told")
 
     def __init__(self, state: RequestState) -> None:
         self.state = state
+        self.interruptions = state.interruptions
         self.told: list[int] = []

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inference_worker.client import Client
-from inference_worker.connectors.vllm.engine_hooks import govern
+from inference_worker.connectors.vllm.asking import Asker
+from inference_worker.connectors.vllm.engine_hooks import govern, reset_beside
 from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import WorkerIdentity
+from inference_worker.connectors.vllm.loading import PagesLoading
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
@@ -22,12 +24,13 @@ from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.save_plans import SavePlans
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.variants import VariantNamespaces
-from kv_types.errors import StrataError
+from kv_types.errors import InvalidArgumentError, StrataError
 from kv_types.namespace import Namespace, Uncacheable, UncacheableReason
 from kv_types.outcomes import MissReason
 
 BlocksOf = Callable[[str], Sequence[int]]
 
+_IDLE_PAUSE_S = 0.001
 _log = logging.getLogger("stratakv.vllm")
 
 
@@ -42,6 +45,7 @@ class SchedulerSide:
         self, client: Client, settings: ConnectorSettings, naming: RequestNaming, governor: Governor
     ) -> None:
         self._client = client
+        self._asker = Asker(client)
         self._settings = settings
         self._naming = naming
         self._governor = governor
@@ -57,11 +61,15 @@ class SchedulerSide:
         self._leaving: dict[str, RequestState] = {}
         self._progressed: dict[str, RequestState] = {}
         self._loads: list[LoadJob] = []
+        self._loading = PagesLoading()
+        self._hash: Callable[[Any, int], None] = lambda request, tokens: None
+        self._has_paused = False
         self._late_saves: list[SaveJob] = []
         self._freed: set[str] = set()
         self._step = 0
         self._done_step = 0
         self._is_idle = True
+        self._is_async = settings.load_mode is LoadMode.ASYNC
         self._is_ungoverned = False
         self.counts: Counter[str] = Counter()
         self.hook_s = 0.0
@@ -71,6 +79,8 @@ class SchedulerSide:
     def bind(self, kv_cache_manager: Any) -> None:
         """The engine's own cache is there; from now on it is governed. Raises UngovernedEngineError."""
         govern(self._governor, kv_cache_manager)
+        reset_beside(kv_cache_manager, self._held_blocks)
+        self._hash = kv_cache_manager.cache_blocks
         self._blocks_of = lambda request_id: kv_cache_manager.get_block_ids(request_id)[0]
 
     def learn_workers(self, workers: Mapping[int, WorkerIdentity]) -> None:
@@ -90,16 +100,19 @@ class SchedulerSide:
         self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
         self._page_tokens, self._block_tokens = first.page_tokens, first.block_tokens
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
-        self._variants = VariantNamespaces(self._client, bases, page_bytes=first.page_bytes)
+        self._variants = VariantNamespaces(
+            self._client, bases, page_bytes=first.page_bytes, asker=self._asker
+        )
         self._look_ups = LookUps(
             self._client,
             blocks_per_page=first.blocks_per_page,
             block_tokens=first.block_tokens,
             deadline_s=self._settings.look_up_deadline_s,
-            is_async=self._settings.load_mode is LoadMode.ASYNC,
+            is_async=self._is_async,
+            asker=self._asker,
         )
         self._saves = SavePlans(
-            self._client,
+            self._asker,
             blocks_per_page=first.blocks_per_page,
             page_tokens=self._page_tokens,
             saves_generated=self._settings.save_generated,
@@ -115,12 +128,16 @@ class SchedulerSide:
         self._states[request.request_id] = state
         self._name(state)
         self._governor.track(state)
-        if self._look_ups is not None:
+        if self._look_ups is not None and self._is_registered(state):
             self._look_ups.arrive(state)
+            self._settle_hold(state)
 
     def match(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens behind the engine's own could be loaded; None: ask in the next step."""
         state = self._states.get(request.request_id)
+        if state is not None and state.is_admitted:
+            # Only who has no blocks is looked up: they were taken away, in this step or by a load that brought nothing.
+            self._interrupt(state)
         if not self._governor.was_gated(request.request_id):
             self._stop_serving()
         if self._governor.is_deferred(request.request_id):
@@ -128,8 +145,17 @@ class SchedulerSide:
         if state is None or self._look_ups is None or self._is_ungoverned or self._governor.weights.trouble:
             return 0, False
         self._rename(state)
-        found = self._look_ups.match(state, local_tokens, is_idle=self._is_idle)
-        return found, bool(found) and self._settings.load_mode is LoadMode.ASYNC
+        if not self._is_registered(state):
+            return 0, False
+        found = self._look_ups.match(state, local_tokens)
+        self._settle_hold(state)
+        if found and self._loading.has(self._look_ups.first_key(state)):
+            return None, False  # another request loads it in this step, and shares it in the next one
+        if found is None:
+            self._pause_if_idle()
+        elif found and not self._is_async:
+            self._governor.await_load(state.request_id)
+        return found, bool(found) and self._is_async
 
     def admit(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """The engine has given a request its blocks; asked again for one that loads asynchronously, it is admitted already."""
@@ -139,23 +165,27 @@ class SchedulerSide:
         state.save_from_step = self._step + 1
         state.computed_from = -(-(state.found.local_tokens + external_tokens) // self._page_tokens)
         state.computed_from_ms = time.time_ns() // 1_000_000
+        self._is_registered(state)
         job = self._look_ups.admit(state, external_tokens, block_ids)
+        self._settle_hold(state)
         if state.is_cacheable and state.found.ended_by is not MissReason.NONE:
             self.counts[f"ended_by_{state.found.ended_by.name.lower()}"] += 1
         if job is not None:
             self._loads.append(job)
             state.load_step = self._step + 1
             state.is_loading_async = job.is_async
+            if not job.is_async:
+                self._loading.begin(job)
             self._count_found(state)
 
     def plan_step(self, scheduled: Mapping[str, int], interrupted: Sequence[str]) -> StepPlan:
         """The orders of the step that the scheduler has just made."""
         self._step += 1
-        self._is_idle = not scheduled
+        self._is_idle, self._has_paused = not scheduled, False
         for request_id in interrupted:
             state = self._states.get(request_id)
-            if state is not None:
-                state.interrupt()
+            if state is not None and state.save_from_step != self._step:  # else it was admitted again already
+                self._interrupt(state)
         saves = [*self._late_saves, *self._due_saves(scheduled)]
         plan = StepPlan(
             step=self._step,
@@ -189,14 +219,16 @@ class SchedulerSide:
             if state is not None:
                 state.release_leases()
                 state.is_loading_async = False
+                self._settle_hold(state)
+                if state.is_finished and not state.jobs:
+                    self._leaving.pop(request_id, None)
         for state in list(self._progressed.values()):
             if (
                 state.load_step is not None
                 and state.load_step <= self._done_step
                 and not state.is_loading_async
             ):
-                state.release_leases()
-                state.load_step = None
+                self._load_ended(state)
 
     def finish(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. True: its blocks are freed when the ranks have told it as saved.
@@ -212,18 +244,27 @@ class SchedulerSide:
         state.is_finished = True
         if not is_loading:
             self._save_last(state, block_ids)
+            if state.load_step is not None and self._is_step_over(state, state.load_step):
+                self._load_ended(state)
             state.release_leases()
+        self._loading.end(state.request_id)
+        self._settle_hold(state)
         self._governor.untrack(request.request_id)
         holds = bool(state.jobs) and not is_loading
         if state.jobs or is_loading:
             self._leaving[request.request_id] = state
         if holds:
             self._freed.add(request.request_id)
-        return holds, self._told(state)
+        return holds, state.found.told(self._page_tokens) if state.wants_report else None
 
     def reset(self) -> None:
         """The engine's owner voids what was cached: nothing from before is served to this engine any more."""
         self._governor.reset()
+
+    @property
+    def reads_blocks_of_ended(self) -> bool:
+        """Whether workers may be reading blocks of requests that have ended."""
+        return bool(self._leaving)
 
     def statistics(self) -> dict[str, float]:
         """Counters and gauges by name."""
@@ -293,6 +334,10 @@ class SchedulerSide:
                 state.shards = shards
                 namespaces = [shard.namespace for shard in shards]
                 state.chains = ShardChains(namespaces, page_tokens=self._page_tokens, extras=extras)
+                try:
+                    state.chains.extend(state.request.all_token_ids)
+                except InvalidArgumentError as error:
+                    named, state.chains = Uncacheable(UncacheableReason.INPUT_UNNAMED, str(error)), None
         state.named = named
         state.reads_external = self._naming.reads_external(state.request)
         if isinstance(named, Uncacheable):
@@ -302,6 +347,8 @@ class SchedulerSide:
         """The weights have got another name while the request waited."""
         variant = state.variant
         if variant is not None and variant.weights_version != self._governor.weights_version:
+            state.cancel_prefetches()
+            self._settle_hold(state)
             self._name(state)
 
     def _stop_serving(self) -> None:
@@ -317,7 +364,12 @@ class SchedulerSide:
         """Pages that became full and certain since the last step, of requests that may store."""
         stamp, jobs = self._governor.stamp, []
         for request_id, state in list(self._progressed.items()):
-            if self._may_store(state) and stamp is not None and self._saves is not None:
+            if (
+                stamp is not None
+                and self._saves is not None
+                and self._may_store(state)
+                and self._is_registered(state)
+            ):
                 job = self._saves.plan(state, stamp, self._blocks_of)
                 if job is not None:
                     jobs.append(job)
@@ -340,13 +392,63 @@ class SchedulerSide:
         stamp = self._governor.stamp
         if stamp is None or self._saves is None or not state.is_cacheable or not state.is_admitted:
             return
-        # The output of its last step may be what ends it: that step is over, though its report is taken only after this.
-        over = self._done_step + (0 if state.request.num_in_flight_tokens else 1)
-        if state.save_from_step > over or self._governor.is_tainted(state.request_id):
+        if not self._is_step_over(state, state.save_from_step) or self._governor.is_tainted(state.request_id):
+            return
+        if not self._is_registered(state):
             return
         job = self._saves.plan(state, stamp, lambda _: block_ids)
         if job is not None:
             self._late_saves.append(job)
+
+    def _is_step_over(self, state: RequestState, step: int) -> bool:
+        # The output of its last step may be what ends it: that step is over, though its report is taken only after this.
+        return step <= self._done_step + (0 if state.request.num_in_flight_tokens else 1)
+
+    def _load_ended(self, state: RequestState) -> None:
+        """The step that began with a load is over: what the engine counts as computed now is in place, and may be shared."""
+        state.release_leases()
+        state.load_step = None
+        self._loading.end(state.request_id)
+        self._settle_hold(state)
+        self._governor.loaded(state.request_id)
+        tokens = min(state.confirmed_tokens, state.request.num_tokens)
+        if tokens:
+            self._hash(state.request, tokens)
+
+    def _interrupt(self, state: RequestState) -> None:
+        state.interrupt()
+        self._loading.end(state.request_id)
+        self._settle_hold(state)
+
+    def _held_blocks(self) -> set[int]:
+        """Blocks of requests that have ended, which are read until they are stored."""
+        return {block for name in self._leaving for block in self._blocks_of(name)}
+
+    def _pause_if_idle(self) -> None:
+        """Once in a step: the engine has nothing to do but to ask again at once."""
+        if self._is_idle and not self._has_paused:
+            self._has_paused = True
+            time.sleep(_IDLE_PAUSE_S)
+
+    def _is_registered(self, state: RequestState) -> bool:
+        """Whether a request's namespaces can be asked about; others may have taken their places since it was named."""
+        variant = state.variant
+        if variant is None or self._variants is None:
+            return variant is None
+        shards = self._variants.get(variant)
+        if shards is not None:
+            state.shards = shards
+        return shards is not None
+
+    def _settle_hold(self, state: RequestState) -> None:
+        """Namespaces keep their places while leases or prefetches under them are under way."""
+        wanted = state.variant if state.leases or state.prefetches else None
+        if self._variants is not None and wanted != state.held:
+            if state.held is not None:
+                self._variants.release(state.held)
+            if wanted is not None:
+                self._variants.hold(wanted)
+            state.held = wanted
 
     def _save_ended(self, number: int, pages: Sequence[int]) -> None:
         state = None if self._saves is None else self._saves.ended(number, pages)
@@ -382,23 +484,8 @@ class SchedulerSide:
 
     def l3_tokens(self, state: RequestState) -> int:
         """Tokens of what was found that L3 gave, at this request's asking."""
-        found = state.found
-        end = found.local_tokens + found.external_tokens
-        return max(0, min(found.external_tokens, end - found.resident_at_arrival * self._page_tokens))
+        return state.found.l3_tokens(self._page_tokens)
 
     def state(self, request_id: str) -> RequestState | None:
         """A request that has not ended."""
         return self._states.get(request_id)
-
-    def _told(self, state: RequestState) -> dict[str, Any] | None:
-        if not state.wants_report:
-            return None
-        l3 = self.l3_tokens(state)
-        return {
-            "stratakv": {
-                "engine_tokens": state.found.local_tokens,
-                "l2_tokens": state.found.external_tokens - l3,
-                "l3_tokens": l3,
-                "ended_by": state.found.ended_by.name.lower(),
-            }
-        }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.identity import namespace_of
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.namespaces import RegisteredNamespace
@@ -30,8 +31,11 @@ class VariantNamespaces:
     room for the next. Shards that keep the same (the latent of MLA) share one.
     """
 
-    def __init__(self, client: Client, bases: Sequence[Namespace], *, page_bytes: int) -> None:
+    def __init__(
+        self, client: Client, bases: Sequence[Namespace], *, page_bytes: int, asker: Asker | None = None
+    ) -> None:
         self._client = client
+        self._asker = Asker(client) if asker is None else asker
         self._bases = tuple(bases)
         self._page_bytes = page_bytes
         self._known: OrderedDict[Variant, tuple[ShardNamespace, ...]] = OrderedDict()
@@ -75,12 +79,13 @@ class VariantNamespaces:
 
     def _make_room(self) -> bool:
         oldest = next((variant for variant in self._known if variant not in self._held), None)
-        if oldest is None:
+        if oldest is None or self._asker.is_waiting:
             return False
         for shard in {id(shard.registered): shard for shard in self._known.pop(oldest)}.values():
             try:
                 self._client.forget(shard.registered)
             except DeadlineExceededError:
+                self._asker.hung()
                 return False  # the sidecar hangs: its place stays taken until the client tells it
             except StrataError:
                 continue  # a closed client, or a namespace that is gone already

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,28 @@ from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import PhysicalLayout, RankRange, WorkerIdentity, identify
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
-from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineCache, OnInvalidation
+from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineCache, LoadMode, OnInvalidation
 from inference_worker.connectors.vllm.worker_side import WorkerSide
 from kv_types.clock import BoottimeClock
 from kv_types.errors import ConfigError
-from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX
+from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX, VLLM_SCHEDULER_CALL_S
 from kv_types.namespace import Uncacheable
 from kv_types.validity import EngineMode
+
+_log = logging.getLogger("stratakv.vllm")
+
+
+def settings_in(settings: ConnectorSettings, vllm_config: Any) -> ConnectorSettings:
+    """What an operator chose, as far as this engine allows.
+
+    With a step under way while the next is made, a request whose load has failed is computed on in that one, and answers
+    with what it gives: so it is loaded before it is scheduled.
+    """
+    is_ahead = bool(getattr(vllm_config.scheduler_config, "async_scheduling", False))
+    if not is_ahead or settings.load_mode is LoadMode.ASYNC:
+        return settings
+    _log.info("load_mode is async: this engine schedules a step ahead (--no-async-scheduling for the others)")
+    return replace(settings, load_mode=LoadMode.ASYNC)
 
 
 def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> SchedulerSide:
@@ -34,6 +50,7 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> Schedule
         settings.endpoint,
         settings=ClientSettings(
             name="vllm-scheduler",
+            deadline_s=VLLM_SCHEDULER_CALL_S,
             engine=mode,
             writable=False,
             prefault=False,

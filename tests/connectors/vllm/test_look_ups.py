@@ -31,7 +31,7 @@ def _absent(statistics: Mapping[str, int | str]) -> int:
 
 def _found(look_ups: LookUps, state: RequestState, local_tokens: int = 0) -> int:
     look_ups.arrive(state)
-    found = look_ups.match(state, local_tokens, is_idle=False)
+    found = look_ups.match(state, local_tokens)
     assert found is not None
     return found
 

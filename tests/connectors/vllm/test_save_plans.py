@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference_worker.client import Client
+from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.requests import RequestState
 from inference_worker.connectors.vllm.save_plans import SavePlans
 from kv_types.limits import VLLM_SAVE_SHORTFALLS_MAX
@@ -16,7 +17,7 @@ BLOCKS = list(range(100, 200))
 
 def _plans(client: Client, *, ranks: int = 1, saves_generated: bool = True) -> SavePlans:
     return SavePlans(
-        client, blocks_per_page=2, page_tokens=TOKENS, saves_generated=saves_generated, ranks=ranks
+        Asker(client), blocks_per_page=2, page_tokens=TOKENS, saves_generated=saves_generated, ranks=ranks
     )
 
 

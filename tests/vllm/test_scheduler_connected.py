@@ -1,0 +1,197 @@
+"""Our scheduler's side under vLLM's real schedulers, over a worker that knows what each block holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.support.sidecar_process import SidecarProcess
+from tests.vllm.connected_scheduler import PAGE, ConnectedScheduler, tokens, walk
+
+Make = Callable[..., ConnectedScheduler]
+
+
+@pytest.fixture
+def make(tmp_path: Path, sidecar: SidecarProcess) -> Iterator[Make]:
+    made: list[ConnectedScheduler] = []
+
+    def one(**more: Any) -> ConnectedScheduler:
+        made.append(ConnectedScheduler(tmp_path, sidecar.runtime, **more))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def test_pages_come_back_after_a_reset(make: Make) -> None:
+    engine = make()
+    prompt = tokens(1, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 40))
+    assert engine.reset()
+    engine.run(engine.add(prompt, 40))
+    assert [(job.start, job.pages) for job in engine.worker.loads] == [(0, 4)]
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+def test_requests_that_a_reset_preempts_are_loaded_anew(make: Make) -> None:
+    engine = make()
+    prompt = tokens(2, 4 * PAGE + 5)
+    running = engine.add(prompt, 60)
+    for _ in range(8):
+        engine.pump()
+    assert engine.reset(running=True)
+    engine.run(running)
+    assert [(job.start, job.pages) for job in engine.worker.loads] == [(0, 4)]
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+def test_an_asynchronous_load_that_brings_nothing_is_looked_up_anew(make: Make) -> None:
+    engine = make(load_mode="async")
+    prompt = tokens(3, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 4))
+    assert engine.reset()
+    failures = [0, 0]
+    engine.worker.fails = lambda job: failures.pop() if failures else None
+    engine.run(engine.add(prompt, 4))
+    assert len(engine.worker.loads) == 3
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("page", [0, 2])
+def test_blocks_of_a_failed_load_are_nobodys_hit(make: Make, page: int) -> None:
+    engine = make()
+    prompt = tokens(4, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 40))
+    assert engine.reset()
+    engine.worker.fails = lambda job: page
+    engine.store_all()  # pages that failed are not in L2 any more
+    aborted = engine.add([*prompt, 5, 6])
+    engine.pump(lambda: engine.abort(aborted))
+    engine.run(engine.add([*prompt, 7, 8], 40))
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("batched", [96, 1024])
+def test_who_shares_blocks_of_a_failed_load_stores_nothing_wrong(make: Make, batched: int) -> None:
+    engine = make(batched=batched, engine={"long_prefill_token_threshold": 48} if batched < 100 else None)
+    prompt = tokens(5, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 40))
+    assert engine.reset()
+    engine.worker.fails = lambda job: 1
+    engine.store_all()
+    first, second = engine.add([*prompt, 5, 6], 40), engine.add([*prompt, 7, 8], 40)
+    engine.run(first, second)
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+def test_who_shares_blocks_of_a_failed_load_outlives_its_owner(make: Make) -> None:
+    engine = make()
+    prompt = tokens(6, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 40))
+    assert engine.reset()
+    engine.worker.fails = lambda job: 1
+    first, second = engine.add([*prompt, 5, 6], 40), engine.add([*prompt, 7, 8], 40)
+    engine.pump()
+    engine.abort(first)
+    engine.run(second)
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_aborts_while_a_load_is_under_way_leave_nothing(make: Make, mode: str) -> None:
+    engine = make(load_mode=mode)
+    prompt = tokens(7, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 4))
+    assert engine.reset()
+    request = engine.add(prompt, 4)
+    engine.pump(lambda: engine.abort(request))
+    engine.run()
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+def test_a_load_that_fails_two_steps_deep(make: Make) -> None:
+    engine = make(depth=2)
+    prompt = tokens(8, 4 * PAGE + 5)
+    engine.run(engine.add(prompt, 40))
+    assert engine.reset()
+    engine.worker.fails = lambda job: 1
+    engine.run(engine.add(prompt, 20))
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+def test_more_tenants_than_a_client_may_have_namespaces(make: Make) -> None:
+    engine = make(blocks=24)
+    requests = [engine.add(tokens(9, 2 * PAGE + 1), 4, salt=f"tenant {number}") for number in range(70)]
+    engine.run(*requests)
+    engine.check()
+    engine.check_nothing_is_left()
+    again = engine.add(tokens(9, 2 * PAGE + 1), 4, salt="the last one")
+    engine.run(again)
+    assert engine.reset()
+    engine.run(engine.add(tokens(9, 2 * PAGE + 1), 4, salt="the last one"))
+    assert engine.worker.loads[-1].pages == 2
+
+
+def test_the_engines_cache_can_be_reset_while_finished_requests_are_stored(make: Make) -> None:
+    engine = make()
+    engine.worker.delay = lambda: 5
+    prompt = tokens(10, 4 * PAGE + 5)
+    request = engine.add(prompt, 3)
+    while not request.is_finished():
+        engine.pump()
+    assert engine.scheduler.requests, "its blocks are held"
+    assert engine.reset()
+    assert engine.reset(running=True)
+    engine.run(engine.add(prompt))
+    engine.check()
+    engine.check_nothing_is_left()
+
+
+WALKS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "tight": {"blocks": 34},
+    "chunks": {"blocks": 40, "batched": 96},
+    "shares": {"blocks": 60, "batched": 96, "engine": {"long_prefill_token_threshold": 40}},
+    "priority": {"blocks": 34, "engine": {"scheduling_policy": "priority"}},
+    "uncached": {"blocks": 40, "engine": {"enable_prefix_caching": False}},
+    "async": {"blocks": 40, "load_mode": "async"},
+    "ahead": {"blocks": 40, "depth": 2},
+}
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_a_random_walk(make: Make, kind: str) -> None:
+    for seed in range(int(os.environ.get("WALK_FROM", "0")), int(os.environ.get("WALK_UNTIL", "2"))):
+        engine = make(**WALKS[kind])
+        try:
+            walk(engine, seed)
+        except BaseException:
+            print("SEED", seed)
+            raise
+
+
+def test_without_l3_nothing_comes_from_there(make: Make) -> None:
+    engine = make()
+    prompt = tokens(11, 4 * PAGE + 5)
+    late = engine.add(prompt, 60)  # finds what its own first life stored
+    for _ in range(8):
+        engine.pump()
+    assert engine.reset(running=True)
+    engine.run(late)
+    counts = engine.connector.statistics
+    assert (counts["external_tokens_l2"], counts["external_tokens_l3"]) == (4 * PAGE, 0)
