@@ -147,6 +147,8 @@ class WorkerSide:
         """
         with self._in_hook():
             self._end_hold()
+            if self._shard is not None:
+                self._shard.layout.follow_engine()
             self._plan = plan
             self._freed |= plan.freed
             self._failed_block_ids |= plan.recompute_block_ids
