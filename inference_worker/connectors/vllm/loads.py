@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
@@ -88,8 +89,11 @@ class Loader:
         self.join()
         if jobs:
             loads = [self._new(job, life, held) for job in jobs]
-            self._layerwise = _LayerByLayer(self, loads)
-            self._threads().submit(self._layerwise.run)
+            beside = _LayerByLayer(self, loads)
+            if self._is_started(beside.run):
+                self._layerwise = beside
+            else:
+                self._end_unstarted(loads)
 
     def begin(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load between steps; `collect` tells of the end. One that is aborted is loaded, and told, all the same."""
@@ -97,7 +101,10 @@ class Loader:
             load = self._new(job, life, held)
             with self._changed:
                 self._under_way += 1
-            self._threads().submit(self._run_async, load)
+            if not self._is_started(partial(self._run_async, load)):
+                with self._changed:
+                    self._under_way -= 1
+                self._end_unstarted([load])
 
     def wait_for_layer(self, layer: int) -> None:
         """Return when this layer's bytes of all loads beside the pass are in place, or none of them will be."""
@@ -141,6 +148,21 @@ class Loader:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(ENGINE_LOAD_THREADS, thread_name_prefix="stratakv-load")
         return self._pool
+
+    def _is_started(self, work: Callable[[], None]) -> bool:
+        """Have a thread do it; False: none can be had, and nothing will be done."""
+        order = _Order(work)
+        try:
+            self._threads().submit(order.carry_out)
+        except RuntimeError:
+            # The pool keeps what it could start no thread for, and would do it once it has one.
+            return not order.is_dropped()
+        return True
+
+    def _end_unstarted(self, loads: Sequence[_Load]) -> None:
+        for load in loads:
+            load.why = "no_thread"
+            self._end(load)
 
     def _new(self, job: LoadJob, life: LifeId, held: HeldView | None) -> _Load:
         shared = None if held is None else self._shard.holds.share(held)
@@ -215,6 +237,22 @@ class Loader:
             load.in_place = end
 
     def _end(self, load: _Load) -> None:
+        """Whatever came of a load, the engine is told: it waits for that."""
+        try:
+            self._note_origins(load)
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("what a load for request %s brought can't be noted", load.job.request_id)
+            load.in_place, load.why = 0, "error"
+        self._shard.holds.release(load.held)
+        with self._changed:
+            self.counts["load_jobs"] += 1
+            self.counts["loaded_pages"] += load.in_place
+            self.counts["loaded_bytes"] += load.in_place * self._shard.page_bytes
+            if load.in_place < load.wanted:
+                self.counts[f"load_jobs_failed_{load.why}"] += 1
+            self._ended.append(load)
+
+    def _note_origins(self, load: _Load) -> None:
         job, shard = load.job, self._shard
         if load.in_place:
             shard.origins.loaded(
@@ -224,14 +262,22 @@ class Loader:
                 Instances(load.instances.life, load.instances.numbers[: load.in_place]),
                 stands_on=load.stands_on,
             )
-        shard.holds.release(load.held)
-        with self._changed:
-            self.counts["load_jobs"] += 1
-            self.counts["loaded_pages"] += load.in_place
-            self.counts["loaded_bytes"] += load.in_place * shard.page_bytes
-            if load.in_place < load.wanted:
-                self.counts[f"load_jobs_failed_{load.why}"] += 1
-            self._ended.append(load)
+
+
+class _Order:
+    """Work for a thread, done once or dropped."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._taken = threading.Lock()
+
+    def carry_out(self) -> None:
+        if self._taken.acquire(blocking=False):
+            self._work()
+
+    def is_dropped(self) -> bool:
+        """Drop it; False: a thread does it."""
+        return self._taken.acquire(blocking=False)
 
 
 class _LayerByLayer:

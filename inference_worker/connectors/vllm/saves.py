@@ -27,6 +27,8 @@ _GRACE_S = 0.05
 """How much longer than a put's deadline the end waits for the thread."""
 _COPY_POLL_S = 0.0005
 """How often a preemption looks whether copies are over, which tell nobody."""
+_DROPPED = frozenset({"queue_full", "not_held", "closing", "interrupted", "no_thread"})
+"""Why a job was not carried out, or not to its end; all else refuses pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +89,23 @@ class Saver:
                 save.why["not_held" if held is None else "closing" if self._is_closing else "queue_full"] += 1
                 self._end(save)
                 return
+            if not self._has_thread():
+                save.why["no_thread"] += 1
+                self._end(save)
+                return
             self._queue.append(save)
             self._changed.notify_all()
+
+    def _has_thread(self) -> bool:
+        """Whether the thread runs, which the first order starts; False: this machine gives none now."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stratakv-save", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="stratakv-save", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def collect(self) -> dict[int, int]:
         """Numbers of the jobs that ended since the last call, and how many pages from each one's start stand."""
@@ -267,7 +281,7 @@ class Saver:
             del self._pending[job.request_id]
         self.counts["save_jobs"] += 1
         for why, count in save.why.items():
-            is_dropped = why in ("queue_full", "not_held", "closing", "interrupted")
+            is_dropped = why in _DROPPED
             self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
         self._shard.origins.not_stored(job.keys[self._shard.rank], job.start + save.stored, job.pages)
         self._changed.notify_all()

@@ -110,6 +110,52 @@ def test_a_load_that_fails_in_an_unforeseen_way_is_told(
     assert load(ours, keys, [5, 6], mode=mode) == set()
 
 
+@pytest.mark.parametrize("mode", [LoadMode.LAYERWISE, LoadMode.ASYNC])
+def test_a_load_that_no_thread_can_be_had_for_is_told(
+    world: WorkerWorld, mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine(mode=mode)
+    keys = ours.chain(2)
+    ours.save(ours.save_job(keys, [0, 1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        assert load(ours, keys, [5, 6], mode=mode) == {5, 6}
+    assert load(ours, keys, [5, 6], mode=mode) == set()
+    assert ours.side.statistics()["load_jobs_failed_no_thread"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_load_whose_end_fails_is_told(
+    world: WorkerWorld, mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine(mode=mode)
+    keys = ours.chain(2)
+    ours.save(ours.save_job(keys, [0, 1]))
+    shard = ours.side._shard
+    assert shard is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.origins, "loaded", _no_thread)
+        assert load(ours, keys, [5, 6], mode=mode) == {5, 6}
+    assert load(ours, keys, [5, 6], mode=mode) == set()
+
+
+def test_a_save_that_no_thread_can_be_had_for_is_over(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine()
+    keys = ours.chain(2)
+    job = ours.save_job(keys, [0, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        assert ours.save(job) == [0]
+    assert ours.side.statistics()["save_jobs_dropped_no_thread"] == 1
+    assert ours.save(ours.save_job(keys, [0, 1])) == [2]
+
+
+def _no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_an_asynchronous_load_is_told_once_though_its_request_was_aborted(world: WorkerWorld) -> None:
     ours = world.engine(mode=LoadMode.ASYNC)
     keys = ours.chain(2)
