@@ -21,6 +21,8 @@ LOAD_BATCH_BYTES_MAX = 16 * 1024 * 1024
 """What is copied into the engine's blocks between two looks at the time."""
 ENGINE_LOAD_S_MAX = 5.0
 """How long one load into the engine's blocks may take, from its order on; then the engine computes."""
+ENGINE_PIN_S_MAX = 0.25
+"""How long an engine's step waits for a sidecar that must be asked first: once for all of a step's loads, and at a look-up."""
 ENGINE_LOAD_THREADS = 2
 ENGINE_DRAIN_S_MAX = 5.0
 """How long an engine's end waits for what is being stored."""

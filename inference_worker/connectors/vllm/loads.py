@@ -16,7 +16,12 @@ from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
-from kv_types.engine_limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
+from kv_types.engine_limits import (
+    ENGINE_LOAD_S_MAX,
+    ENGINE_LOAD_THREADS,
+    ENGINE_PIN_S_MAX,
+    LOAD_BATCH_BYTES_MAX,
+)
 from kv_types.errors import StrataError
 from kv_types.ids import NO_LIFE, LifeId
 from kv_types.outcomes import MissReason
@@ -27,12 +32,15 @@ _log = logging.getLogger("stratakv.vllm")
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """One order on its way. `in_place`: pages from its start that hold their bytes; `why`: what ended it early."""
+    """One order on its way. `in_place`: pages from its start that hold their bytes; `why`: what ended it early.
+
+    `pinned_by`: until when the sidecar may be waited for, which must be asked where a namespace is new here."""
 
     job: LoadJob
     life: LifeId
     held: HeldView | None
     deadline: Deadline
+    pinned_by: Deadline
     in_place: int = 0
     why: str = ""
     instances: Instances = NO_INSTANCES
@@ -79,8 +87,9 @@ class Loader:
 
     def run(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load before the pass."""
+        pinned_by = Deadline(ENGINE_PIN_S_MAX)
         for job in jobs:
-            load = self._new(job, life, held)
+            load = self._new(job, life, held, pinned_by)
             self._carry_out(load)
             self._end(load)
 
@@ -88,7 +97,8 @@ class Loader:
         """Load layer by layer beside the pass, which calls `wait_for_layer`; `join` ends it."""
         self.join()
         if jobs:
-            loads = [self._new(job, life, held) for job in jobs]
+            pinned_by = Deadline(ENGINE_PIN_S_MAX)
+            loads = [self._new(job, life, held, pinned_by) for job in jobs]
             beside = _LayerByLayer(self, loads)
             if self._is_started(beside.run):
                 self._layerwise = beside
@@ -98,7 +108,7 @@ class Loader:
     def begin(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load between steps; `collect` tells of the end. One that is aborted is loaded, and told, all the same."""
         for job in jobs:
-            load = self._new(job, life, held)
+            load = self._new(job, life, held, Deadline(self._deadline_s))
             with self._changed:
                 self._under_way += 1
             if not self._is_started(partial(self._run_async, load)):
@@ -164,9 +174,9 @@ class Loader:
             load.why = "no_thread"
             self._end(load)
 
-    def _new(self, job: LoadJob, life: LifeId, held: HeldView | None) -> _Load:
+    def _new(self, job: LoadJob, life: LifeId, held: HeldView | None, pinned_by: Deadline) -> _Load:
         shared = None if held is None else self._shard.holds.share(held)
-        return _Load(job, life, shared, Deadline(self._deadline_s))
+        return _Load(job, life, shared, Deadline(self._deadline_s), pinned_by)
 
     def _run_async(self, load: _Load) -> None:
         try:
@@ -206,9 +216,10 @@ class Loader:
             return None
         space = stack.enter_context(shard.spaces.using(job.variant))
         keys = job.keys[shard.rank]
-        lease = shard.client.lease(
-            space, keys, start=job.start, deadline_s=load.deadline.remaining_s(), counted=False
-        )
+        left_s = load.deadline.remaining_s()
+        if load.life != NO_LIFE:  # otherwise pages come over the network, and take their time
+            left_s = min(left_s, load.pinned_by.remaining_s())
+        lease = shard.client.lease(space, keys, start=job.start, deadline_s=left_s, counted=False)
         stack.enter_context(lease)
         if not lease.pages or load.life not in (NO_LIFE, lease.instances.life):
             load.why = lease.reason.name.lower() if not lease.pages else "life"
