@@ -317,7 +317,7 @@ def attached(sidecar: SidecarProcess, **terms: Any) -> Engine:
     return Engine(client, **terms)
 
 
-def test_c05_a_sidecar_that_dies_and_returns(sidecar: SidecarProcess) -> None:
+def test_c20_a_sidecar_that_dies_and_returns(sidecar: SidecarProcess) -> None:
     ours = attached(sidecar)
     assert ours.client is not None
     keys = ours.chain(3)
