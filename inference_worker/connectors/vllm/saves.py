@@ -29,6 +29,10 @@ _COPY_POLL_S = 0.0005
 """How often a preemption looks whether copies are over, which tell nobody."""
 _DROPPED = frozenset({"queue_full", "not_held", "closing", "interrupted", "no_thread"})
 """Why a job was not carried out, or not to its end; all else refuses pages."""
+_TOO_LARGE = (
+    "a page of this engine has %d bytes, more than a segment of the sidecar's arena, so that none is stored: give stratakv serve "
+    "a larger --arena-size or --segment-size, or this engine a smaller --block-size or page_tokens"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -268,6 +272,8 @@ class Saver:
         for one in outcomes[stands:]:
             assert isinstance(one, Refused), "all that follows a refused page is refused"
             save.why[one.reason.name.lower()] += 1
+            if one.reason is RefuseReason.TOO_LARGE and not self.counts["refused_pages_too_large"]:
+                _log.warning(_TOO_LARGE, self._shard.page_bytes)
         save.stored += stands
         return bool(outcomes) and stands == len(outcomes)
 

@@ -267,6 +267,19 @@ def test_a_queue_that_is_full_drops(world: WorkerWorld, monkeypatch: pytest.Monk
     assert ours.side.statistics()["save_jobs_dropped_queue_full"] == 2
 
 
+def test_pages_that_no_segment_holds_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WorkerWorld(tmp_path, segment_bytes=64 * 1024, arena_bytes=1024 * 1024) as world:
+        ours = world.engine(blocks=64, blocks_per_page=32)
+        assert ours.side._shard is not None
+        assert ours.side._shard.page_bytes > 64 * 1024
+        for seed in range(2):
+            assert ours.save(ours.save_job(ours.chain(1, seed=seed), range(32))) == [0]
+    assert caplog.text.count("--segment-size") == 1
+    assert ours.side.statistics()["refused_pages_too_large"] == 2
+
+
 def test_what_waits_is_stored_before_the_end(world: WorkerWorld) -> None:
     ours, theirs = world.engine(), world.engine("other", seed=4)
     keys = ours.chain(20)
