@@ -24,5 +24,7 @@ ENGINE_LOAD_S_MAX = 5.0
 ENGINE_PIN_S_MAX = 0.25
 """How long an engine's step waits for a sidecar that must be asked first: once for all of a step's loads, and at a look-up."""
 ENGINE_LOAD_THREADS = 2
+ENGINE_SETTLE_S_MAX = 1.0
+"""How long a step of an engine that may sleep waits for what is being stored; the rest is dropped."""
 ENGINE_DRAIN_S_MAX = 5.0
 """How long an engine's end waits for what is being stored."""

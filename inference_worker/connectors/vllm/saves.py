@@ -145,6 +145,13 @@ class Saver:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, deadline_s)
 
+    def settle(self, deadline_s: float) -> None:
+        """Have all orders carried out within the time, drop the rest: no block is read behind this."""
+        if not self.drain(deadline_s):
+            with self._changed:
+                pending = set(self._pending)
+            self.finish_reading(pending)
+
     def close(self, *, drain_s: float) -> None:
         """Carry out what waits, within the time, drop the rest, and end the thread."""
         self.drain(drain_s)

@@ -222,7 +222,13 @@ class SchedulerSide:
         return holds, self._told(state)
 
     def reset(self) -> None:
-        """The engine's owner voids what was cached: nothing from before is served to this engine any more."""
+        """The engine's owner voids what was cached: nothing from before is served to this engine any more.
+
+        What is not stored yet of requests that ended stays out: blocks may lose what they hold, as in vLLM's sleep.
+        """
+        dropped, self._late_saves = self._late_saves, []
+        for job in dropped:
+            self._save_ended(job.number, [0] * len(job.keys))
         self._governor.reset()
 
     def statistics(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inference_worker.client import Client, ClientSettings
-from inference_worker.connectors.vllm import saves
+from inference_worker.connectors.vllm import saves, worker_side
 from inference_worker.connectors.vllm.plan import StepPlan, Variant
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.variants import VariantNamespaces
@@ -251,6 +251,21 @@ def test_c13_a_preemption_waits_for_what_is_being_read(
     assert preempted.is_set()
     ours.wait_saved(job)
     assert ours.resident(keys) == 0
+
+
+def test_an_engine_that_may_sleep_has_nothing_read_behind_a_step(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_side, "ENGINE_SETTLE_S_MAX", 0.1)
+    ours = world.engine(may_sleep=True)
+    hung, waiting = (ours.save_job(ours.chain(1, seed=at), [at]) for at in (5, 6))
+    gate = Gate(ours, monkeypatch)
+    assert ours.step(saves=(hung, waiting)).report.saved == {waiting.number: [0]}
+    gate.opened.set()
+    ours.wait_saved(hung)
+    assert ours.saved[hung.number] == [0]
+    job = ours.save_job(ours.chain(3), [0, 1, 2])
+    assert ours.step(saves=(job,)).report.saved == {job.number: [3]}
 
 
 def test_a_queue_that_is_full_drops(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
