@@ -198,7 +198,7 @@ class Gate:
         monkeypatch.setattr(engine.client, "put_computed", wait)
 
 
-def test_c13_a_preemption_drops_what_waits_and_what_has_not_been_read(
+def test_a_preemption_drops_what_waits_and_what_has_not_been_read(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = world.engine()
@@ -217,7 +217,7 @@ def test_c13_a_preemption_drops_what_waits_and_what_has_not_been_read(
     assert ours.side.statistics()["save_jobs_dropped_interrupted"] == 2
 
 
-def test_c13_a_preemption_waits_for_what_is_being_read(
+def test_a_preemption_waits_for_what_is_being_read(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = world.engine()
