@@ -19,6 +19,7 @@ from inference_worker.lease import PageLease
 from kv_types.engine_limits import (
     ENGINE_LOAD_S_MAX,
     ENGINE_LOAD_THREADS,
+    ENGINE_PIN_PAUSE_S,
     ENGINE_PIN_S_MAX,
     LOAD_BATCH_BYTES_MAX,
 )
@@ -71,6 +72,7 @@ class Loader:
         self._ended: list[_Load] = []
         self._under_way = 0
         self._is_closing = False
+        self._alone_until_s = 0.0
         self._layerwise: _LayerByLayer | None = None
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
@@ -87,7 +89,7 @@ class Loader:
 
     def run(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load before the pass."""
-        pinned_by = Deadline(ENGINE_PIN_S_MAX)
+        pinned_by = self._pinned_by()
         for job in jobs:
             load = self._new(job, life, held, pinned_by)
             self._carry_out(load)
@@ -97,7 +99,7 @@ class Loader:
         """Load layer by layer beside the pass, which calls `wait_for_layer`; `join` ends it."""
         self.join()
         if jobs:
-            pinned_by = Deadline(ENGINE_PIN_S_MAX)
+            pinned_by = self._pinned_by()
             loads = [self._new(job, life, held, pinned_by) for job in jobs]
             beside = _LayerByLayer(self, loads)
             if self._is_started(beside.run):
@@ -158,6 +160,10 @@ class Loader:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(ENGINE_LOAD_THREADS, thread_name_prefix="stratakv-load")
         return self._pool
+
+    def _pinned_by(self) -> Deadline:
+        """How long this step may wait for the sidecar."""
+        return Deadline(0.0 if time.monotonic() < self._alone_until_s else ENGINE_PIN_S_MAX)
 
     def _is_started(self, work: Callable[[], None]) -> bool:
         """Have a thread do it; False: none can be had, and nothing will be done."""
@@ -221,6 +227,8 @@ class Loader:
             left_s = min(left_s, load.pinned_by.remaining_s())
         lease = shard.client.lease(space, keys, start=job.start, deadline_s=left_s, counted=False)
         stack.enter_context(lease)
+        if lease.reason is MissReason.DEADLINE and load.pinned_by.passed and left_s:
+            self._alone_until_s = time.monotonic() + ENGINE_PIN_PAUSE_S
         if not lease.pages or load.life not in (NO_LIFE, lease.instances.life):
             load.why = lease.reason.name.lower() if not lease.pages else "life"
             return None

@@ -15,7 +15,6 @@ from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
 from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineCache, OnInvalidation
 from inference_worker.connectors.vllm.worker_side import WorkerSide
 from kv_types.clock import BoottimeClock
-from kv_types.engine_limits import ENGINE_PIN_S_MAX
 from kv_types.errors import ConfigError
 from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX
 from kv_types.namespace import Uncacheable
@@ -38,7 +37,6 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> Schedule
             engine=mode,
             writable=False,
             prefault=False,
-            deadline_s=ENGINE_PIN_S_MAX,
             prefetches_in_flight_max=PREFETCHES_IN_FLIGHT_MAX,
         ),
     )
