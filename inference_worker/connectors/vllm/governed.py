@@ -130,7 +130,8 @@ class LiveRequest(Protocol):
 
 
 class BoardReading(NamedTuple):
-    """What all ranks say of their weights: how often a version was set, and the last one (empty: as they loaded them)."""
+    """What all ranks say of their weights: how often a version was set, over all of them, and the last one (empty: as they
+    loaded them)."""
 
     number: int
     version: str

@@ -258,7 +258,13 @@ class SchedulerSide:
         return holds, state.found.told(self._page_tokens) if state.wants_report else None
 
     def reset(self) -> None:
-        """The engine's owner voids what was cached: nothing from before is served to this engine any more."""
+        """The engine's owner voids what was cached: nothing from before is served to this engine any more.
+
+        What is not stored yet of requests that ended stays out: blocks may lose what they hold, as in vLLM's sleep.
+        """
+        dropped, self._late_saves = self._late_saves, []
+        for job in dropped:
+            self._save_ended(job.number, [0] * len(job.keys))
         self._governor.reset()
 
     @property
