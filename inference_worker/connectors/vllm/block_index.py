@@ -132,6 +132,22 @@ class BlockIndex:
         self._compact()
         return taken
 
+    def take_blocks(self, block_hashes: Sequence[bytes]) -> set[bytes] | None:
+        """Likewise, of the blocks of these hashes."""
+        if self._is_overfull:
+            self.clear()
+            return None
+        taken = set(block_hashes)
+        for space in list(self._spaces.values()):
+            for block_hash in block_hashes:
+                node = space.nodes.get(block_hash)
+                if node is not None:
+                    self._take_closure(node, taken)
+            if not space.nodes:
+                self._drop(space)
+        self._compact()
+        return taken
+
     def clear(self) -> None:
         """Forget all."""
         for space in self._spaces.values():

@@ -7,7 +7,7 @@ that are not tainted share one stamp, that of the applied view: at each boundary
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from inference_worker.connectors.vllm.block_index import BlockIndex
@@ -233,6 +233,12 @@ class Governor:
         request = self._requests.get(request_id)
         if self._index is not None and request is not None:
             request.note(self._index, tokens)
+
+    def lost(self, block_hashes: Sequence[bytes]) -> None:
+        """Blocks that were hashed don't hold what their hashes say: they go, and all that stand on them. Between steps."""
+        taken = None if self._index is None else self._index.take_blocks(block_hashes)
+        evicted = self._pool.evict_all() if taken is None else self._pool.evict(taken)
+        self.counts.blocks_evicted += evicted
 
     # --- weights ----------------------------------------------------------------------------------------------------
 

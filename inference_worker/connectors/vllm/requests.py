@@ -101,6 +101,8 @@ class RequestState:
     is_admitted: bool = False
     leases: list[PageLease] = field(default_factory=list)
     load_step: int | None = None
+    has_failed_to_load: bool = False
+    """Whether what it found could not be loaded: it computes, and looks nowhere else, until it is interrupted."""
     is_loading_async: bool = False
     save_from_step: int = 0
     computed_from: int | None = None
@@ -168,6 +170,16 @@ class RequestState:
         for prefetch in prefetches:
             prefetch.cancel()
 
+    def load_failed(self, page: int, *, page_tokens: int) -> int:
+        """Pages from this one on could not be loaded; returns how many tokens less were found."""
+        in_place = max(0, page * page_tokens - self.found.local_tokens)
+        lost = max(0, self.found.external_tokens - in_place)
+        self.found.external_tokens -= lost
+        self.has_failed_to_load = True
+        if self.computed_from is not None:
+            self.computed_from = min(self.computed_from, page)
+        return lost
+
     def to_store_from(self, page: int) -> None:
         """Pages from this one on are computed anew, and stored anew."""
         self.stored = min(self.stored, page)
@@ -178,6 +190,7 @@ class RequestState:
         self.release_leases()
         self.is_admitted = False
         self.load_step = None
+        self.has_failed_to_load = False
         self.is_loading_async = False
         self.stored = 0
         self.is_resident_known = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from inference_worker.client import Client
 from inference_worker.connectors.vllm.engine_hooks import govern
+from inference_worker.connectors.vllm.failed_blocks import FailedBlocks
 from inference_worker.connectors.vllm.governed import VersionBoard as Board
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import WorkerIdentity
@@ -57,6 +58,8 @@ class SchedulerSide:
         self._leaving: dict[str, RequestState] = {}
         self._progressed: dict[str, RequestState] = {}
         self._loads: list[LoadJob] = []
+        self._loading: dict[str, RequestState] = {}
+        self._failed = FailedBlocks(1)
         self._late_saves: list[SaveJob] = []
         self._freed: set[str] = set()
         self._step = 0
@@ -89,6 +92,7 @@ class SchedulerSide:
         first = ranks[0]
         self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
         self._page_tokens, self._block_tokens = first.page_tokens, first.block_tokens
+        self._failed = FailedBlocks(first.block_tokens)
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
         self._variants = VariantNamespaces(self._client, bases, page_bytes=first.page_bytes)
         self._look_ups = LookUps(
@@ -144,6 +148,7 @@ class SchedulerSide:
             self.counts[f"ended_by_{state.found.ended_by.name.lower()}"] += 1
         if job is not None:
             self._loads.append(job)
+            self._loading[state.request_id] = state
             state.load_step = self._step + 1
             state.is_loading_async = job.is_async
             self._count_found(state)
@@ -156,6 +161,7 @@ class SchedulerSide:
             state = self._states.get(request_id)
             if state is not None:
                 state.interrupt()
+        again = self._failed.review(scheduled, self._states, self._blocks_of)
         saves = [*self._late_saves, *self._due_saves(scheduled)]
         plan = StepPlan(
             step=self._step,
@@ -164,7 +170,7 @@ class SchedulerSide:
             loads=tuple(self._loads),
             saves=tuple(saves),
             interrupted=frozenset(interrupted),
-            recompute_block_ids=self._to_recompute(),
+            recompute_block_ids=self._to_recompute() | again,
             freed=frozenset(self._freed),
         )
         self._loads, self._late_saves, self._freed = [], [], set()
@@ -189,6 +195,10 @@ class SchedulerSide:
             if state is not None:
                 state.release_leases()
                 state.is_loading_async = False
+            self._loading.pop(request_id, None)
+        for state in list(self._loading.values()):
+            if not state.is_loading_async and (state.load_step or 0) <= self._done_step:
+                del self._loading[state.request_id]
         for state in list(self._progressed.values()):
             if (
                 state.load_step is not None
@@ -332,6 +342,7 @@ class SchedulerSide:
             and state.is_admitted
             and not state.is_loading_async
             and state.save_from_step <= self._done_step
+            and not self._failed.are_held(self._blocks_of(state.request_id), state)
             and not self._is_ungoverned
             and not self._governor.is_tainted(state.request_id)
         )
@@ -344,6 +355,8 @@ class SchedulerSide:
         over = self._done_step + (0 if state.request.num_in_flight_tokens else 1)
         if state.save_from_step > over or self._governor.is_tainted(state.request_id):
             return
+        if self._failed.are_held(block_ids, state):
+            return
         job = self._saves.plan(state, stamp, lambda _: block_ids)
         if job is not None:
             self._late_saves.append(job)
@@ -354,13 +367,21 @@ class SchedulerSide:
             self._leaving.pop(state.request_id, None)
 
     def _load_failed(self, request_id: str, page: int) -> None:
-        state = self._states.get(request_id)
+        state = self._loading.get(request_id)
         self.counts["failed_loads"] += 1
-        if state is not None:
-            found = state.found
-            in_place = max(0, page * self._page_tokens - found.local_tokens)
-            self.counts["failed_load_tokens"] += max(0, found.external_tokens - in_place)
-            found.external_tokens = min(found.external_tokens, in_place)
+        if state is None:
+            return
+        was_local = bool(state.found.local_tokens)
+        self.counts["failed_load_tokens"] += state.load_failed(page, page_tokens=self._page_tokens)
+        if state.is_loading_async:
+            # Nothing of it is hashed yet. With nothing in place the engine takes its blocks away, and looks it up anew.
+            state.is_admitted = bool(page) or was_local
+            return
+        block_tokens = self._block_tokens
+        first = max(page * self._page_tokens, state.found.local_tokens) // block_tokens
+        self._governor.lost(state.block_hashes[first:])
+        if request_id in self._states:
+            self._failed.add(state, first, self._blocks_of(request_id))
 
     def _to_recompute(self) -> frozenset[int]:
         """Blocks of tainted requests from the first selected page on, where they are to be computed anew."""
