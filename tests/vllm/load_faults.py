@@ -12,6 +12,7 @@ from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm import loads
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease, empty_lease
+from kv_types.clock import BoottimeClock
 from kv_types.ids import NO_LIFE, new_life_id
 from kv_types.outcomes import MissReason
 from tests.support.polling import wait_until
@@ -194,3 +195,19 @@ def failed_jobs(engine: Any) -> dict[str, float]:
     prefix = "load_jobs_failed_"
     figures: dict[str, float] = worker_side(engine).statistics()
     return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}
+
+
+def overrun(engine: Any) -> None:
+    """At its next look the engine finds that events were overwritten before it has read them."""
+    _Once(scheduler_side(engine)._client.validity, "events_since", lambda _, view: None)
+
+
+def header(engine: Any) -> dict[str, Any]:
+    """What the scheduler sees of the sidecar: its view, whether that is fresh, and whether it has died."""
+    validity = scheduler_side(engine)._client.validity
+    return {
+        "life": validity.life.hex(),
+        "view": validity.view,
+        "is_fresh": BoottimeClock().now_ns() < validity.freshness_ns,
+        "outlived": validity.outlived,
+    }
