@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
@@ -135,6 +136,16 @@ class RequestState:
     def computed_tokens(self) -> int:
         """Tokens whose KV its blocks have, will have by steps in flight, or are being loaded; 0: it has no blocks."""
         return self.request.num_computed_tokens
+
+    @property
+    def adapter(self) -> EngineAdapter | None:
+        """The adapter that it computes with, by its content, or by the engine's number where that has no name."""
+        lora = getattr(self.request, "lora_request", None)
+        if lora is None:
+            return None
+        named = None if self.variant is None else self.variant.adapter
+        content = str(lora.lora_int_id).encode() if named is None else named.digest
+        return EngineAdapter((str(lora.lora_name), str(lora.lora_path)), content)
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
