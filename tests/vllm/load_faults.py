@@ -180,6 +180,15 @@ def aborted(engine: Any) -> None:
     _Once(loader, "lease", lease)
 
 
+def in_the_put(engine: Any) -> None:
+    """Storing ends with an exception."""
+
+    def put(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a test's")
+
+    _Once(worker_side(engine)._shard.client, "put_computed", put)
+
+
 def fill(endpoint: str, *, page_bytes: int, pages: int) -> None:
     """Put so many pages that nobody else has: what fills the arena evicts all else."""
     with Client.connect(endpoint, settings=ClientSettings(name="filler", prefault=False)) as client:

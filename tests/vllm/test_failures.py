@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,80 @@ def test_c07_a_prompt_whose_load_failed_is_computed_in_chunks(
     engine.inside(f"{FAULTS}:{fault}")
     all_same(ask_batch(engine), right)
     check_after(engine, sidecar, right)
+
+
+# --- saves ----------------------------------------------------------------------------------------------------------
+
+
+def flushed(engine: Engine, name: str, **labels: str) -> float:
+    """A metric, once the statistics of the last step are in."""
+    engine.ask(tokens(90, 5))
+    return engine.metric(name, **labels)
+
+
+def test_c07_an_arena_that_is_full_refuses_and_serving_goes_on(made_here: Makers, llama: Path) -> None:
+    """One chain is longer than the arena: none of its pages can make room for its own end."""
+    small, long, short = 32, tokens(50, 4000), tokens(51, 100)
+    with sidecar_with(arena_bytes=12 * 2**20) as tiny:
+        engine = made_here.engine(llama, max_model_len=4096, **connector(tiny.runtime, page_tokens=small))
+        right = engine.ask(long, max_tokens=4, logprobs=4)
+        assert right.cached_tokens == 0
+        settled(engine)
+        assert flushed(engine, "vllm:stratakv_refused_pages", reason="full") > 0
+        assert engine.reset_prefix_cache()
+        answer = engine.ask(long, max_tokens=4, logprobs=4)
+        assert 0 < answer.external_tokens < found(len(long), small)
+        same(answer, right)
+        engine.ask(short)
+        settled(engine)
+        assert engine.reset_prefix_cache()
+        assert engine.ask(short).external_tokens == found(len(short), small), "later saves work"
+        settled(engine)
+        assert status(tiny)["leases"] == 0
+
+
+def test_c07_a_sidecar_that_stands_still_refuses_saves_and_later_ones_work(
+    plain: Engine, made_here: Makers, llama: Path
+) -> None:
+    prompts = [tokens(60 + seed, 5 * PAGE + 1) for seed in range(4)]
+    right = plain.generate(prompts, max_tokens=4, logprobs=4)
+    with sidecar_with(flags=("--freshness-lease", "1s")) as slow:
+        engine = made_here.engine(
+            llama, **connector(slow.runtime, page_tokens=PAGE, store_deadline_s=0.2, look_up_deadline_s=0)
+        )
+        settled(engine)
+        slow.pause()
+        all_same(engine.generate(prompts, max_tokens=4, logprobs=4), right)
+        settled(engine)
+        slow.signal(signal.SIGCONT)
+        wait_until(lambda: engine.inside(f"{FAULTS}:header")["is_fresh"], what="a sidecar that vouches again")
+        refused = flushed(engine, "vllm:stratakv_refused_pages")
+        assert refused + flushed(engine, "vllm:stratakv_dropped_save_jobs") > 0
+        assert engine.reset_prefix_cache(), "no block is held any more"
+        for prompt, wanted in zip(prompts, right, strict=True):
+            same(engine.ask(prompt, max_tokens=4, logprobs=4), wanted)
+            settled(engine)
+        assert engine.reset_prefix_cache()
+        again = engine.generate(prompts, max_tokens=4, logprobs=4)
+        assert [each.external_tokens for each in again] == [5 * PAGE] * 4
+        all_same(again, right)
+        settled(engine)
+        wait_until(lambda: status(slow)["leases"] == 0, what="nothing pinned")
+
+
+def test_c07_a_put_that_fails_in_an_unforeseen_way_is_made_again(
+    reader: Engine, sidecar: SidecarProcess, plain: Engine
+) -> None:
+    prompt = tokens(reader.pid, 3 * PAGE + 1)  # each mode's own
+    right = plain.ask(prompt, max_tokens=4, logprobs=4)
+    before = reader.metric("vllm:stratakv_refused_pages", reason="error")
+    reader.inside(f"{FAULTS}:in_the_put")
+    same(reader.ask(prompt, max_tokens=4, logprobs=4), right)
+    settled(reader)
+    assert flushed(reader, "vllm:stratakv_refused_pages", reason="error") == before + 1
+    assert reader.reset_prefix_cache()
+    answer = reader.ask(prompt, max_tokens=4, logprobs=4)
+    assert answer.external_tokens == 3 * PAGE
+    same(answer, right)
+    settled(reader)
+    assert reader.reset_prefix_cache()
