@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from kv_types.errors import ConfigError
 from kv_types.ids import LifeId, Stamp
 from kv_types.namespace import Namespace
@@ -117,6 +118,11 @@ class LiveRequest(Protocol):
     @property
     def computed_tokens(self) -> int:
         """Tokens from the first on whose KV its blocks have, will have by steps in flight, or are being loaded. 0: no blocks."""
+        ...
+
+    @property
+    def adapter(self) -> EngineAdapter | None:
+        """The adapter that it computes with, if any."""
         ...
 
     @property

@@ -343,19 +343,34 @@ class _LayerByLayer:
             return self._loader.lease(load, stack)
         except StrataError as error:
             load.why = error.code
-            return None
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("a load for request %s failed", load.job.request_id)
+            load.why = "error"
+        return None
 
     def _copy(self, leased: Sequence[tuple[_Load, PageLease]]) -> None:
+        going = list(leased)
         for layer in range(self._loader._shard.layout.layers):
-            for load, lease in leased:
-                if load.deadline.passed:
-                    load.why = MissReason.DEADLINE.name.lower()
-                    continue
-                self._loader.copy_layers(load, lease, range(layer, layer + 1), first=0, end=lease.pages)
+            going = [one for one in going if self._layer_is_copied(*one, layer)]
             with self._changed:
                 self._layers_done = layer + 1
                 self._changed.notify_all()
-        for load, lease in leased:
-            # One that was late at a layer lacks it from there on, though the pass may have used the layers before.
-            if load.why != MissReason.DEADLINE.name.lower():
-                load.in_place = lease.pages
+        # One that failed at a layer lacks it from there on, though the pass may have used the layers before.
+        for load, lease in going:
+            load.in_place = lease.pages
+
+    def _layer_is_copied(self, load: _Load, lease: PageLease, layer: int) -> bool:
+        """Copy one layer of one load; what fails is that load alone."""
+        if load.deadline.passed:
+            load.why = MissReason.DEADLINE.name.lower()
+            return False
+        try:
+            self._loader.copy_layers(load, lease, range(layer, layer + 1), first=0, end=lease.pages)
+        except StrataError as error:
+            load.why = error.code
+            return False
+        except Exception:  # noqa: BLE001  (whatever it is, the engine computes these blocks anew)
+            _log.exception("a load for request %s failed", load.job.request_id)
+            load.why = "error"
+            return False
+        return True

@@ -137,7 +137,9 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is not None and state.is_admitted:
             # Only who has no blocks is looked up: they were taken away, in this step or by a load that brought nothing.
+            has_failed = state.has_failed_to_load
             self._interrupt(state)
+            state.has_failed_to_load = has_failed
         if not self._governor.was_gated(request.request_id):
             self._stop_serving()
         if self._governor.is_deferred(request.request_id):
@@ -462,13 +464,11 @@ class SchedulerSide:
             self._leaving.pop(state.request_id, None)
 
     def _load_failed(self, request_id: str, page: int) -> None:
-        state = self._states.get(request_id)
+        """Nothing of it was hashed yet, and nobody shares it: the engine computes what is missing, for this request alone."""
+        state = self._states.get(request_id) or self._leaving.get(request_id)
         self.counts["failed_loads"] += 1
         if state is not None:
-            found = state.found
-            in_place = max(0, page * self._page_tokens - found.local_tokens)
-            self.counts["failed_load_tokens"] += max(0, found.external_tokens - in_place)
-            found.external_tokens = min(found.external_tokens, in_place)
+            self.counts["failed_load_tokens"] += state.load_failed(page, page_tokens=self._page_tokens)
 
     def _to_recompute(self) -> frozenset[int]:
         """Blocks of tainted requests from the first selected page on, where they are to be computed anew."""
