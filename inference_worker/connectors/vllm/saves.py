@@ -285,9 +285,8 @@ class Saver:
         return bool(outcomes) and stands == len(outcomes)
 
     def _end(self, save: _Save) -> None:
-        """Under the lock: whatever came of a job, it is over."""
+        """Under the lock: whatever came of a job, it is over, for its blocks are held until then."""
         job = save.job
-        self._shard.holds.release(save.held)
         self._over[job.number] = save.stored
         self._pending[job.request_id] -= 1
         if not self._pending[job.request_id]:
@@ -296,5 +295,9 @@ class Saver:
         for why, count in save.why.items():
             is_dropped = why in _DROPPED
             self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
-        self._shard.origins.not_stored(job.keys[self._shard.rank], job.start + save.stored, job.pages)
+        try:
+            self._shard.holds.release(save.held)
+            self._shard.origins.not_stored(job.keys[self._shard.rank], job.start + save.stored, job.pages)
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("the end of a save for request %s failed", job.request_id)
         self._changed.notify_all()

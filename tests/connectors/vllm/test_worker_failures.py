@@ -154,6 +154,16 @@ def test_a_save_that_no_thread_can_be_had_for_is_over(
     assert ours.save(ours.save_job(keys, [0, 1])) == [2]
 
 
+def test_a_save_whose_end_fails_is_over(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = world.engine()
+    shard = ours.side._shard
+    assert shard is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.origins, "not_stored", _no_thread)
+        assert ours.save(ours.save_job(ours.chain(1), [0])) == [0]
+    assert ours.save(ours.save_job(ours.chain(1), [0])) == [1]
+
+
 def _no_thread(*_: object, **__: object) -> None:
     raise RuntimeError("can't start new thread")
 
