@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import wait_until
-from tests.support.sidecar_process import SidecarProcess
+from tests.support.redis_servers import RedisServer, redis_servers
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.vllm.conftest import sidecar_with
 from tests.vllm.engines import Answer, Engine, Makers, all_same, connector, same
 from tests.vllm.models import tokens
-from tests.vllm.sidecars import found, settled, status
+from tests.vllm.sidecars import found, records_stored, settled, status
 
 PAGE = 64
 MODES = ("sync", "layerwise", "async")
@@ -278,3 +279,45 @@ def test_c07_a_put_that_fails_in_an_unforeseen_way_is_made_again(
     same(answer, right)
     settled(reader)
     assert reader.reset_prefix_cache()
+
+
+def pages_in(redis: RedisServer) -> list[bytes]:
+    """Names of all records of pages: of what is in Redis they alone are long."""
+    names: list[bytes] = redis.command("KEYS", "*")
+    return [
+        name for name in names if redis.client.type(name) == b"string" and redis.client.strlen(name) > 2**16
+    ]
+
+
+def test_c07_records_of_l3_that_are_damaged_are_misses(plain: Engine, made_here: Makers, llama: Path) -> None:
+    """All pages of a prompt, with one bit turned over where they lie."""
+    prompt = tokens(80, 4 * PAGE + 1)
+    right = plain.ask(prompt, max_tokens=4, logprobs=4)
+    with redis_servers() as servers:
+        redis = servers.start()
+        with sidecar_process(flags=("--l3-url", redis.url)) as node:
+            engine = made_here.engine(
+                llama,
+                **connector(node.runtime, page_tokens=PAGE, look_up_deadline_s=5.0, save_generated=False),
+            )
+            same(engine.ask(prompt, max_tokens=4, logprobs=4), right)
+            settled(engine)
+            wait_until(lambda: records_stored(node) == 4, what="write-behind")
+            names = pages_in(redis)
+            assert len(names) == 4
+            for name in names:
+                record = bytearray(redis.command("GET", name))
+                record[-100] ^= 1
+                redis.client.set(name, bytes(record), keepttl=True)
+            node.terminate()
+            node.start()
+            wait_until(lambda: status(node)["clients_attached"] >= 2, what="the engine to attach again")
+            assert engine.reset_prefix_cache()
+            answer = engine.ask(prompt, max_tokens=4, logprobs=4)
+            assert answer.cached_tokens == 0
+            same(answer, right)
+            settled(engine)
+            wait_until(
+                lambda: records_stored(node) >= 1, what="a right record in place of the one that was met"
+            )
+            assert status(node)["leases"] == 0

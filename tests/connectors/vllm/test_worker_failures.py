@@ -21,6 +21,7 @@ from kv_types.selectors import EVERYTHING, Selector
 from tests.connectors.vllm.test_worker_side import MODES, load
 from tests.connectors.vllm.worker_world import WorkerWorld
 from tests.connectors.vllm.workers import Engine, first
+from tests.support.fault_relay import TO_CLIENT, FaultRelay
 from tests.support.polling import wait_until
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
@@ -439,4 +440,29 @@ def test_loads_over_grpc_alone(sidecar: SidecarProcess) -> None:
     assert far.step(loads=(far.load_job(longer, [3, 4, 5, 6]),)).failed == {6}
     assert far.bytes_of([3, 4, 5]) == ours.bytes_of([0, 1, 2])
     far.side.shutdown()
+    ours.side.shutdown()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_c07_pages_that_are_damaged_on_their_way_fail_their_checksum(
+    sidecar: SidecarProcess, tmp_path: Path, mode: LoadMode
+) -> None:
+    ours = attached(sidecar, seed=1)
+    keys = ours.chain(3)
+    wait_until(lambda: _stores(ours, keys), what="a store")
+    with FaultRelay(sidecar.runtime / "grpc.sock", path=tmp_path / "grpc.sock") as relay:
+        settings = ClientSettings(name="far", shared_memory=False, deadline_s=5.0)
+        far = Engine(Client.connect(tmp_path, settings=settings), seed=2, mode=mode)
+        assert load(far, keys, [3, 4, 5], mode=mode) == set()
+        (line,) = relay.connections
+        shard = far.side._shard
+        assert shard is not None
+        line.set(TO_CLIENT, flip_at=line.passed(TO_CLIENT) + shard.page_bytes // 2)
+        before = far.bytes_of([6, 7, 8])
+        assert load(far, keys, [6, 7, 8], mode=mode) == {6, 7, 8}
+        assert far.bytes_of([6, 7, 8]) == before, "nothing of it is in the engine's blocks"
+        assert far.side.statistics()["load_jobs_failed_corrupt"] == 1
+        assert load(far, keys, [6, 7, 8], mode=mode) == set()
+        assert far.bytes_of([6, 7, 8]) == ours.bytes_of([0, 1, 2])
+        far.side.shutdown()
     ours.side.shutdown()
