@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-START_S_MAX = 180.0
+START_S_MAX = 300.0
 ANSWER_S_MAX = 240.0
 STOP_S_MAX = 20.0
 TAIL_CHARACTERS = 6000

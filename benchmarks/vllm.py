@@ -178,7 +178,7 @@ def run(*, rounds: int, tell: Callable[[str], None]) -> Results:
     if not has_vllm():
         raise VllmMissingError(
             "vLLM is not installed for this Python; `make bench-vllm` runs this in an environment that has it, "
-            "and elsewhere `pip install stratakv` goes into vLLM's own environment"
+            "and elsewhere stratakv is installed into vLLM's own environment"
         )
     results = Results()
     tell("starting engines")

@@ -21,6 +21,12 @@ LOAD_BATCH_BYTES_MAX = 16 * 1024 * 1024
 """What is copied into the engine's blocks between two looks at the time."""
 ENGINE_LOAD_S_MAX = 5.0
 """How long one load into the engine's blocks may take, from its order on; then the engine computes."""
+ENGINE_PIN_S_MAX = 0.25
+"""How long an engine's step waits, for all of its loads, for a sidecar that must be asked before their pages can be pinned."""
+ENGINE_PIN_PAUSE_S = 2.0
+"""How long no step waits for that again once one did in vain."""
 ENGINE_LOAD_THREADS = 2
+ENGINE_SETTLE_S_MAX = 1.0
+"""How long a step of an engine that may sleep waits for what is being stored; the rest is dropped."""
 ENGINE_DRAIN_S_MAX = 5.0
 """How long an engine's end waits for what is being stored."""

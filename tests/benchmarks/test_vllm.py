@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import cli, vllm
+from benchmarks import cli, report, vllm
 from benchmarks.own_engine import Answer
 
 ANSWER = Answer(
@@ -92,6 +93,7 @@ def test_without_vllm_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert told.exit_code == 2
     assert "vLLM is not installed" in told.stderr
     assert not (tmp_path / "j").exists()
+    assert report.measured_vllm(Console(quiet=True)) is None, "the page keeps what it has"
 
 
 def test_it_writes_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

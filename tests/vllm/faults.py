@@ -34,3 +34,12 @@ def cached_blocks(engine: Any) -> int:
 def connector_counts(engine: Any) -> dict[str, float]:
     """The scheduler's statistics of our connector."""
     return dict(engine.engine_core.engine_core.scheduler.connector.statistics)
+
+
+def give_memory_away(engine: Any) -> None:
+    """Reset all caches and lose what blocks hold, as an engine that sleeps does on an accelerator."""
+    core = engine.engine_core.engine_core
+    core.scheduler.reset_connector_cache()
+    worker = core.model_executor.driver_worker
+    for tensor in getattr(worker, "worker", worker).model_runner.kv_caches:
+        tensor.fill_(0.37)

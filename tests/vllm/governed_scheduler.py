@@ -125,6 +125,10 @@ class Live:
         return int(self.request.num_computed_tokens)
 
     @property
+    def adapter(self) -> None:
+        return None
+
+    @property
     def block_hashes(self) -> Sequence[bytes]:
         return list(self.request.block_hashes)
 

@@ -50,5 +50,6 @@ export PYTHONPATH=$PWD
 case ${1:-} in
   --make) ;;
   --python) shift; exec "$venv/bin/python" "$@" ;;
-  *) exec "$venv/bin/python" -m pytest tests/vllm "$@" ;;
+  # Two servers that start side by side on two busy cores, and compile what they import for the first time, take minutes.
+  *) exec "$venv/bin/python" -m pytest tests/vllm --timeout 600 "$@" ;;
 esac

@@ -23,7 +23,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.vllm import leash
 
-START_S_MAX = 180.0
+START_S_MAX = 300.0
 ANSWER_S_MAX = 120.0
 STOP_S_MAX = 30.0
 

@@ -17,8 +17,13 @@ COMMAND_S_MAX = 60.0
 
 def command(sidecar: SidecarProcess, *words: str, status: int = 0) -> str:
     """Run one of our commands against a sidecar; returns its output."""
+    return run_command(*words, "--runtime-dir", str(sidecar.runtime), status=status)
+
+
+def run_command(*words: str, status: int = 0) -> str:
+    """Run one of our commands; returns its output."""
     done = subprocess.run(
-        [sys.executable, "-m", "stratakv", *words, "--runtime-dir", str(sidecar.runtime)],
+        [sys.executable, "-m", "stratakv", *words],
         capture_output=True, env=clean_environment(), timeout=COMMAND_S_MAX, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -114,3 +114,22 @@ def test_a_reset_voids_what_the_engine_may_find(
     hit = ask(beside, prompt)
     assert hit.external_tokens == 4 * PAGE
     same(hit, ask(plain, prompt))
+
+
+def test_what_a_reset_finds_unstored_is_not_stored_afterwards(
+    plain: Engine, made_here: Makers, llama: Path, sidecar: SidecarProcess
+) -> None:
+    settings = connector(sidecar.runtime, page_tokens=PAGE, weights_version="s1", model_name="asleep")
+    engine, other = made_here.engine(llama, **settings), made_here.engine(llama, **settings)
+    prompt = tokens(21, LONG)
+    engine.hold()
+    asked = engine.submit(prompt, max_tokens=1)
+    engine.step(1)  # it has ended, and what it has computed would be stored with the next step
+    asked.answer()
+    engine.inside("tests.vllm.faults:give_memory_away")
+    engine.release()
+    same(ask(engine, tokens(22, LONG)), ask(plain, tokens(22, LONG)))
+    settled(engine)
+    answer = ask(other, prompt)
+    assert answer.external_tokens == 0
+    same(answer, ask(plain, prompt))

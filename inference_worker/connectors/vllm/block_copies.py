@@ -51,6 +51,10 @@ class BlockCopies(Protocol):
         """What a put of these blocks reads."""
         ...
 
+    def follow_engine(self) -> None:
+        """Copies begun from now on come behind what the calling thread, the engine's, has given its accelerator."""
+        ...
+
 
 class LayerSpans:
     """Which bytes of a block's part of a page belong to which layers."""
@@ -110,6 +114,9 @@ class HostBlocks:
     def sources(self, block_ids: Sequence[int], *, pages: int) -> list[PageSource]:
         """The blocks themselves: a put copies them straight to where they are kept."""
         return [*self._pages(block_ids, blocks_per_page(block_ids, pages))]
+
+    def follow_engine(self) -> None:
+        """Nothing: the engine's thread has written what it has given out."""
 
     def _pages(self, block_ids: Sequence[int], blocks: int, *, may_skip: bool = False) -> list[ScatteredPage]:
         if not block_ids:

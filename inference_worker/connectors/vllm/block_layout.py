@@ -142,6 +142,10 @@ class BlockLayout:
         """The blocks' bytes as sources of a put: where they lie if that is host memory, else a copy."""
         return self.copies.sources(block_ids, pages=pages)
 
+    def follow_engine(self) -> None:
+        """Called by the engine's thread at each step: what is copied from now on comes behind what that has begun."""
+        self.copies.follow_engine()
+
 
 def _layers(
     kv_caches: Mapping[str, torch.Tensor], layer_order: Sequence[str], num_blocks: int

@@ -26,7 +26,8 @@ from kv_types.errors import BufferMismatchError
 class DeviceBlocks:
     """Blocks that the processor can't reach. Thread-safe; each call is over when the bytes are in place.
 
-    It begins when all is done that the engine's stream was given before: that of the thread that made this.
+    It begins when all is done that the engine's stream was given before: that of the thread that made this, or that called
+    `follow_engine` last. Engines change their stream after they have registered their blocks, once they capture graphs.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class DeviceBlocks:
         self._num_blocks = num_blocks
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._engine: Any = torch.cuda.current_stream(device) if self._is_cuda else None
+        self._engine: Any = None
+        self.follow_engine()
         make_stream: Any = torch.cuda.Stream
         self._stream: Any = make_stream(device=device) if self._is_cuda else None
         self._lock = threading.Lock()
@@ -53,6 +55,11 @@ class DeviceBlocks:
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
         return self._spans.bytes_per_block
+
+    def follow_engine(self) -> None:
+        """The engine's stream is the one that the calling thread has now."""
+        if self._is_cuda:
+            self._engine = torch.cuda.current_stream(self._device)
 
     def scatter(
         self, page_views: Sequence[memoryview], block_ids: Sequence[int], *, layers: range | None = None

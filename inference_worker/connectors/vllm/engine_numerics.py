@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from kv_types.canonical import Parameters, parameters
@@ -62,25 +64,54 @@ _PARALLEL = (
     "disable_custom_all_reduce",
     "enable_hc_sp",
 )
-_LORA = ("lora_dtype", "fully_sharded_loras", "target_modules", "enable_tower_connector_lora")
+_LORA = (
+    "lora_dtype",
+    "fully_sharded_loras",
+    "target_modules",
+    "enable_tower_connector_lora",
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)
+_ENCODERS = (
+    "mm_device_do_normalize",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_encoder_only",
+    "mm_encoder_tp_mode",
+    "video_pruning_method",
+    "video_pruning_rate",
+)
 # Environment that chooses kernels, arithmetic or layouts; what else begins with VLLM_ names places, limits and logs.
 _ENVIRONMENT = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "VLLM_BATCH_INVARIANT",
     "VLLM_FLOAT32_MATMUL_PRECISION",
     "VLLM_MLA_DISABLE",
     "VLLM_DISABLED_KERNELS",
+    "VLLM_PLUGINS",
 )
 _ENVIRONMENT_PREFIXES = (
+    "VLLM_ALLREDUCE",
+    "VLLM_B12X",
+    "VLLM_BLOCKSCALE",
     "VLLM_CPU_ATTN",
     "VLLM_CPU_INT4",
     "VLLM_CPU_MOE",
     "VLLM_CPU_SGL",
+    "VLLM_DEEPEPLL",
+    "VLLM_FLASHINFER_ALLREDUCE",
+    "VLLM_FLASHINFER_MOE",
     "VLLM_HUMMING",
     "VLLM_MARLIN",
     "VLLM_MOE",
     "VLLM_ROCM",
     "VLLM_USE_DEEP_GEMM",
     "VLLM_USE_FLASHINFER",
+    "VLLM_USE_FUSED_MOE",
+    "VLLM_USE_HW_AGNOSTIC",
+    "VLLM_USE_OINK",
     "VLLM_USE_TRITON",
     "VLLM_XPU",
     "VLLM_ZENTORCH",
@@ -132,13 +163,16 @@ def numerics_of(vllm_config: Any, machine: Machine) -> Parameters:
     device = str(getattr(vllm_config.device_config, "device_type", ""))
     config = _to_dict(model.hf_config)
     told: dict[str, Any] = {
+        "additional": digest_text(getattr(vllm_config, "additional_config", None) or {}),
         "architecture": str(getattr(model, "architecture", "")),
         "attention": digest_text(_fields(getattr(vllm_config, "attention_config", None))),
         "backends": ",".join(_backends(vllm_config)),
         "compilation": digest_text(_fields(getattr(vllm_config, "compilation_config", None), _COMPILATION)),
         "compute": str(model.dtype).removeprefix("torch."),
+        "code": _code(model),
         "config": digest_text(_relevant(config)),
         "device": device,
+        "encoders": digest_text(_fields(getattr(model, "multimodal_config", None), _ENCODERS)),
         "engine": machine.engine_version,
         "environment": digest_text(machine.environment),
         "kernels": digest_text(_fields(getattr(vllm_config, "kernel_config", None), omit=_KERNELS_IGNORED)),
@@ -240,6 +274,17 @@ def _backends(vllm_config: Any) -> list[str]:
         if hasattr(layer, "get_attn_backend"):
             names.add(f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '') or ''}")
     return sorted(names)
+
+
+def _code(model: Any) -> str:
+    """Which code runs the model, where that comes with it: the model's own files, and the revision that was asked for."""
+    if not getattr(model, "trust_remote_code", False):
+        return ""
+    files: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(Path(str(model.model)).glob("*.py")):
+            files[path.name] = hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()
+    return digest_text([getattr(model, "code_revision", None), files])
 
 
 def _engine_version() -> str:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from inference_worker.connectors.vllm.file_digests import DigestMemory
+from inference_worker.connectors.vllm.file_digests import DigestMemory, home_cache
 from inference_worker.connectors.vllm.safetensors_files import WeightsFilesError
 from inference_worker.connectors.vllm.settings import ConnectorSettings
 from inference_worker.connectors.vllm.weights_files import weights_digest
@@ -21,6 +21,8 @@ _SAFETENSORS_FORMATS = frozenset(
 )
 _FILE_FORMATS = _SAFETENSORS_FORMATS | {"auto", "gguf", "mistral", "npcache", "pt", "sharded_state"}
 """Formats whose weights are those of the files in the model's folder; of others nobody here knows where they come from."""
+
+_WEIGHTS_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".gguf"})
 
 
 def model_name(model_config: Any, settings: ConnectorSettings) -> str | None:
@@ -51,9 +53,9 @@ def weights_of(
 ) -> Weights | Uncacheable:
     """Name the weights: explicit version, else the hub's commit, else a digest of the files, else not at all.
 
-    Call it after they were loaded. A commit of the hub names the files of a snapshot, which nobody edits in place; a
-    branch's name names nothing. Where the hub's reference has moved since the configuration was read, it can't be told
-    which of both commits was loaded.
+    Call it after they were loaded. A commit of the hub names the files of a snapshot, unless weights there are no links to
+    the files that the hub's client has fetched: those count by their content. A branch's name names nothing. Where the hub's
+    reference has moved since the configuration was read, it can't be told which of both commits was loaded.
     """
     if settings.weights_version is not None:
         return Weights(version=settings.weights_version)
@@ -63,10 +65,31 @@ def weights_of(
         return _unnamed(f"{problem}; give weights_version")
     path = Path(str(model_config.model))
     hub = hub_snapshot(path)
-    if hub is not None:
+    if hub is not None and not is_edited(path):
         return _of_commit(hub[1], path, load_format)
-    if not exists(path):
-        return _hub_weights(model_config, load_config, load_format)
+    if exists(path):
+        return _of_content(path, settings, memory, load_format)
+    found = _hub_weights(model_config, load_config, load_format)
+    if isinstance(found, Path):
+        return _of_content(found, settings, memory, load_format)
+    return found
+
+
+def is_edited(snapshot: Path) -> bool:
+    """Whether weights in a snapshot may be others than its commit's: the hub's client links to files named by their content.
+
+    Where a file system has no links, files are copied there; then nothing tells them from files that somebody has put there.
+    """
+    try:
+        files = [path for path in snapshot.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
+        return not all(path.is_symlink() and path.resolve().parent.name == "blobs" for path in files)
+    except OSError:
+        return True
+
+
+def _of_content(
+    path: Path, settings: ConnectorSettings, memory: DigestMemory | None, load_format: str
+) -> Weights | Uncacheable:
     try:
         digest = weights_digest(path, how=settings.weights_digest, memory=memory, load_format=load_format)
     except (WeightsFilesError, OSError) as error:
@@ -101,8 +124,7 @@ def hub_cache() -> Path:
         return Path(told)
     if told := os.environ.get("HF_HOME"):
         return Path(told) / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "huggingface" / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_cache()) / "huggingface" / "hub"
 
 
 def _reference(base: Path, name: str) -> str | None:
@@ -132,7 +154,8 @@ def _of_commit(commit: str, snapshot: Path | None, load_format: str) -> Weights:
     return Weights(version=f"hf:{commit}:{load_format}")
 
 
-def _hub_weights(model_config: Any, load_config: Any, load_format: str) -> Weights | Uncacheable:
+def _hub_weights(model_config: Any, load_config: Any, load_format: str) -> Weights | Path | Uncacheable:
+    """Named by the commit; a folder: by the content there."""
     model, revision = str(model_config.model), getattr(model_config, "revision", None)
     if os.environ.get("VLLM_USE_MODELSCOPE", "0").lower() in {"1", "true"}:
         return _unnamed(
@@ -142,10 +165,12 @@ def _hub_weights(model_config: Any, load_config: Any, load_format: str) -> Weigh
     download_dir = getattr(load_config, "download_dir", None)
     cache = Path(download_dir) if download_dir else None
     snapshot = local_snapshot(model, revision=revision, cache=cache)
-    if revision and _COMMIT.fullmatch(str(revision)):
-        return _of_commit(str(revision), snapshot, load_format)
     commits = {commit for commit in (read, snapshot.name if snapshot else None) if commit}
-    if len(commits) == 1 and _COMMIT.fullmatch(commit := str(commits.pop())):
+    if revision and _COMMIT.fullmatch(str(revision)):
+        commits = {str(revision)}
+    if len(commits) == 1 and _COMMIT.fullmatch(commit := str(next(iter(commits)))):
+        if snapshot is not None and is_edited(snapshot):
+            return snapshot
         return _of_commit(commit, snapshot, load_format)
     moved = f"{model} moved from commit to commit while it was loaded"
     return _unnamed(

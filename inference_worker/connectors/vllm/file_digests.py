@@ -59,10 +59,18 @@ def are_settled(states: States, now_ns: int) -> bool:
     return newest_ns + _SETTLED_NS < now_ns
 
 
+def home_cache() -> Path:
+    """The cache folder of this process's user; where no file can be, for one who has no home."""
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return Path(os.devnull) / "cache"
+
+
 def default_cache_file() -> Path:
     """Where digests are kept by default: in the user's cache folder."""
     told = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(told) if told and Path(told).is_absolute() else Path.home() / ".cache"
+    base = Path(told) if told and Path(told).is_absolute() else home_cache()
     return base / "stratakv" / "file-digests.json"
 
 
@@ -79,6 +87,7 @@ class DigestMemory:
         `kind` says how it is computed. Raises WeightsFilesError, also when a file was changed while it was read, and
         whatever `compute` raises.
         """
+        began_ns = self._now_ns()
         before = states_of(paths)
         key = _key(before, kind)
         known = self._read().get(key)
@@ -87,7 +96,8 @@ class DigestMemory:
         digest = compute()
         if states_of(paths) != before:
             raise WeightsFilesError(f"{paths[0].parent}: files were changed while their content was read")
-        if are_settled(before, self._now_ns()):
+        # By the time before: a write since then, within one tick of the file system's clock, would not show.
+        if are_settled(before, began_ns):
             self._write(key, digest)
         return digest
 

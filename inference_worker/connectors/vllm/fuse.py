@@ -140,8 +140,7 @@ class FusedScheduler:
 
     def reset(self) -> bool:
         """Void what was cached; whether no blocks of ended requests are read any more."""
-        self._fuse.run(self.side.reset, lambda: None)
-        return not self.side.reads_blocks_of_ended
+        return self._fuse.run(self.side.reset, lambda: False)
 
     def statistics(self) -> dict[str, float]:
         """Counters and gauges by name."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from kv_types.errors import ConfigError
 from kv_types.ids import LifeId, Stamp
 from kv_types.namespace import Namespace
@@ -120,6 +121,11 @@ class LiveRequest(Protocol):
         ...
 
     @property
+    def adapter(self) -> EngineAdapter | None:
+        """The adapter that it computes with, if any."""
+        ...
+
+    @property
     def block_hashes(self) -> Sequence[bytes]:
         """The engine's hashes of its full blocks."""
         ...
@@ -130,7 +136,8 @@ class LiveRequest(Protocol):
 
 
 class BoardReading(NamedTuple):
-    """What all ranks say of their weights: how often a version was set, and the last one (empty: as they loaded them)."""
+    """What all ranks say of their weights: how often a version was set, over all of them, and the last one (empty: as they
+    loaded them)."""
 
     number: int
     version: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inference_worker.connectors.vllm.adapter_contents import AdapterContents, EngineAdapter
 from inference_worker.connectors.vllm.block_index import BlockIndex
 from inference_worker.connectors.vllm.governed import (
     BlockPool,
@@ -92,6 +93,7 @@ class Governor:
         self._applied: ObservedView | None = None
         self._stamp: Stamp | None = None
         self._hold = RequestHold(header)
+        self._adapters = AdapterContents()
         self._claims = False
         self._is_void = False
 
@@ -218,6 +220,10 @@ class Governor:
         else:
             answer = self._answer()
             self._loading.discard(request_id)
+            adapter = request.live.adapter
+            is_twin = answer is not GateAnswer.DEFER and self._adapters.is_other(adapter)
+            if is_twin and adapter is not None:
+                answer = self._answer_twin(adapter)
             request.deferrals = request.deferrals + 1 if answer is GateAnswer.DEFER else 0
             if request.deferrals > ENGINE_DEFERRALS_MAX:
                 request.deferrals, answer = 0, GateAnswer.EMPTY
@@ -225,6 +231,9 @@ class Governor:
             if answer is not GateAnswer.DEFER:
                 request.begin()
                 self._marked.pop(request_id, None)
+                if is_twin:
+                    self._taint(request, 0)
+                    request.is_until_gate = True
         self._answers[request_id] = answer
         self.counts.look_ups_deferred += answer is GateAnswer.DEFER
         self.counts.look_ups_emptied += answer is GateAnswer.EMPTY
@@ -322,6 +331,21 @@ class Governor:
         if self._clock.now_ns() < freshness_ns:
             return GateAnswer.SERVE
         return self._claim() if self._mode is EngineMode.KEEP else GateAnswer.EMPTY
+
+    def _answer_twin(self, adapter: EngineAdapter) -> GateAnswer:
+        """The engine would take blocks of another content for this adapter's. While such are in use it gets nothing and gives
+        nothing; else all goes, and the name is this content's."""
+        if any(
+            other.live.computed_tokens
+            and other.live.adapter is not None
+            and other.live.adapter.name == adapter.name
+            and other.live.adapter.content != adapter.content
+            for other in self._requests.values()
+        ):
+            return GateAnswer.EMPTY
+        self._adapters.replace(adapter)
+        self._void()
+        return GateAnswer.DEFER
 
     def _claim(self) -> GateAnswer:
         """The log is out of reach, or the sidecar has died: serve on by a claim, which holds acknowledgements back meanwhile."""

@@ -6,16 +6,23 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import PageLease
-from kv_types.engine_limits import ENGINE_LOAD_S_MAX, ENGINE_LOAD_THREADS, LOAD_BATCH_BYTES_MAX
+from kv_types.engine_limits import (
+    ENGINE_LOAD_S_MAX,
+    ENGINE_LOAD_THREADS,
+    ENGINE_PIN_PAUSE_S,
+    ENGINE_PIN_S_MAX,
+    LOAD_BATCH_BYTES_MAX,
+)
 from kv_types.errors import StrataError
 from kv_types.ids import NO_LIFE, LifeId
 from kv_types.outcomes import MissReason
@@ -26,12 +33,15 @@ _log = logging.getLogger("stratakv.vllm")
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """One order on its way. `in_place`: pages from its start that hold their bytes; `why`: what ended it early."""
+    """One order on its way. `in_place`: pages from its start that hold their bytes; `why`: what ended it early.
+
+    `pinned_by`: until when the sidecar may be waited for, which must be asked where a namespace is new here."""
 
     job: LoadJob
     life: LifeId
     held: HeldView | None
     deadline: Deadline
+    pinned_by: Deadline
     in_place: int = 0
     why: str = ""
     instances: Instances = NO_INSTANCES
@@ -62,6 +72,7 @@ class Loader:
         self._ended: list[_Load] = []
         self._under_way = 0
         self._is_closing = False
+        self._alone_until_s = 0.0
         self._layerwise: _LayerByLayer | None = None
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
@@ -78,8 +89,9 @@ class Loader:
 
     def run(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load before the pass."""
+        pinned_by = self._pinned_by()
         for job in jobs:
-            load = self._new(job, life, held)
+            load = self._new(job, life, held, pinned_by)
             self._carry_out(load)
             self._end(load)
 
@@ -87,17 +99,24 @@ class Loader:
         """Load layer by layer beside the pass, which calls `wait_for_layer`; `join` ends it."""
         self.join()
         if jobs:
-            loads = [self._new(job, life, held) for job in jobs]
-            self._layerwise = _LayerByLayer(self, loads)
-            self._threads().submit(self._layerwise.run)
+            pinned_by = self._pinned_by()
+            loads = [self._new(job, life, held, pinned_by) for job in jobs]
+            beside = _LayerByLayer(self, loads)
+            if self._is_started(beside.run):
+                self._layerwise = beside
+            else:
+                self._end_unstarted(loads)
 
     def begin(self, jobs: Sequence[LoadJob], life: LifeId, held: HeldView | None) -> None:
         """Load between steps; `collect` tells of the end. One that is aborted is loaded, and told, all the same."""
         for job in jobs:
-            load = self._new(job, life, held)
+            load = self._new(job, life, held, Deadline(self._deadline_s))
             with self._changed:
                 self._under_way += 1
-            self._threads().submit(self._run_async, load)
+            if not self._is_started(partial(self._run_async, load)):
+                with self._changed:
+                    self._under_way -= 1
+                self._end_unstarted([load])
 
     def wait_for_layer(self, layer: int) -> None:
         """Return when this layer's bytes of all loads beside the pass are in place, or none of them will be."""
@@ -142,9 +161,28 @@ class Loader:
             self._pool = ThreadPoolExecutor(ENGINE_LOAD_THREADS, thread_name_prefix="stratakv-load")
         return self._pool
 
-    def _new(self, job: LoadJob, life: LifeId, held: HeldView | None) -> _Load:
+    def _pinned_by(self) -> Deadline:
+        """How long this step may wait for the sidecar."""
+        return Deadline(0.0 if time.monotonic() < self._alone_until_s else ENGINE_PIN_S_MAX)
+
+    def _is_started(self, work: Callable[[], None]) -> bool:
+        """Have a thread do it; False: none can be had, and nothing will be done."""
+        order = _Order(work)
+        try:
+            self._threads().submit(order.carry_out)
+        except RuntimeError:
+            # The pool keeps what it could start no thread for, and would do it once it has one.
+            return not order.is_dropped()
+        return True
+
+    def _end_unstarted(self, loads: Sequence[_Load]) -> None:
+        for load in loads:
+            load.why = "no_thread"
+            self._end(load)
+
+    def _new(self, job: LoadJob, life: LifeId, held: HeldView | None, pinned_by: Deadline) -> _Load:
         shared = None if held is None else self._shard.holds.share(held)
-        return _Load(job, life, shared, Deadline(self._deadline_s))
+        return _Load(job, life, shared, Deadline(self._deadline_s), pinned_by)
 
     def _run_async(self, load: _Load) -> None:
         try:
@@ -184,10 +222,13 @@ class Loader:
             return None
         space = stack.enter_context(shard.spaces.using(job.variant))
         keys = job.keys[shard.rank]
-        lease = shard.client.lease(
-            space, keys, start=job.start, deadline_s=load.deadline.remaining_s(), counted=False
-        )
+        left_s = load.deadline.remaining_s()
+        if load.life != NO_LIFE:  # otherwise pages come over the network, and take their time
+            left_s = min(left_s, load.pinned_by.remaining_s())
+        lease = shard.client.lease(space, keys, start=job.start, deadline_s=left_s, counted=False)
         stack.enter_context(lease)
+        if lease.reason is MissReason.DEADLINE and load.pinned_by.passed and left_s:
+            self._alone_until_s = time.monotonic() + ENGINE_PIN_PAUSE_S
         if not lease.pages or load.life not in (NO_LIFE, lease.instances.life):
             load.why = lease.reason.name.lower() if not lease.pages else "life"
             return None
@@ -215,6 +256,22 @@ class Loader:
             load.in_place = end
 
     def _end(self, load: _Load) -> None:
+        """Whatever came of a load, the engine is told: it waits for that."""
+        try:
+            self._note_origins(load)
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("what a load for request %s brought can't be noted", load.job.request_id)
+            load.in_place, load.why = 0, "error"
+        self._shard.holds.release(load.held)
+        with self._changed:
+            self.counts["load_jobs"] += 1
+            self.counts["loaded_pages"] += load.in_place
+            self.counts["loaded_bytes"] += load.in_place * self._shard.page_bytes
+            if load.in_place < load.wanted:
+                self.counts[f"load_jobs_failed_{load.why}"] += 1
+            self._ended.append(load)
+
+    def _note_origins(self, load: _Load) -> None:
         job, shard = load.job, self._shard
         if load.in_place:
             shard.origins.loaded(
@@ -224,14 +281,22 @@ class Loader:
                 Instances(load.instances.life, load.instances.numbers[: load.in_place]),
                 stands_on=load.stands_on,
             )
-        shard.holds.release(load.held)
-        with self._changed:
-            self.counts["load_jobs"] += 1
-            self.counts["loaded_pages"] += load.in_place
-            self.counts["loaded_bytes"] += load.in_place * shard.page_bytes
-            if load.in_place < load.wanted:
-                self.counts[f"load_jobs_failed_{load.why}"] += 1
-            self._ended.append(load)
+
+
+class _Order:
+    """Work for a thread, done once or dropped."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._taken = threading.Lock()
+
+    def carry_out(self) -> None:
+        if self._taken.acquire(blocking=False):
+            self._work()
+
+    def is_dropped(self) -> bool:
+        """Drop it; False: a thread does it."""
+        return self._taken.acquire(blocking=False)
 
 
 class _LayerByLayer:
@@ -278,19 +343,34 @@ class _LayerByLayer:
             return self._loader.lease(load, stack)
         except StrataError as error:
             load.why = error.code
-            return None
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("a load for request %s failed", load.job.request_id)
+            load.why = "error"
+        return None
 
     def _copy(self, leased: Sequence[tuple[_Load, PageLease]]) -> None:
+        going = list(leased)
         for layer in range(self._loader._shard.layout.layers):
-            for load, lease in leased:
-                if load.deadline.passed:
-                    load.why = MissReason.DEADLINE.name.lower()
-                    continue
-                self._loader.copy_layers(load, lease, range(layer, layer + 1), first=0, end=lease.pages)
+            going = [one for one in going if self._layer_is_copied(*one, layer)]
             with self._changed:
                 self._layers_done = layer + 1
                 self._changed.notify_all()
-        for load, lease in leased:
-            # One that was late at a layer lacks it from there on, though the pass may have used the layers before.
-            if load.why != MissReason.DEADLINE.name.lower():
-                load.in_place = lease.pages
+        # One that failed at a layer lacks it from there on, though the pass may have used the layers before.
+        for load, lease in going:
+            load.in_place = lease.pages
+
+    def _layer_is_copied(self, load: _Load, lease: PageLease, layer: int) -> bool:
+        """Copy one layer of one load; what fails is that load alone."""
+        if load.deadline.passed:
+            load.why = MissReason.DEADLINE.name.lower()
+            return False
+        try:
+            self._loader.copy_layers(load, lease, range(layer, layer + 1), first=0, end=lease.pages)
+        except StrataError as error:
+            load.why = error.code
+            return False
+        except Exception:  # noqa: BLE001  (whatever it is, the engine computes these blocks anew)
+            _log.exception("a load for request %s failed", load.job.request_id)
+            load.why = "error"
+            return False
+        return True

@@ -68,6 +68,8 @@ class LookUps:
         if not keys or not state.reads_external:
             state.found.ended_by = MissReason.UNCACHEABLE
             return 0
+        if state.has_failed_to_load:  # what it found last time is found again, and fails again
+            return 0
         pages, reason = self._match(state, keys)
         if self._waits(state, reason):
             return None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
@@ -125,6 +126,8 @@ class RequestState:
     is_admitted: bool = False
     leases: list[PageLease] = field(default_factory=list)
     load_step: int | None = None
+    has_failed_to_load: bool = False
+    """Whether what it found could not be loaded: it computes, and looks nowhere else, until it is interrupted."""
     is_loading_async: bool = False
     save_from_step: int = 0
     computed_from: int | None = None
@@ -162,6 +165,16 @@ class RequestState:
         return self.request.num_computed_tokens
 
     @property
+    def adapter(self) -> EngineAdapter | None:
+        """The adapter that it computes with, by its content, or by the engine's number where that has no name."""
+        lora = getattr(self.request, "lora_request", None)
+        if lora is None:
+            return None
+        named = None if self.variant is None else self.variant.adapter
+        content = str(lora.lora_int_id).encode() if named is None else named.digest
+        return EngineAdapter((str(lora.lora_name), str(lora.lora_path)), content)
+
+    @property
     def block_hashes(self) -> Sequence[bytes]:
         """The engine's hashes of its full blocks."""
         return self.request.block_hashes
@@ -195,6 +208,16 @@ class RequestState:
         for prefetch in prefetches:
             prefetch.cancel()
 
+    def load_failed(self, page: int, *, page_tokens: int) -> int:
+        """Pages from this one on could not be loaded; returns how many tokens less were found."""
+        in_place = max(0, page * page_tokens - self.found.local_tokens)
+        lost = max(0, self.found.external_tokens - in_place)
+        self.found.external_tokens -= lost
+        self.has_failed_to_load = True
+        if self.computed_from is not None:
+            self.computed_from = min(self.computed_from, page)
+        return lost
+
     def to_store_from(self, page: int) -> None:
         """Pages from this one on are computed anew, and stored anew."""
         self.stored = min(self.stored, page)
@@ -206,6 +229,7 @@ class RequestState:
         self.found.resident_at_arrival = None
         self.is_admitted = False
         self.load_step = None
+        self.has_failed_to_load = False
         self.is_loading_async = False
         self.stored = 0
         self.is_resident_known = False

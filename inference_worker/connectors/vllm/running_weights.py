@@ -52,7 +52,14 @@ class EngineWeights:
         return self._numbers_moved or (self._board is not None and self._board.read() != self._reading)
 
     def watch(self, numbers: tuple[int, ...]) -> None:
-        """Ranks have told with their reports how often a version was set: it counts where their boards can't be read."""
+        """Ranks have told with their reports how often a version was set: it counts where their boards can't be read.
+
+        Those that say less than was told by then are no boards of these ranks: a pid means another process elsewhere.
+        """
+        if self._board is not None:
+            reading = self._board.read()
+            if reading is not None and sum(numbers) > reading.number:
+                self._board = None
         if self._board is None and numbers and numbers != self._numbers:
             self._numbers_moved = self._numbers_moved or any(numbers)
             self._numbers = numbers

@@ -27,6 +27,12 @@ _GRACE_S = 0.05
 """How much longer than a put's deadline the end waits for the thread."""
 _COPY_POLL_S = 0.0005
 """How often a preemption looks whether copies are over, which tell nobody."""
+_DROPPED = frozenset({"queue_full", "not_held", "closing", "interrupted", "no_thread"})
+"""Why a job was not carried out, or not to its end; all else refuses pages."""
+_TOO_LARGE = (
+    "a page of this engine has %d bytes, more than a segment of the sidecar's arena, so that none is stored: give stratakv serve "
+    "a larger --arena-size or --segment-size, or this engine a smaller --block-size or page_tokens"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +93,23 @@ class Saver:
                 save.why["not_held" if held is None else "closing" if self._is_closing else "queue_full"] += 1
                 self._end(save)
                 return
+            if not self._has_thread():
+                save.why["no_thread"] += 1
+                self._end(save)
+                return
             self._queue.append(save)
             self._changed.notify_all()
+
+    def _has_thread(self) -> bool:
+        """Whether the thread runs, which the first order starts; False: this machine gives none now."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stratakv-save", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="stratakv-save", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def collect(self) -> dict[int, int]:
         """Numbers of the jobs that ended since the last call, and how many pages from each one's start stand."""
@@ -126,6 +144,13 @@ class Saver:
         """Wait until all orders are carried out; whether they were within the time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, deadline_s)
+
+    def settle(self, deadline_s: float) -> None:
+        """Have all orders carried out within the time, drop the rest: no block is read behind this."""
+        if not self.drain(deadline_s):
+            with self._changed:
+                pending = set(self._pending)
+            self.finish_reading(pending)
 
     def close(self, *, drain_s: float) -> None:
         """Carry out what waits, within the time, drop the rest, and end the thread."""
@@ -254,6 +279,8 @@ class Saver:
         for one in outcomes[stands:]:
             assert isinstance(one, Refused), "all that follows a refused page is refused"
             save.why[one.reason.name.lower()] += 1
+            if one.reason is RefuseReason.TOO_LARGE and not self.counts["refused_pages_too_large"]:
+                _log.warning(_TOO_LARGE, self._shard.page_bytes)
         save.stored += stands
         return bool(outcomes) and stands == len(outcomes)
 
@@ -267,7 +294,7 @@ class Saver:
             del self._pending[job.request_id]
         self.counts["save_jobs"] += 1
         for why, count in save.why.items():
-            is_dropped = why in ("queue_full", "not_held", "closing", "interrupted")
+            is_dropped = why in _DROPPED
             self.counts[f"save_jobs_dropped_{why}" if is_dropped else f"refused_pages_{why}"] += count
         self._shard.origins.not_stored(job.keys[self._shard.rank], job.start + save.stored, job.pages)
         self._changed.notify_all()

@@ -79,7 +79,9 @@ class SchedulerSide:
     def bind(self, kv_cache_manager: Any, governor: Governs | None = None) -> None:
         """The engine's own cache is there; from now on it is governed. Raises UngovernedEngineError."""
         govern(self._governor if governor is None else governor, kv_cache_manager)
-        reset_beside(kv_cache_manager, self._held_blocks)
+        reset_beside(
+            kv_cache_manager, lambda: {one for name in self._leaving for one in self._blocks_of(name)}
+        )
         self._hash = kv_cache_manager.cache_blocks
         self._blocks_of = lambda request_id: kv_cache_manager.get_block_ids(request_id)[0]
 
@@ -138,7 +140,7 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is not None and state.is_admitted:
             # Only who has no blocks is looked up: they were taken away, in this step or by a load that brought nothing.
-            self._interrupt(state)
+            self._interrupt(state, has_failed=state.has_failed_to_load)
         if not self._governor.was_gated(request.request_id):
             self._stop_serving()
         if self._governor.is_deferred(request.request_id):
@@ -262,14 +264,16 @@ class SchedulerSide:
             self._freed.add(request.request_id)
         return holds, state.found.told(self._page_tokens) if state.wants_report else None
 
-    def reset(self) -> None:
-        """The engine's owner voids what was cached: nothing from before is served to this engine any more."""
-        self._governor.reset()
+    def reset(self) -> bool:
+        """The engine's owner voids what was cached: nothing from before is served to this engine any more.
 
-    @property
-    def reads_blocks_of_ended(self) -> bool:
-        """Whether workers may be reading blocks of requests that have ended."""
-        return bool(self._leaving)
+        What is not stored yet of requests that ended stays out: blocks may lose what they hold, as in vLLM's sleep.
+        """
+        dropped, self._late_saves = self._late_saves, []
+        for job in dropped:
+            self._save_ended(job.number, [0] * len(job.keys))
+        self._governor.reset()
+        return not self._leaving  # else workers may be reading blocks of requests that have ended
 
     def statistics(self) -> dict[str, float]:
         """Counters and gauges by name."""
@@ -424,14 +428,11 @@ class SchedulerSide:
         if tokens:
             self._hash(state.request, tokens)
 
-    def _interrupt(self, state: RequestState) -> None:
+    def _interrupt(self, state: RequestState, *, has_failed: bool = False) -> None:
         state.interrupt()
+        state.has_failed_to_load = has_failed
         self._loading.end(state.request_id)
         self._settle_hold(state)
-
-    def _held_blocks(self) -> set[int]:
-        """Blocks of requests that have ended, which are read until they are stored."""
-        return {block for name in self._leaving for block in self._blocks_of(name)}
 
     def _pause_if_idle(self) -> None:
         """Once in a step: the engine has nothing to do but to ask again at once."""
@@ -465,13 +466,11 @@ class SchedulerSide:
             self._leaving.pop(state.request_id, None)
 
     def _load_failed(self, request_id: str, page: int) -> None:
-        state = self._states.get(request_id)
+        """Nothing of it was hashed yet, and nobody shares it: the engine computes what is missing, for this request alone."""
+        state = self._states.get(request_id) or self._leaving.get(request_id)
         self.counts["failed_loads"] += 1
         if state is not None:
-            found = state.found
-            in_place = max(0, page * self._page_tokens - found.local_tokens)
-            self.counts["failed_load_tokens"] += max(0, found.external_tokens - in_place)
-            found.external_tokens = min(found.external_tokens, in_place)
+            self.counts["failed_load_tokens"] += state.load_failed(page, page_tokens=self._page_tokens)
 
     def _to_recompute(self) -> frozenset[int]:
         """Blocks of tainted requests from the first selected page on, where they are to be computed anew."""

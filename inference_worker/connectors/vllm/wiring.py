@@ -90,4 +90,11 @@ def connect_worker(
         )
         return replace(found, board=board)
 
-    return WorkerSide(client, named, rank=rank, settings=settings, tensor_size=parallel.tensor_parallel_size)
+    return WorkerSide(
+        client,
+        named,
+        rank=rank,
+        settings=settings,
+        tensor_size=parallel.tensor_parallel_size,
+        may_sleep=bool(getattr(vllm_config.model_config, "enable_sleep_mode", False)),
+    )

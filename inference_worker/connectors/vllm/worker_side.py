@@ -18,7 +18,7 @@ from inference_worker.connectors.vllm.saves import Saver
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from inference_worker.connectors.vllm.worker_shard import HeldView, Shard, ShardSpaces, ViewHolds
-from kv_types.engine_limits import ENGINE_DRAIN_S_MAX
+from kv_types.engine_limits import ENGINE_DRAIN_S_MAX, ENGINE_SETTLE_S_MAX
 from kv_types.namespace import AttentionKind, Geometry, Namespace, Uncacheable
 
 _log = logging.getLogger("stratakv.vllm")
@@ -63,13 +63,18 @@ class WorkerSide:
         rank: int,
         settings: ConnectorSettings,
         tensor_size: int = 1,
+        may_sleep: bool = False,
     ) -> None:
-        """Without a client nothing is loaded or stored. `tensor_size`: ranks that share the model's heads."""
+        """Without a client nothing is loaded or stored. `tensor_size`: ranks that share the model's heads.
+
+        `may_sleep`: the engine may give its blocks' memory away between two steps, and says nothing of it to us.
+        """
         self._client = client
         self._identify = identify
         self._rank = rank
         self._settings = settings
         self._tensor_size = tensor_size
+        self._may_sleep = may_sleep
         self._board = VersionBoard.create()
         self._identity: Any = None
         self._layers: dict[str, int] = {}
@@ -147,6 +152,8 @@ class WorkerSide:
         """
         with self._in_hook():
             self._end_hold()
+            if self._shard is not None:
+                self._shard.layout.follow_engine()
             self._plan = plan
             self._freed |= plan.freed
             self._failed_block_ids |= plan.recompute_block_ids
@@ -197,6 +204,8 @@ class WorkerSide:
                 received |= results.received
                 self._failed_pages |= results.failed_pages
                 self._failed_block_ids |= results.failed_block_ids
+            if self._may_sleep and self._saver is not None:
+                self._saver.settle(ENGINE_SETTLE_S_MAX)
             sent = {one for one in self._freed if self._saver is None or not self._saver.is_pending(one)}
             self._freed -= sent
             if self._shard is not None:

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from inference_worker.connectors.vllm.governed import GateAnswer
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.running_weights import EngineWeights
@@ -49,6 +50,7 @@ class EngineRequest:
     is_running: bool = False
     loading: int = 0
     is_finished: bool = False
+    adapter: EngineAdapter | None = None
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:

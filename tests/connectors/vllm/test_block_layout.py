@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -154,6 +155,41 @@ def test_pages_of_another_size_are_refused() -> None:
         layout.scatter([memoryview(bytearray(layout.bytes_per_block))] * 2, [0, 1, 2])
     with pytest.raises(InvalidArgumentError, match="adjacent"):
         layout.scatter([memoryview(bytearray(layout.bytes_per_block))], [0], layers=range(9))
+
+
+class _Stream:
+    def __init__(self, **_: object) -> None:
+        self.waited_for: list[object] = []
+
+    def wait_stream(self, other: object) -> None:
+        self.waited_for.append(other)
+
+    def synchronize(self) -> None:
+        """At once."""
+
+
+def test_copies_come_behind_the_stream_that_the_engine_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [_Stream()]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    caches = filled("cpu")
+    runs = _layers(caches, list(caches), BLOCKS)
+    made = DeviceBlocks(
+        [one.runs() for one in runs],
+        [one.physical(BLOCKS) for one in runs],
+        num_blocks=BLOCKS,
+        device=torch.device("cuda"),
+    )
+    ours = made._stream
+    made._device, made._is_cuda = torch.device("cpu"), False
+    made.scatter([memoryview(bytes(made.bytes_per_block))], [3])
+    now.append(_Stream())  # as engines do when they capture graphs, after they have registered their blocks
+    made._is_cuda = True
+    made.follow_engine()
+    made._is_cuda = False
+    made.scatter([memoryview(bytes(made.bytes_per_block))], [3])
+    assert ours.waited_for == now
 
 
 @pytest.mark.gpu

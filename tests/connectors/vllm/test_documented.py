@@ -13,6 +13,7 @@ from inference_worker.connectors.vllm.metric_names import FAMILIES
 from inference_worker.connectors.vllm.settings import ConnectorSettings
 from kv_types.errors import ConfigError
 from kv_types.namespace import UncacheableReason
+from kv_types.outcomes import MissReason, RefuseReason
 from tests.test_tidy import ROOT
 
 PAGE = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
@@ -63,3 +64,12 @@ def test_every_counter_is_listed_with_its_label() -> None:
 def test_reasons_that_are_listed_exist() -> None:
     listed = {name for row in table("What is cached, and when") for name in re.findall(r"`(\w+)`", row[0])}
     assert listed == {str(reason) for reason in UncacheableReason}
+
+
+def test_reasons_of_a_low_hit_rate_exist() -> None:
+    named = {
+        name for row in table("Why a hit rate can be 0") for name in re.findall(r'"([a-z0-9_]+)"', row[0])
+    }
+    known = {reason.name.lower() for reason in (*MissReason, *RefuseReason)} | {"emptied"}
+    assert named
+    assert named <= known

@@ -60,8 +60,40 @@ def _hub(tmp_path: Path, commit: str = HF_COMMIT) -> Path:
     base = tmp_path / "hub" / "models--org--name"
     (base / "refs").mkdir(parents=True, exist_ok=True)
     (base / "refs" / "main").write_text(commit)
-    write_model(base / "snapshots" / commit)
+    blob = write_model(base / "blobs") / "model.safetensors"
+    (base / "snapshots" / commit).mkdir(parents=True)
+    (base / "snapshots" / commit / "model.safetensors").symlink_to(blob)
     return base
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_snapshot_that_was_edited_is_named_by_its_content(
+    tmp_path: Path, by_id: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = _hub(tmp_path) / "snapshots" / HF_COMMIT
+    config = vllm_config("org/name" if by_id else snapshot)
+    assert base_of(config, settings=ConnectorSettings()).weights.version == f"hf:{HF_COMMIT}"
+    (snapshot / "model.safetensors").unlink()
+    write_model(snapshot, {"w": ("U8", [1], b"x")})
+    one = base_of(config, settings=ConnectorSettings()).weights
+    write_model(snapshot, {"w": ("U8", [1], b"y")})
+    other = base_of(config, settings=ConnectorSettings()).weights
+    assert None not in (one.digest, other.digest)
+    assert one != other
+
+
+def test_a_user_without_a_home_may_have_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    config = vllm_config(write_model(tmp_path / "m"))
+    assert base_of(config, settings=ConnectorSettings()).weights.digest is not None
+    assert (
+        reason_of(vllm_config("org/name"), settings=ConnectorSettings()) is UncacheableReason.WEIGHTS_UNNAMED
+    )
 
 
 def test_a_snapshot_of_the_hub_is_named_by_its_commit(tmp_path: Path) -> None:
@@ -116,6 +148,7 @@ def test_a_commit_with_several_formats_is_told_apart_by_the_one_that_is_loaded(t
 
     assert version("safetensors") == version("auto") == f"hf:{HF_COMMIT}"
     assert version("pt") == f"hf:{HF_COMMIT}:pt"
-    write_model(snapshot / "own").joinpath("model.safetensors").rename(snapshot / "consolidated.safetensors")
+    blob = write_model(snapshot.parent.parent / "own" / "blobs") / "model.safetensors"
+    (snapshot / "consolidated.safetensors").symlink_to(blob)
     assert version("auto") == f"hf:{HF_COMMIT}"
     assert version("safetensors") == f"hf:{HF_COMMIT}:safetensors"

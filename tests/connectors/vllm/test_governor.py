@@ -113,6 +113,17 @@ def test_numbers_of_reports_count_where_no_board_can_be_read() -> None:
     assert not moved(weights)
 
 
+def test_boards_that_say_less_than_ranks_have_told_are_not_theirs() -> None:
+    weights = EngineWeights("v1", board=Board(), random=bytes)
+    weights.watch((0, 0))
+    assert not moved(weights)
+    weights.watch((1, 1))
+    assert moved(weights)
+    assert weights.settle(has_news=False)
+    assert weights.version == "v1+" + "00" * 8
+    assert not trouble(weights)
+
+
 def test_announcements_are_followed() -> None:
     announced: list[Announced | None] = [None]
     weights = EngineWeights("v1", announced=lambda: announced[0])

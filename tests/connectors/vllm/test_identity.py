@@ -102,6 +102,9 @@ SHAPING: list[tuple[str, Change]] = [
     ("experts' ranks", _set("parallel_config.enable_expert_parallel", True)),
     ("device", _set("device_config.device_type", "cuda")),
     ("adapters' dtype", _set("lora_config", SimpleNamespace(lora_dtype="bfloat16"))),
+    ("encoders' dtype", _set("model_config.multimodal_config", SimpleNamespace(mm_encoder_attn_dtype="fp8"))),
+    ("a platform's own settings", _set("additional_config", {"fast": True})),
+    ("code of the model's", _set("model_config.trust_remote_code", True)),
     _text("rms_norm_eps", 1e-5),
     _text("hidden_act", "gelu"),
     _text("attention_bias", True),
@@ -202,8 +205,10 @@ def test_the_machine_of_this_process_is_the_same_twice(monkeypatch: pytest.Monke
     before = Machine.of_this_process()
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     assert Machine.of_this_process() == before
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert Machine.of_this_process() != before
+    for name in ("VLLM_BATCH_INVARIANT", "VLLM_B12X_MOE_FP4_FORCE_A16", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.setenv(name, "1")
+        assert Machine.of_this_process() != before
+        monkeypatch.delenv(name)
 
 
 UNNAMED: list[tuple[str, Change, UncacheableReason]] = [
@@ -292,6 +297,17 @@ def test_a_window_that_all_layers_disown_is_none() -> None:
     assert isinstance(named(config).base, Namespace)
     config = vllm_config(sliding_window=4096, use_sliding_window=False)
     assert isinstance(named(config).base, Namespace)
+
+
+def test_code_that_comes_with_a_model_is_named(tmp_path: Path) -> None:
+    config = vllm_config(tmp_path)
+    config.model_config.trust_remote_code = True
+    names = []
+    for code in ("a = 1", "a = 2"):
+        (tmp_path / "modeling.py").write_text(code)
+        names.append(base_of(config).id)
+    config.model_config.code_revision = "other"
+    assert len({*names, base_of(config).id}) == 3
 
 
 def test_latent_attention_is_named() -> None:

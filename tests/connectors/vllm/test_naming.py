@@ -119,7 +119,7 @@ def test_adapters(tmp_path: Path) -> None:
         ({"sampling_params": SimpleNamespace(prompt_logprobs=5)}, False),
         ({"sampling_params": None, "pooling_params": object()}, False),
     ],
-    ids=str,
+    ids=["plain", "skips", "prompt_logprobs_0", "prompt_logprobs_5", "pooling"],
 )
 def test_who_takes_pages_from_outside(changes: dict[str, Any], reads: bool) -> None:
     assert _naming().reads_external(request(**changes)) is reads
@@ -208,7 +208,11 @@ def test_encodings_of_other_engines_name_nothing() -> None:
     assert naming.variant_of(request(), None) == Variant()
 
 
-@pytest.mark.parametrize("content", [object(), torch.zeros(2, device="meta"), SimpleNamespace(a=1)], ids=str)
+@pytest.mark.parametrize(
+    "content",
+    [object(), torch.zeros(2, device="meta"), SimpleNamespace(a=1)],
+    ids=["object", "meta tensor", "namespace"],
+)
 def test_content_that_cannot_be_read(content: Any) -> None:
     assert _reason(_naming(), request(mm_features=[_feature(data=Item(x=content))]))
 

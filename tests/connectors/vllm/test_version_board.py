@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from inference_worker.connectors.vllm.rank_boards import RankBoards
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from kv_types.errors import ClosedError, ConfigError, InvalidArgumentError, ProtocolError
 
@@ -160,3 +161,16 @@ def test_a_look_costs_microseconds() -> None:
     assert best < 20e-6
     reader.close()
     board.close()
+
+
+def test_ranks_agree_by_the_version_however_often_it_was_set() -> None:
+    boards = [VersionBoard.create() for _ in range(2)]
+    ranks = RankBoards([board.handle for board in boards])
+    assert ranks.read() == (0, "")
+    boards[0].publish("v2")
+    assert ranks.read() is None
+    boards[0].publish("v2")  # a call that failed in the other rank is made again
+    boards[1].publish("v2")
+    assert ranks.read() == (3, "v2")
+    for board in boards:
+        board.close()

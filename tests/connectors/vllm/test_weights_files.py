@@ -384,6 +384,21 @@ def test_files_that_were_just_written_are_not_remembered(tmp_path: Path) -> None
     assert are_settled((state,), state.ctime_ns + 2_000_000_001)
 
 
+def test_files_that_were_written_just_before_they_were_read_are_not_remembered(tmp_path: Path) -> None:
+    """Reading takes long: a write in the tick of the first look changes no time."""
+    folder = write_model(tmp_path / "m")
+    state = FileState.of(folder / "model.safetensors")
+    now_ns = [state.ctime_ns + 1_000_000]
+    memory = DigestMemory(tmp_path / "cache.json", now_ns=lambda: now_ns[0])
+
+    def compute() -> bytes:
+        now_ns[0] += 10_000_000_000
+        return b"d" * 32
+
+    memory.digest(weight_files(folder), "k", compute)
+    assert not (tmp_path / "cache.json").exists()
+
+
 def test_a_change_while_reading_is_an_error(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     files = weight_files(folder)

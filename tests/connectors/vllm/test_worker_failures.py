@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 
 from inference_worker.client import Client, ClientSettings
-from inference_worker.connectors.vllm import saves
-from inference_worker.connectors.vllm.plan import StepPlan
+from inference_worker.connectors.vllm import saves, worker_side
+from inference_worker.connectors.vllm.plan import StepPlan, Variant
 from inference_worker.connectors.vllm.settings import LoadMode
 from kv_types.ids import NO_LIFE, PageKey, Stamp, new_life_id, new_log_incarnation
 from kv_types.selectors import EVERYTHING, Selector
@@ -110,6 +112,52 @@ def test_a_load_that_fails_in_an_unforeseen_way_is_told(
     assert load(ours, keys, [5, 6], mode=mode) == set()
 
 
+@pytest.mark.parametrize("mode", [LoadMode.LAYERWISE, LoadMode.ASYNC])
+def test_a_load_that_no_thread_can_be_had_for_is_told(
+    world: WorkerWorld, mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine(mode=mode)
+    keys = ours.chain(2)
+    ours.save(ours.save_job(keys, [0, 1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        assert load(ours, keys, [5, 6], mode=mode) == {5, 6}
+    assert load(ours, keys, [5, 6], mode=mode) == set()
+    assert ours.side.statistics()["load_jobs_failed_no_thread"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_load_whose_end_fails_is_told(
+    world: WorkerWorld, mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine(mode=mode)
+    keys = ours.chain(2)
+    ours.save(ours.save_job(keys, [0, 1]))
+    shard = ours.side._shard
+    assert shard is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.origins, "loaded", _no_thread)
+        assert load(ours, keys, [5, 6], mode=mode) == {5, 6}
+    assert load(ours, keys, [5, 6], mode=mode) == set()
+
+
+def test_a_save_that_no_thread_can_be_had_for_is_over(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine()
+    keys = ours.chain(2)
+    job = ours.save_job(keys, [0, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        assert ours.save(job) == [0]
+    assert ours.side.statistics()["save_jobs_dropped_no_thread"] == 1
+    assert ours.save(ours.save_job(keys, [0, 1])) == [2]
+
+
+def _no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_an_asynchronous_load_is_told_once_though_its_request_was_aborted(world: WorkerWorld) -> None:
     ours = world.engine(mode=LoadMode.ASYNC)
     keys = ours.chain(2)
@@ -145,7 +193,7 @@ class Gate:
         monkeypatch.setattr(engine.client, "put_computed", wait)
 
 
-def test_c13_a_preemption_drops_what_waits_and_what_has_not_been_read(
+def test_a_preemption_drops_what_waits_and_what_has_not_been_read(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = world.engine()
@@ -164,7 +212,7 @@ def test_c13_a_preemption_drops_what_waits_and_what_has_not_been_read(
     assert ours.side.statistics()["save_jobs_dropped_interrupted"] == 2
 
 
-def test_c13_a_preemption_waits_for_what_is_being_read(
+def test_a_preemption_waits_for_what_is_being_read(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = world.engine()
@@ -200,6 +248,21 @@ def test_c13_a_preemption_waits_for_what_is_being_read(
     assert ours.resident(keys) == 0
 
 
+def test_an_engine_that_may_sleep_has_nothing_read_behind_a_step(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_side, "ENGINE_SETTLE_S_MAX", 0.1)
+    ours = world.engine(may_sleep=True)
+    hung, waiting = (ours.save_job(ours.chain(1, seed=at), [at]) for at in (5, 6))
+    gate = Gate(ours, monkeypatch)
+    assert ours.step(saves=(hung, waiting)).report.saved == {waiting.number: [0]}
+    gate.opened.set()
+    ours.wait_saved(hung)
+    assert ours.saved[hung.number] == [0]
+    job = ours.save_job(ours.chain(3), [0, 1, 2])
+    assert ours.step(saves=(job,)).report.saved == {job.number: [3]}
+
+
 def test_a_queue_that_is_full_drops(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saves, "SAVE_JOBS_QUEUED_MAX", 2)
     ours = world.engine()
@@ -212,6 +275,19 @@ def test_a_queue_that_is_full_drops(world: WorkerWorld, monkeypatch: pytest.Monk
     ours.wait_saved(*jobs)
     assert [ours.saved[job.number] for job in jobs] == [[1], [1], [1], [0], [0]]
     assert ours.side.statistics()["save_jobs_dropped_queue_full"] == 2
+
+
+def test_pages_that_no_segment_holds_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WorkerWorld(tmp_path, segment_bytes=64 * 1024, arena_bytes=1024 * 1024) as world:
+        ours = world.engine(blocks=64, blocks_per_page=32)
+        assert ours.side._shard is not None
+        assert ours.side._shard.page_bytes > 64 * 1024
+        for seed in range(2):
+            assert ours.save(ours.save_job(ours.chain(1, seed=seed), range(32))) == [0]
+    assert caplog.text.count("--segment-size") == 1
+    assert ours.side.statistics()["refused_pages_too_large"] == 2
 
 
 def test_what_waits_is_stored_before_the_end(world: WorkerWorld) -> None:
@@ -264,7 +340,7 @@ def attached(sidecar: SidecarProcess, **terms: Any) -> Engine:
     return Engine(client, **terms)
 
 
-def test_c05_a_sidecar_that_dies_and_returns(sidecar: SidecarProcess) -> None:
+def test_c20_a_sidecar_that_dies_and_returns(sidecar: SidecarProcess) -> None:
     ours = attached(sidecar)
     assert ours.client is not None
     keys = ours.chain(3)
@@ -315,6 +391,32 @@ def test_a_sidecar_that_dies_under_a_load_leaves_it_whole(
 
 def _stores(engine: Engine, keys: bytes) -> bool:
     return engine.save(engine.save_job(keys, [0, 1, 2])) == [3]
+
+
+@pytest.mark.parametrize("mode", [LoadMode.SYNC, LoadMode.LAYERWISE])
+def test_c09_a_step_waits_once_for_a_sidecar_that_hangs(sidecar: SidecarProcess, mode: LoadMode) -> None:
+    """Namespaces that a worker hasn't used yet are told to the sidecar first: a new tenant's, say."""
+    client = Client.connect(sidecar.runtime, settings=ClientSettings(name="engine", prefault=False))
+    ours = Engine(client, mode=mode)
+    tenants = [Variant(tenant=f"t{at}") for at in range(8)]
+    keys = ours.chain(1)
+    assert ours.save(ours.save_job(keys, [0])) == [1]
+    sidecar.pause()
+    jobs = [
+        ours.load_job(ours.chain(1, variant=one), [8 + at], variant=one, request=one.tenant)
+        for at, one in enumerate(tenants)
+    ]
+    began = time.perf_counter()
+    step = ours.step(loads=(*jobs, ours.load_job(keys, [3])))
+    assert time.perf_counter() - began < 1.5
+    assert step.failed == {*range(8, 16)}
+    assert ours.bytes_of([3]) == ours.bytes_of([0])
+    began = time.perf_counter()
+    assert ours.step(loads=(*jobs, ours.load_job(keys, [4]))).failed == {*range(8, 16)}
+    assert time.perf_counter() - began < 0.2, "it is left alone for a while"
+    assert ours.bytes_of([4]) == ours.bytes_of([0])
+    sidecar.signal(signal.SIGCONT)
+    ours.side.shutdown()
 
 
 def test_loads_over_grpc_alone(sidecar: SidecarProcess) -> None:

@@ -173,3 +173,16 @@ def test_weights_versions_are_written_on_the_board(world: WorkerWorld) -> None:
     assert ours.step().report.version_numbers == (0,)
     ours.side.set_weights_version("v2")
     assert ours.step().report.version_numbers == (1,)
+
+
+def test_each_step_says_behind_which_of_the_engines_work_copies_come(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = world.engine()
+    shard = ours.side._shard
+    assert shard is not None
+    told: list[int] = []
+    monkeypatch.setattr(type(shard.layout.copies), "follow_engine", lambda _: told.append(1))
+    ours.step()
+    ours.step()
+    assert len(told) == 2

@@ -50,6 +50,7 @@ class Engine:
         tensor_size: int = 1,
         mode: LoadMode = LoadMode.SYNC,
         store_deadline_s: float = 5.0,
+        may_sleep: bool = False,
     ) -> None:
         self.kind = kind
         self.client = client
@@ -60,7 +61,9 @@ class Engine:
         self._step = 0
         self._number = 0
         settings = ConnectorSettings(load_mode=mode, store_deadline_s=store_deadline_s)
-        self.side = WorkerSide(client, self._identify, rank=rank, settings=settings, tensor_size=tensor_size)
+        self.side = WorkerSide(
+            client, self._identify, rank=rank, settings=settings, tensor_size=tensor_size, may_sleep=may_sleep
+        )
         order = tuple(self.caches)
         facts = LayerFacts(
             layer_order=order,
