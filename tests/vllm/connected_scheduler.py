@@ -215,7 +215,7 @@ class ConnectedScheduler:
             config, caches, StructuredOutputManager(config), block_size=BLOCK, log_stats=False
         )
         self.connector = self.scheduler.connector
-        self.side: SchedulerSide = self.connector._planner
+        self.side: SchedulerSide = self.connector._planner.side
         base = space_of(PAGE_BYTES)
         identity = WorkerIdentity(
             base=base,

@@ -19,10 +19,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from inference_worker.connectors.vllm.engine_facts import check_engine, layer_facts, rank_of
+from inference_worker.connectors.vllm.fuse import FusedScheduler
 from inference_worker.connectors.vllm.identity import WorkerIdentity
 from inference_worker.connectors.vllm.metrics import StrataPromMetrics, StrataStats
 from inference_worker.connectors.vllm.plan import StepPlan, WorkerReport
-from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.wiring import connect_scheduler, connect_worker, settings_in
 from inference_worker.connectors.vllm.worker_side import WorkerSide
@@ -58,7 +58,7 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
         chosen = ConnectorSettings.of(self._kv_transfer_config.kv_connector_extra_config)
         check_engine(vllm_config)
         self._settings = settings_in(chosen, vllm_config)
-        self._scheduler: SchedulerSide | None = None
+        self._scheduler: FusedScheduler | None = None
         self._worker: WorkerSide | None = None
         self._told: dict[str, float] = {}
         if role is KVConnectorRole.SCHEDULER:
@@ -81,17 +81,17 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
     # --- the scheduler's side --------------------------------------------------------------------------------------
 
     @property
-    def _planner(self) -> SchedulerSide:
+    def _planner(self) -> FusedScheduler:
         assert self._scheduler is not None, "this is a worker's connector"
         return self._scheduler
 
     @contextlib.contextmanager
-    def _scheduling(self) -> Iterator[SchedulerSide]:
+    def _scheduling(self) -> Iterator[FusedScheduler]:
         side, began = self._planner, time.perf_counter()
         try:
             yield side
         finally:
-            side.hook_s += time.perf_counter() - began
+            side.side.hook_s += time.perf_counter() - began
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -99,7 +99,7 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         ranks = {rank: metadata[rank].identity for rank in sorted(metadata)}
-        self._planner.learn_workers(dict(enumerate(ranks.values())))
+        self._planner.side.learn_workers(dict(enumerate(ranks.values())))
 
     def on_new_request(self, request: Any) -> None:
         with self._scheduling() as side:
@@ -116,8 +116,7 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        state = self._planner.state(request.request_id)
-        l3 = 0 if state is None else min(num_external_tokens, self._planner.l3_tokens(state))
+        l3 = self._planner.l3_tokens(request.request_id, num_external_tokens)
         sources = {CacheHitSource.HOST: num_external_tokens - l3, CacheHitSource.EXTERNAL_UNSPECIFIED: l3}
         return {source: tokens for source, tokens in sources.items() if tokens}
 
@@ -150,8 +149,7 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
         False, though that is done, while blocks of requests that have ended are read: whoever asks may be about to give up
         the engine's memory.
         """
-        self._planner.reset()
-        return not self._planner.reads_blocks_of_ended
+        return self._planner.reset()
 
     # --- a worker's side -------------------------------------------------------------------------------------------
 
@@ -234,6 +232,6 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.shutdown()
+            self._scheduler.side.shutdown()
         if self._worker is not None:
             self._worker.shutdown()

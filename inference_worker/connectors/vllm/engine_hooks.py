@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
-from inference_worker.connectors.vllm.governed import GateAnswer, UngovernedEngineError
-from inference_worker.connectors.vllm.governor import Governor
+from inference_worker.connectors.vllm.governed import BlockPool, GateAnswer, UngovernedEngineError
 
 _SIGNATURES = (
     ("new_step_starts", ()),
@@ -70,7 +69,35 @@ class EnginePool:
         return len(ids)
 
 
-def govern(governor: Governor, manager: Any) -> None:
+class Governs(Protocol):
+    """What is put into the engine's manager: a Governor, or one behind a fuse."""
+
+    def bind(self, pool: BlockPool, *, block_tokens: int, can_be_exact: bool) -> None:
+        """See Governor."""
+        ...
+
+    def boundary(self) -> None:
+        """See Governor."""
+        ...
+
+    def gate(self, request_id: str) -> GateAnswer:
+        """See Governor."""
+        ...
+
+    def looked_up(self) -> None:
+        """See Governor."""
+        ...
+
+    def may_hash(self, request_id: str) -> bool:
+        """See Governor."""
+        ...
+
+    def hashed(self, request_id: str, tokens: int) -> None:
+        """See Governor."""
+        ...
+
+
+def govern(governor: Governs, manager: Any) -> None:
     """Wrap a KVCacheManager, so that its cache serves and takes only what the governor allows.
 
     Raises UngovernedEngineError when it looks different from those that are known.
@@ -106,7 +133,7 @@ def reset_beside(manager: Any, held: Callable[[], set[int]]) -> None:
     manager.reset_prefix_cache = reset_all
 
 
-def _boundary(governor: Governor, new_step_starts: Callable[[], None]) -> Callable[[], None]:
+def _boundary(governor: Governs, new_step_starts: Callable[[], None]) -> Callable[[], None]:
     def governed() -> None:
         governor.boundary()
         new_step_starts()
@@ -114,7 +141,7 @@ def _boundary(governor: Governor, new_step_starts: Callable[[], None]) -> Callab
     return governed
 
 
-def _gate(governor: Governor, manager: Any) -> Callable[[Any], Any]:
+def _gate(governor: Governs, manager: Any) -> Callable[[Any], Any]:
     get_computed_blocks = manager.get_computed_blocks
 
     def governed(request: Any) -> Any:
@@ -128,7 +155,7 @@ def _gate(governor: Governor, manager: Any) -> Callable[[Any], Any]:
     return governed
 
 
-def _cache_blocks(governor: Governor, cache_blocks: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+def _cache_blocks(governor: Governs, cache_blocks: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
     def governed(request: Any, num_computed_tokens: int) -> None:
         if governor.may_hash(request.request_id):
             cache_blocks(request, num_computed_tokens)

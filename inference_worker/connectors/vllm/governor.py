@@ -42,6 +42,16 @@ class GovernorCounts:
     look_ups_deferred: int = 0
     look_ups_emptied: int = 0
 
+    def shown(self) -> dict[str, float]:
+        """As the connector's metrics name them."""
+        return {
+            "events_applied": float(self.boundaries_with_news),
+            "evicted_blocks": float(self.blocks_evicted),
+            "tainted_requests": float(self.tainted),
+            "gate_deferred": float(self.look_ups_deferred),
+            "gate_emptied": float(self.look_ups_emptied),
+        }
+
 
 class _NoPool:
     """Stands for the engine's pool until there is one."""
@@ -149,6 +159,12 @@ class Governor:
         self._answers.pop(request_id, None)
         self._loading.discard(request_id)
         self._move_hold()
+
+    def end(self) -> None:
+        """Nothing in the engine rests on anything any more, and nothing will."""
+        self._requests.clear()
+        self._marked.clear()
+        self._hold.end()
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

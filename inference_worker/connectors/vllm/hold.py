@@ -29,7 +29,7 @@ class RequestHold:
         """Hold from this view on unless something is held already; False when that can't be had."""
         if self._held is not None and self._life == life:
             return True
-        self._end()
+        self.end()
         if not view:  # nothing was published yet
             return True
         try:
@@ -47,7 +47,7 @@ class RequestHold:
         if view is not None:
             views.append(view)
         if not views:
-            self._end()
+            self.end()
             return
         target = max(min(views), 1)  # the first view of a life is the oldest that can be told
         if life == NO_LIFE:
@@ -73,7 +73,8 @@ class RequestHold:
         while self._in_flight and self._in_flight[0][0] <= step:
             self._in_flight.popleft()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Nothing is held any more."""
         if self._held is not None:
             self._held.end()
             self._held = None

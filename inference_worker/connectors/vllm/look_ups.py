@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from inference_worker.client import Client
 from inference_worker.connectors.vllm.asking import Asker
-from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob
+from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob, Variant
 from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
@@ -89,7 +89,7 @@ class LookUps:
         if not keys:
             return None
         local = state.found.local_tokens
-        start = local // self._page_tokens
+        start, end, blocks = self._places(local, external_tokens, block_ids)
         leases = [
             self._client.lease(shard.registered, packed, start=start, deadline_s=0.0)
             for shard, packed in self._shards(state, keys)
@@ -99,12 +99,6 @@ class LookUps:
             return None
         state.leases = leases
         state.found.external_tokens = external_tokens
-        end = (local + external_tokens) // self._page_tokens
-        in_place = local // self._block_tokens
-        blocks = tuple(
-            IN_PLACE if index < in_place else block_ids[index]
-            for index in range(start * self._blocks_per_page, end * self._blocks_per_page)
-        )
         variant = state.variant
         assert variant is not None, "what has no name has no keys"
         return LoadJob(
@@ -115,6 +109,25 @@ class LookUps:
             block_ids=blocks,
             is_async=self._is_async,
         )
+
+    def failing_load(
+        self, request_id: str, local: int, external: int, block_ids: Sequence[int], *, ranks: int
+    ) -> LoadJob:
+        """An order for what was promised to a request, under keys that nothing has."""
+        start, end, blocks = self._places(local, external, block_ids)
+        keys = (bytes(end * KEY_BYTES),) * ranks
+        return LoadJob(
+            request_id=request_id, variant=Variant(), keys=keys, start=start, block_ids=blocks, is_async=self._is_async
+        )  # fmt: skip
+
+    def _places(
+        self, local: int, external: int, block_ids: Sequence[int]
+    ) -> tuple[int, int, tuple[int, ...]]:
+        """First page and end of a load behind `local` tokens, and its blocks."""
+        start, end = local // self._page_tokens, (local + external) // self._page_tokens
+        in_place = local // self._block_tokens
+        places = range(start * self._blocks_per_page, end * self._blocks_per_page)
+        return start, end, tuple(IN_PLACE if place < in_place else block_ids[place] for place in places)
 
     def first_key(self, state: RequestState) -> bytes:
         """The key, in one shard, of the first page that a matched request would load."""

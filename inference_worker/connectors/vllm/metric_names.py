@@ -81,6 +81,9 @@ FAMILIES = (
         "vllm:stratakv_tainted_requests", "Running requests that an invalidation caught.", "tainted_requests"
     ),
     Family("vllm:stratakv_gated", "Look-ups of the engine in its own cache, by answer.", "gate_", "answer"),
+    Family(
+        "vllm:stratakv_given_up", "Times that the connector failed and switched itself off.", "fuse_blown"
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -10,21 +11,19 @@ from typing import Any
 
 from inference_worker.client import Client
 from inference_worker.connectors.vllm.asking import Asker
-from inference_worker.connectors.vllm.engine_hooks import govern, reset_beside
-from inference_worker.connectors.vllm.governed import VersionBoard as Board
+from inference_worker.connectors.vllm.engine_hooks import Governs, govern, reset_beside
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import WorkerIdentity
 from inference_worker.connectors.vllm.loading import PagesLoading
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
-from inference_worker.connectors.vllm.rank_boards import RankBoards
+from inference_worker.connectors.vllm.rank_boards import weights_of
 from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
-from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.save_plans import SavePlans
 from inference_worker.connectors.vllm.settings import ConnectorSettings, LoadMode
 from inference_worker.connectors.vllm.variants import VariantNamespaces
-from kv_types.errors import InvalidArgumentError, StrataError
+from kv_types.errors import InvalidArgumentError
 from kv_types.namespace import Namespace, Uncacheable, UncacheableReason
 from kv_types.outcomes import MissReason
 
@@ -57,6 +56,7 @@ class SchedulerSide:
         self._saves: SavePlans | None = None
         self._blocks_of: BlocksOf = lambda request_id: ()
         self._page_tokens = self._block_tokens = 0
+        self._ranks = 1
         self._states: dict[str, RequestState] = {}
         self._leaving: dict[str, RequestState] = {}
         self._progressed: dict[str, RequestState] = {}
@@ -69,17 +69,19 @@ class SchedulerSide:
         self._step = 0
         self._done_step = 0
         self._is_idle = True
-        self._is_async = settings.load_mode is LoadMode.ASYNC
+        self.is_async = settings.load_mode is LoadMode.ASYNC
         self._is_ungoverned = False
         self.counts: Counter[str] = Counter()
         self.hook_s = 0.0
 
     # --- set-up ----------------------------------------------------------------------------------------------------
 
-    def bind(self, kv_cache_manager: Any) -> None:
+    def bind(self, kv_cache_manager: Any, governor: Governs | None = None) -> None:
         """The engine's own cache is there; from now on it is governed. Raises UngovernedEngineError."""
-        govern(self._governor, kv_cache_manager)
-        reset_beside(kv_cache_manager, self._held_blocks)
+        govern(self._governor if governor is None else governor, kv_cache_manager)
+        reset_beside(
+            kv_cache_manager, lambda: {one for name in self._leaving for one in self._blocks_of(name)}
+        )
         self._hash = kv_cache_manager.cache_blocks
         self._blocks_of = lambda request_id: kv_cache_manager.get_block_ids(request_id)[0]
 
@@ -96,8 +98,9 @@ class SchedulerSide:
             self._unnamed = unnamed
             _log.warning("pages of this engine are not shared (%s): %s", unnamed.reason, unnamed.detail)
             return
-        first = ranks[0]
-        self._governor.learn(self._weights(ranks), blocks_per_page=first.blocks_per_page)
+        first, self._ranks = ranks[0], len(ranks)
+        weights = weights_of(ranks, self._client, follow=self._settings.follow_weights)
+        self._governor.learn(weights, blocks_per_page=first.blocks_per_page)
         self._page_tokens, self._block_tokens = first.page_tokens, first.block_tokens
         bases = [rank.base for rank in ranks if isinstance(rank.base, Namespace)]
         self._variants = VariantNamespaces(
@@ -108,7 +111,7 @@ class SchedulerSide:
             blocks_per_page=first.blocks_per_page,
             block_tokens=first.block_tokens,
             deadline_s=self._settings.look_up_deadline_s,
-            is_async=self._is_async,
+            is_async=self.is_async,
             asker=self._asker,
         )
         self._saves = SavePlans(
@@ -137,9 +140,7 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is not None and state.is_admitted:
             # Only who has no blocks is looked up: they were taken away, in this step or by a load that brought nothing.
-            has_failed = state.has_failed_to_load
-            self._interrupt(state)
-            state.has_failed_to_load = has_failed
+            self._interrupt(state, has_failed=state.has_failed_to_load)
         if not self._governor.was_gated(request.request_id):
             self._stop_serving()
         if self._governor.is_deferred(request.request_id):
@@ -155,9 +156,9 @@ class SchedulerSide:
             return None, False  # another request loads it in this step, and shares it in the next one
         if found is None:
             self._pause_if_idle()
-        elif found and not self._is_async:
+        elif found and not self.is_async:
             self._governor.await_load(state.request_id)
-        return found, bool(found) and self._is_async
+        return found, bool(found) and self.is_async
 
     def admit(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """The engine has given a request its blocks; asked again for one that loads asynchronously, it is admitted already."""
@@ -199,11 +200,15 @@ class SchedulerSide:
             recompute_block_ids=self._to_recompute(),
             freed=frozenset(self._freed),
         )
-        self._loads, self._late_saves, self._freed = [], [], set()
         self._governor.step_begun(self._step)
         for request_id in scheduled:
             if request_id in self._states:
                 self._progressed[request_id] = self._states[request_id]
+        self._loads, self._late_saves, self._freed = (
+            [],
+            [],
+            set(),
+        )  # last: what raises before loses no promise
         return plan
 
     def take_report(self, report: WorkerReport | None, received: Sequence[str]) -> None:
@@ -259,7 +264,7 @@ class SchedulerSide:
             self._freed.add(request.request_id)
         return holds, state.found.told(self._page_tokens) if state.wants_report else None
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """The engine's owner voids what was cached: nothing from before is served to this engine any more.
 
         What is not stored yet of requests that ended stays out: blocks may lose what they hold, as in vLLM's sleep.
@@ -268,11 +273,7 @@ class SchedulerSide:
         for job in dropped:
             self._save_ended(job.number, [0] * len(job.keys))
         self._governor.reset()
-
-    @property
-    def reads_blocks_of_ended(self) -> bool:
-        """Whether workers may be reading blocks of requests that have ended."""
-        return bool(self._leaving)
+        return not self._leaving  # else workers may be reading blocks of requests that have ended
 
     def statistics(self) -> dict[str, float]:
         """Counters and gauges by name."""
@@ -280,46 +281,52 @@ class SchedulerSide:
         under_way = 0 if self._saves is None else self._saves.under_way
         return {
             **self.counts,
-            **self._governor_counts(),
+            **self._governor.counts.shown(),
             **{f"saves_{name}": float(pages) for name, pages in saves.items()},
             "save_jobs_under_way": float(under_way),
             "requests": float(len(self._states)),
             "hook_s_scheduler": self.hook_s,
         }
 
-    def _governor_counts(self) -> dict[str, float]:
-        counts = self._governor.counts
-        return {
-            "events_applied": float(counts.boundaries_with_news),
-            "evicted_blocks": float(counts.blocks_evicted),
-            "tainted_requests": float(counts.tainted),
-            "gate_deferred": float(counts.look_ups_deferred),
-            "gate_emptied": float(counts.look_ups_emptied),
-        }
-
     def shutdown(self) -> None:
         """The engine ends: let go of what is pinned, and detach."""
-        for state in (*self._states.values(), *self._leaving.values()):
-            state.cancel_prefetches()
-            state.release_leases()
+        self.give_up()
         self._client.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- when something has gone wrong here: see fuse.py --------------------------------------------------------------
 
-    def _weights(self, ranks: Sequence[WorkerIdentity]) -> EngineWeights:
-        """What the weights are called, and where it is heard that they are called otherwise."""
-        base = ranks[0].base
-        assert isinstance(base, Namespace), "only what has a name is learnt"
-        boards = [rank.board for rank in ranks]
-        board: Board | None = None
-        if all(boards):
-            try:
-                board = RankBoards([handle for handle in boards if handle is not None])
-            except StrataError as error:
-                _log.warning("weights can't be renamed at a look-up, only a step later: %s", error)
-        announced = (lambda: self._client.announced(base.model)) if self._settings.follow_weights else None
-        loaded = base.weights.version or (base.weights.digest or b"").hex()
-        return EngineWeights(loaded, board=board, announced=announced)
+    def give_up(self) -> set[str]:
+        """Let go of what is pinned; the requests that are live."""
+        for state in (*self._states.values(), *self._leaving.values()):
+            with contextlib.suppress(Exception):
+                state.cancel_prefetches()
+                state.release_leases()
+        return set(self._states)
+
+    def take_promised(self) -> tuple[list[LoadJob], set[str]]:
+        """Loads that the engine counts on, and requests whose blocks it holds, that no plan has told yet."""
+        told = self._loads, self._freed
+        self._loads, self._freed = [], set()
+        return told
+
+    def failing_load(
+        self, request_id: str, local: int, external: int, block_ids: Sequence[int]
+    ) -> LoadJob | None:
+        """See LookUps."""
+        if not external or self._look_ups is None:
+            return None
+        return self._look_ups.failing_load(request_id, local, external, block_ids, ranks=self._ranks)
+
+    def let_go(self, request_id: str, *, holds: bool) -> bool:
+        """A request has ended. True: its blocks are freed when workers have told it; `holds`: they are where that isn't known."""
+        state = self._states.pop(request_id, None)
+        self._progressed.pop(request_id, None)
+        holds = holds if state is None else bool(state.jobs)
+        if holds:
+            self._freed.add(request_id)
+        return holds
+
+    # --- inside ----------------------------------------------------------------------------------------------------
 
     def _name(self, state: RequestState) -> None:
         """Give a request its variant and keys, as of the weights that are named now."""
@@ -402,9 +409,7 @@ class SchedulerSide:
             return
         if not self._is_step_over(state, state.save_from_step) or self._governor.is_tainted(state.request_id):
             return
-        if not self._is_registered(state):
-            return
-        job = self._saves.plan(state, stamp, lambda _: block_ids)
+        job = self._saves.plan(state, stamp, lambda _: block_ids) if self._is_registered(state) else None
         if job is not None:
             self._late_saves.append(job)
 
@@ -423,14 +428,11 @@ class SchedulerSide:
         if tokens:
             self._hash(state.request, tokens)
 
-    def _interrupt(self, state: RequestState) -> None:
+    def _interrupt(self, state: RequestState, *, has_failed: bool = False) -> None:
         state.interrupt()
+        state.has_failed_to_load = has_failed
         self._loading.end(state.request_id)
         self._settle_hold(state)
-
-    def _held_blocks(self) -> set[int]:
-        """Blocks of requests that have ended, which are read until they are stored."""
-        return {block for name in self._leaving for block in self._blocks_of(name)}
 
     def _pause_if_idle(self) -> None:
         """Once in a step: the engine has nothing to do but to ask again at once."""

@@ -9,6 +9,7 @@ from typing import Any
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm.adapters import AdapterDigests
 from inference_worker.connectors.vllm.block_layout import BlockLayout
+from inference_worker.connectors.vllm.fuse import FusedScheduler
 from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.identity import PhysicalLayout, RankRange, WorkerIdentity, identify
 from inference_worker.connectors.vllm.naming import RequestNaming
@@ -37,7 +38,7 @@ def settings_in(settings: ConnectorSettings, vllm_config: Any) -> ConnectorSetti
     return replace(settings, load_mode=LoadMode.ASYNC)
 
 
-def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> SchedulerSide:
+def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> FusedScheduler:
     """Connect to the sidecar as an engine's scheduler. Raises ConfigError."""
     mode = EngineMode.KEEP if settings.engine_cache is EngineCache.KEEP else EngineMode.DROP
     recompute = settings.on_invalidation is OnInvalidation.RECOMPUTE
@@ -60,7 +61,7 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> Schedule
     governor = Governor(client.validity, BoottimeClock(), mode=mode, recompute=recompute)
     shares_encodings = getattr(vllm_config, "ec_transfer_config", None) is not None
     naming = RequestNaming(settings, AdapterDigests(), shares_encodings=shares_encodings)
-    return SchedulerSide(client, settings, naming, governor)
+    return FusedScheduler(SchedulerSide(client, settings, naming, governor), governor)
 
 
 def connect_worker(
