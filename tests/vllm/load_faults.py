@@ -32,7 +32,7 @@ def worker_side(engine: Any) -> Any:
 
 def scheduler_side(engine: Any) -> Any:
     """The scheduler's."""
-    return engine.engine_core.engine_core.scheduler.connector._scheduler
+    return engine.engine_core.engine_core.scheduler.connector._scheduler.side
 
 
 class _Once:

@@ -39,9 +39,14 @@ class Fuse:
                     "stratakv has failed in this engine, which goes on without it and without its own prefix cache; restart "
                     "it, and please report this"
                 )
-                with contextlib.suppress(Exception):
-                    self._on_blown()
+                self._let_go()
         return otherwise()
+
+    def _let_go(self) -> None:
+        try:
+            self._on_blown()
+        except Exception:  # noqa: BLE001  (likewise)
+            _log.exception("what stratakv held in this engine was not all given back")
 
 
 class FusedGovernor:
