@@ -7,7 +7,6 @@ ordered; and blocks that it holds for us, as free when workers have read them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -39,12 +38,14 @@ class Fuse:
                     "stratakv has failed in this engine, which goes on without it and without its own prefix cache; restart "
                     "it, and please report this"
                 )
-                self._let_go()
+                self.attempt(self._on_blown)
         return otherwise()
 
-    def _let_go(self) -> None:
+    @staticmethod
+    def attempt(hook: Callable[[], object]) -> None:
+        """Do what can still be done of letting go."""
         try:
-            self._on_blown()
+            hook()
         except Exception:  # noqa: BLE001  (likewise)
             _log.exception("what stratakv held in this engine was not all given back")
 
@@ -156,8 +157,7 @@ class FusedScheduler:
 
     def _blown(self) -> None:
         self._before = self.side.give_up()
-        with contextlib.suppress(Exception):
-            self._governor.looked_up()  # no claim outlives the look-up that it was made for
+        self._fuse.attempt(self._governor.looked_up)  # no claim outlives the look-up that it was made for
         self._end_hold()
 
     def _fail(self, request_id: str, block_ids: Sequence[int], external_tokens: int) -> None:
@@ -187,5 +187,4 @@ class FusedScheduler:
     def _end_hold(self) -> None:
         """When the last request has ended that was live then, nothing here rests on what an invalidation may select."""
         if not self._before:
-            with contextlib.suppress(Exception):
-                self._governor.end()
+            self._fuse.attempt(self._governor.end)
