@@ -404,10 +404,11 @@ class Reader:
         start: int = 0,
         l3_from: int | None = None,
         reason: int = 0,
+        may_await: bool = True,
     ) -> Lease:
         """Look up again what was begun with `may_load`, and count it: pages found from keys[l3_from] on are L3's, those
         before L2's; None: none is. What is still absent is missed for `reason`, unless that is 0. Raises ValueError when
-        no look-up of so many pages is under way."""
+        no look-up of so many pages is under way. `may_await` as for match."""
     def complete(
         self,
         counter: int,
@@ -456,6 +457,7 @@ class Reader:
         l1: int | None = None,
         l3_from: int | None = None,
         reason: int = 0,
+        may_await: bool = True,
     ) -> tuple[int, int, int]:
         """`get` for what was begun with `may_load`, counted as `complete_lease` does. keys[l1:start] were copied by that
         first call: they are L2's, and their bytes are counted; None: `start`, none were."""

@@ -256,6 +256,8 @@ class LocalPages:
                 start=start,
                 l3_from=staged.l3_from,
                 reason=staged.reason,
+                may_await=deadline.remaining_s()
+                > 0.0,  # what was posted meanwhile is worth no more time than was given
             )
         finally:
             held.release()
@@ -294,6 +296,7 @@ class LocalPages:
                 l1=start,
                 l3_from=staged.l3_from,
                 reason=staged.reason,
+                may_await=deadline.remaining_s() > 0.0,
             )
         finally:
             if pinned is not None:

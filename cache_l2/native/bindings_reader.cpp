@@ -143,12 +143,13 @@ class PyReader {
   }
 
   PyLease complete_lease(std::uint32_t counter, nb::handle keys, std::uint64_t namespace_slot, std::int64_t start,
-                         std::optional<std::uint64_t> l3_from, std::uint32_t reason) const {
+                         std::optional<std::uint64_t> l3_from, std::uint32_t reason, bool may_await) const {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     check_reason(reason);
     const BorrowedKeys packed(keys);
-    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    chain.may_await = chain.may_await && may_await;
     const Room room(chain.wanted());
     LookUpResult result = pin(*reader, chain, room.pages);
     CountsDelta delta = counts_of(result, chain, bytes_of(room.pages, result.pages));
@@ -183,10 +184,12 @@ class PyReader {
 
   Got complete_get(std::uint32_t counter, nb::handle keys, nb::handle destinations, std::uint64_t namespace_slot,
                    std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
-                   std::optional<std::uint64_t> l1, std::optional<std::uint64_t> l3_from, std::uint32_t reason) const {
+                   std::optional<std::uint64_t> l1, std::optional<std::uint64_t> l3_from, std::uint32_t reason,
+                   bool may_await) const {
     const std::shared_ptr<Reader> reader = core();
     check_reason(reason);
-    const CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    copy.chain.may_await = copy.chain.may_await && may_await;
     const std::size_t first = copy.chain.start;
     const std::size_t served = l1.value_or(first);  // before the first call, which copied up to `start`
     if (served > first) throw nb::value_error("l1 can't be above start");
@@ -440,7 +443,8 @@ void bind_reader(nb::module_& m) {
            start, nb::arg("may_load") = false)
       .def("lease_uncounted", &PyReader::lease_uncounted, nb::arg("keys"), nb::kw_only(), nb::arg("namespace"), start)
       .def("complete_lease", &PyReader::complete_lease, nb::arg("counter"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("namespace"), start, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+           nb::arg("namespace"), start, nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0,
+           nb::arg("may_await") = true)
       .def("pin", &PyReader::pin_instance, nb::arg("instance"))
       .def("complete", &PyReader::complete, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("l2") = 0, nb::arg("l3") = 0, nb::arg("reason") = 0, nb::arg("bytes_read") = 0)
@@ -450,7 +454,7 @@ void bind_reader(nb::module_& m) {
       .def("complete_get", &PyReader::complete_get, nb::arg("counter"), nb::arg("keys"), nb::arg("destinations"),
            nb::kw_only(), nb::arg("namespace"), nb::arg("page_bytes"), start,
            nb::arg("lease_ns") = 5'000'000'000ULL, nb::arg("kernel") = -1, nb::arg("instances") = nb::none(),
-           nb::arg("l1") = nb::none(), nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0)
+           nb::arg("l1") = nb::none(), nb::arg("l3_from") = nb::none(), nb::arg("reason") = 0, nb::arg("may_await") = true)
       .def("counts", &PyReader::counts, nb::arg("counter"))
       .def("count_outcome", &PyReader::count_outcome, nb::arg("counter"), nb::kw_only(), nb::arg("requested"), nb::arg("l1"),
            nb::arg("reason"))

@@ -388,6 +388,27 @@ def test_a_ring_of_garbage_is_told_once_and_hurts_nobody_else(byte: bytes) -> No
     assert granted(world) == 0
 
 
+def test_a_look_up_whose_time_a_load_has_used_up_waits_for_no_post() -> None:
+    world = NativeArena(slots=512)
+    poster, reader = Poster.of(world), Poster.of(world, slots=0).reader
+    keys = chain("unsettled", 1)
+    assert poster.post(keys)[0] == POSTED
+    with reader.lease(0, keys[0], namespace=1, may_load=True) as held:
+        assert held.reason == MissReason.ABSENT
+    began_s = time.monotonic()
+    with reader.complete_lease(0, keys[0], namespace=1, reason=MissReason.DEADLINE, may_await=False) as held:
+        assert held.reason == MissReason.DEADLINE
+    assert time.monotonic() - began_s < WAIT_S
+    room = bytearray(PAGE)
+    assert reader.get(0, keys[0], room, namespace=1, page_bytes=PAGE, may_load=True)[1] == MissReason.ABSENT
+    began_s = time.monotonic()
+    told = reader.complete_get(
+        0, keys[0], room, namespace=1, page_bytes=PAGE, reason=MissReason.DEADLINE, may_await=False
+    )
+    assert told[:2] == (0, MissReason.DEADLINE)
+    assert time.monotonic() - began_s < WAIT_S
+
+
 def test_many_posts_of_all_lengths_come_round_the_ring_in_order() -> None:
     world = NativeArena(slots=1024)
     poster = Poster.of(world, slots=0)

@@ -184,9 +184,10 @@ class ModelReader(Poster):
         start: int = 0,
         l3_from: int | None = None,
         reason: int = 0,
+        may_await: bool = True,
     ) -> ModelLease:
         asked = len(self._chain(keys, start))
-        lease = self._look_up(keys, start, namespace, lease_ns=0)
+        lease = self._look_up(keys, start, namespace, lease_ns=0, may_await=may_await)
         end = start + lease.pages
         l3 = end - max(start, end if l3_from is None else min(l3_from, end))
         if lease.reason == MissReason.ABSENT and reason:
@@ -254,11 +255,12 @@ class ModelReader(Poster):
         l1: int | None = None,
         l3_from: int | None = None,
         reason: int = 0,
+        may_await: bool = True,
     ) -> tuple[int, int, int]:
         asked = len(self._chain(keys, start))
         pages, ended, instance = self._copy_out(
             keys, destinations, namespace=namespace, page_bytes=page_bytes, start=start, lease_ns=lease_ns,
-            instances=instances,
+            instances=instances, may_await=may_await,
         )  # fmt: skip
         served, end = start if l1 is None else l1, start + pages
         l3 = end - max(start, end if l3_from is None else min(l3_from, end))
@@ -278,8 +280,9 @@ class ModelReader(Poster):
         start: int,
         lease_ns: int,
         instances: Any,
+        may_await: bool = True,
     ) -> tuple[int, int, int]:
-        lease = self._look_up(keys, start, namespace, lease_ns=lease_ns)
+        lease = self._look_up(keys, start, namespace, lease_ns=lease_ns, may_await=may_await)
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -308,10 +311,12 @@ class ModelReader(Poster):
         self._give_way()
         return asked
 
-    def _look_up(self, keys: Any, start: int, namespace: int, *, lease_ns: int) -> ModelLease:
+    def _look_up(
+        self, keys: Any, start: int, namespace: int, *, lease_ns: int, may_await: bool = True
+    ) -> ModelLease:
         chain = self._chain(keys, start)
         lease = self._pin(chain, start, namespace, lease_ns)
-        while self._await(chain, start + lease.pages, lease.reason):
+        while may_await and self._await(chain, start + lease.pages, lease.reason):
             lease.release()
             lease = self._pin(chain, start, namespace, lease_ns)
         return lease
