@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import local
 from benchmarks.fence_rounds import run_rounds
 from benchmarks.fleet import BenchFleet, bench_fleet
+from benchmarks.showing import telling
 from benchmarks.storm import run_storm
 from cache_l3.address import parse_addresses
 from invalidation.redis.log import RedisLog, RedisLogSettings
@@ -89,11 +88,8 @@ def _shown(value: float, unit: str) -> str:
 
 def measure(console: Console, *, rounds: int = ROUNDS, storm_s: float = STORM_S) -> dict[str, float]:
     """`run` with a line that says how far it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with contextlib.ExitStack() as held:
-        progress = held.enter_context(Progress(*columns, console=console, transient=True))
-        task = progress.add_task("starting a fleet")
-        return run(rounds=rounds, storm_s=storm_s, tell=lambda what: progress.update(task, description=what))
+    with telling(console, "starting a fleet") as tell:
+        return run(rounds=rounds, storm_s=storm_s, tell=tell)
 
 
 @app.command()

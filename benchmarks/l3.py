@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 from redis._parsers import _HiredisParser, _RESP2Parser
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import local
@@ -25,6 +24,7 @@ from benchmarks.l3_sides import PAGE_BYTES, Address, Ours, Pages, Plain, RedisPy
 from benchmarks.own_cluster import own_cluster, primary_of
 from benchmarks.own_redis import own_redis
 from benchmarks.raw_peer import raw_peer
+from benchmarks.showing import telling
 from benchmarks.timing import Samples, Scenario, interleave, ratio_p50
 from kv_types.limits import L3_CONNECTIONS_PER_SHARD_DEFAULT
 
@@ -227,10 +227,8 @@ def lines(results: Results) -> list[str]:
 
 def measure(console: Console, *, rounds: int = ROUNDS) -> Results:
     """`run` with a line that says how far it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("L3")
-        return run(rounds=rounds, tell=lambda what: progress.update(task, description=f"L3: {what}"))
+    with telling(console, "L3") as tell:
+        return run(rounds=rounds, tell=lambda what: tell(f"L3: {what}"))
 
 
 @app.command()

@@ -1,12 +1,14 @@
-"""How a measurement shows its figures: one JSON object for machines, a table for people."""
+"""How a measurement shows how far it is and what it found: a line, then one JSON object for machines or a table for people."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 
@@ -17,3 +19,12 @@ def show(figures: Mapping[str, float], table: Table, *, as_json: bool) -> None:
         print()
     else:
         Console().print(table)
+
+
+@contextmanager
+def telling(console: Console, begins: str) -> Iterator[Callable[[str], None]]:
+    """A line that says how far a measurement is, while the block runs; what it gives sets the line's text."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(begins)
+        yield lambda what: progress.update(task, description=what)

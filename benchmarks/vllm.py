@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import local
 from benchmarks.daemon import own_sidecar
 from benchmarks.own_engine import Answer, Engine, has_vllm
+from benchmarks.showing import telling
 from benchmarks.vllm_models import LLAMA_184M, random_model
 
 ROUNDS = 5
@@ -234,10 +234,8 @@ def lines(results: Results) -> list[str]:
 
 def measure(console: Console, *, rounds: int = ROUNDS) -> Results:
     """`run` with a line that says how far it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("vLLM")
-        return run(rounds=rounds, tell=lambda what: progress.update(task, description=f"vLLM: {what}"))
+    with telling(console, "vLLM") as tell:
+        return run(rounds=rounds, tell=lambda what: tell(f"vLLM: {what}"))
 
 
 @app.command()

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from inference_worker.connectors.config_fields import HARMLESS_FIELDS
 from inference_worker.connectors.transformers_weights import (
     adapter_layers,
     merged_adapters,
@@ -67,37 +68,12 @@ _LEARNED_POSITIONS = frozenset({"gpt2", "gpt_bigcode", "opt", "xglm", "biogpt"})
 _ALIBI = frozenset({"bloom", "falcon", "mpt"})
 
 # What a configuration says about names, files, defaults of calls and training, none of which shapes KV bytes.
-_CONFIG_IGNORED = frozenset(
-    {
-        "_attn_implementation",
-        "_name_or_path",
-        "_model_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "finetuning_task",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "label2id",
-        "max_position_embeddings",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "router_aux_loss_coef",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-    }
-)
+_CONFIG_IGNORED = HARMLESS_FIELDS | {
+    "_model_name_or_path",
+    "architectures",
+    "is_decoder",
+    "max_position_embeddings",
+}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 

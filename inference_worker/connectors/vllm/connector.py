@@ -140,9 +140,6 @@ class StrataConnector(KVConnectorBase_V1, SupportsHMA):
         with self._scheduling() as side:
             return side.finish(request, block_ids[0])
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
-
     def reset_cache(self) -> bool:
         """Void what this engine may find: its weights may have changed under their name. See docs/vllm.md.
 

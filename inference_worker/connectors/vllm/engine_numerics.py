@@ -15,38 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from inference_worker.connectors.config_fields import HARMLESS_FIELDS
 from kv_types.canonical import Parameters, parameters
 
 # What a configuration says about names, files, defaults of calls and training, none of which shapes KV bytes.
-_CONFIG_IGNORED = frozenset(
-    {
-        "_attn_implementation",
-        "_commit_hash",
-        "_name_or_path",
-        "attention_dropout",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "finetuning_task",
-        "id2label",
-        "initializer_range",
-        "label2id",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "router_aux_loss_coef",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-    }
-)
+_CONFIG_IGNORED = HARMLESS_FIELDS | {"_commit_hash", "tokenizer_class"}
 _COMPILATION = (
     "mode",
     "backend",

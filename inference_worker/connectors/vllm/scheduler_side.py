@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -298,9 +297,11 @@ class SchedulerSide:
     def give_up(self) -> set[str]:
         """Let go of what is pinned; the requests that are live."""
         for state in (*self._states.values(), *self._leaving.values()):
-            with contextlib.suppress(Exception):
+            try:
                 state.cancel_prefetches()
                 state.release_leases()
+            except Exception:  # noqa: BLE001  (the others are to be let go of all the same)
+                _log.exception("what request %s held was not all given back", state.request_id)
         return set(self._states)
 
     def take_promised(self) -> tuple[list[LoadJob], set[str]]:
