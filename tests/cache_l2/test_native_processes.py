@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
+from tests.support.descriptors import descriptors_since, open_descriptors
 from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload
 from tests.support.shared_files import nothing_new_in_shared_memory
 
@@ -252,13 +253,14 @@ def test_nothing_is_left_in_the_file_system() -> None:
 
 
 def test_closing_gives_descriptors_and_maps_back() -> None:
-    def used() -> tuple[int, int]:
-        maps = Path("/proc/self/maps").read_text().count("stratakv-")
-        return len(list(Path("/proc/self/fd").iterdir())), maps
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("stratakv-")
 
-    before = used()
+    descriptors, mapped = open_descriptors(), maps()
     world = NativeArena()
-    assert used() > before
+    assert descriptors_since(descriptors)
+    assert maps() > mapped
     world.reader.close()
     world.arena.close()
-    assert used() == before
+    assert not descriptors_since(descriptors)
+    assert maps() == mapped

@@ -12,7 +12,7 @@ import pytest
 
 from kv_types.errors import StrataError
 from sidecar.attach.connection import take_rings
-from tests.support.attach_raw import open_descriptors, rows_in_use, still_serves
+from tests.support.attach_raw import descriptors_of, expect_closed, rows_in_use, still_serves
 from tests.support.attach_site import AttachSite
 
 
@@ -34,10 +34,11 @@ def test_where_there_is_no_descriptor_for_a_doorbell_nothing_is_left_of_the_clie
     def exhausted(*_: int) -> NoReturn:
         raise OSError(errno.EMFILE, "too many open files")
 
-    before = open_descriptors(site), rows_in_use(site)
+    before, rows = descriptors_of(site), rows_in_use(site)
     with monkeypatch.context() as patched:
         patched.setattr("sidecar.attach.server.os.eventfd", exhausted)
         with pytest.raises(StrataError):
             site.attach()
-    assert (open_descriptors(site), rows_in_use(site)) == before
+    assert rows_in_use(site) == rows
+    expect_closed(site, before)
     still_serves(site)

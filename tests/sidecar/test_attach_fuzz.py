@@ -40,10 +40,11 @@ from cache_l2.attach_socket import DatagramReceiver, send_datagram
 from cache_l2.reader import AttachedArena, Registration
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
 from kv_types.validity import EngineMode
-from tests.support.attach_raw import dial, greet, hear, hello, open_descriptors, rows_in_use
+from tests.support.attach_raw import descriptors_of, dial, expect_closed, greet, hear, hello, rows_in_use
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_strategies import CLIENT_MESSAGES, U64
 from tests.support.attach_worker import check, put
+from tests.support.descriptors import Descriptors
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.polling import wait_until
 
@@ -293,7 +294,7 @@ class World:
     neighbour: AttachedArena
     registration: Registration
     ended: int
-    descriptors: int
+    descriptors: Descriptors
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +303,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         ended = os.pidfd_open(child.pid)
         child.communicate()
-        yield World(site, neighbour, register(neighbour, namespace_of()), ended, open_descriptors(site))
+        yield World(site, neighbour, register(neighbour, namespace_of()), ended, descriptors_of(site))
         os.close(ended)
 
 
@@ -330,4 +331,4 @@ def test_whatever_is_sent_in_whatever_order_a_neighbour_is_served_and_nothing_is
     site.call(lambda store: store.check_invariants())
     wait_until(lambda: rows_in_use(site) == OWN + NEIGHBOUR, what="all rows to be given back")
     assert site.statistic("reservations") == site.statistic("entries_quarantined") == 0
-    wait_until(lambda: open_descriptors(site) == world.descriptors, what="every descriptor to be closed")
+    expect_closed(site, world.descriptors)

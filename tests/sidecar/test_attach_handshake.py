@@ -27,15 +27,17 @@ from kv_types.errors import (
     SidecarUnreachableError,
 )
 from tests.support.attach_raw import (
+    descriptors_of,
     dial,
+    expect_closed,
     greet,
     hear,
     hello,
-    open_descriptors,
     rows_in_use,
     still_serves,
 )
 from tests.support.attach_site import AttachSite
+from tests.support.descriptors import descriptors_since, open_descriptors
 from tests.support.polling import wait_until
 
 
@@ -89,22 +91,22 @@ def test_the_worker_says_what_to_upgrade(
     monkeypatch.setattr(cache_l2.attach_handshake, name, value)
     if name == "PROTOCOL_VERSION":
         monkeypatch.setattr(cache_l2.attach_handshake, "PROTOCOL_VERSION_MIN", value)
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     with pytest.raises(HandshakeError, match=expected):
         site.attach()
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
 
 
 def test_a_worker_in_another_time_namespace_refuses_by_itself(
     site: AttachSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_l2.attach_handshake, "_boot_now_ns", lambda: BoottimeClock().now_ns() - 10**12)
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     for _ in range(20):  # more often than there are rows: each is given back at once
         with pytest.raises(HandshakeError, match="boot clock"):
             site.attach()
         wait_until(lambda: rows_in_use(site) == 1, what="the row to be free again")
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
     monkeypatch.undo()
     still_serves(site)
 
@@ -117,12 +119,12 @@ def test_an_arena_that_cannot_be_mapped_gives_its_row_back(
             os.close(options[name])
         raise MemoryError("no address space left")
 
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     monkeypatch.setattr(cache_l2.reader, "Reader", refuse)
     with pytest.raises(HandshakeError, match="can't be mapped here: no address space"):
         site.attach()
     wait_until(lambda: rows_in_use(site) == 1, what="the row to be free again")
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -157,10 +159,10 @@ def _connect_as_nobody(site: AttachSite) -> int:
 def test_full_rows_refuse_the_next_and_come_back(tmp_path: Path) -> None:
     with AttachSite(tmp_path, client_rows=3) as site:
         first, second = site.attach(), site.attach()
-        before = open_descriptors(site)
+        before = descriptors_of(site)
         with pytest.raises(HandshakeError, match="client_rows"):
             site.attach()
-        wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+        expect_closed(site, before)
         first.close()
         wait_until(lambda: site.statistic("clients_attached") == 2, what="the row to come back")
         site.attach().close()
@@ -195,7 +197,7 @@ def test_nobody_there_is_unreachable_and_leaves_nothing_open(tmp_path: Path) -> 
     with pytest.raises(LimitExceededError, match="name"):
         AttachedArena.connect(str(tmp_path / "silent"), name="n" * 65, deadline_s=0.2)
     silent.close()
-    assert open_descriptors() == before
+    assert not descriptors_since(before)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_a_stranger_at_the_path_is_a_clear_error(tmp_path: Path, answer: bytes) 
         AttachedArena.connect(str(tmp_path / "stranger"), deadline_s=5.0)
     thread.join()
     listener.close()
-    assert open_descriptors() == before
+    assert not descriptors_since(before)
 
 
 def test_strangers_who_say_nothing_are_closed_after_a_while(

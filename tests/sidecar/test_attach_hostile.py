@@ -43,11 +43,12 @@ from sidecar.arena_memory import MemoryPicture
 from sidecar.status_report import Addresses, StatusReport
 from tests.support.attach_raw import (
     attach_raw,
+    descriptors_of,
     dial,
+    expect_closed,
     greet,
     hear,
     hello,
-    open_descriptors,
 )
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import Worker, check, put
@@ -76,7 +77,7 @@ def test_garbage_closes_its_sender_and_nobody_else_notices(site: AttachSite, att
         registration = register(bystander, namespace_of())
         keys = chain(3)
         put(bystander, registration, keys)
-        before = open_descriptors(site)
+        before = descriptors_of(site)
         for round_number in range(40):
             with (attach_raw if attached else dial)(site) as connection:
                 extra = tuple(os.open("/dev/null", os.O_RDONLY) for _ in range(round_number % 4))
@@ -98,7 +99,7 @@ def test_garbage_closes_its_sender_and_nobody_else_notices(site: AttachSite, att
         wait_until(lambda: site.statistic("server.connections") == 1, what="senders of garbage to be closed")
         # their pidfds and doorbells, watched until this process ends
         kept = 2 * (site.statistic("server.processes") - 1)
-        wait_until(lambda: open_descriptors(site) == before + kept, what="every descriptor to be closed")
+        expect_closed(site, before, kept=kept)
     told = [entry for entry in logs if entry["event"].startswith("garbage")]
     assert all(entry["pid"] == os.getpid() for entry in told)
     assert 1 <= len(told) <= 1 + (time.monotonic() - began_s) / LOG_REPORT_S_MIN, (
@@ -107,7 +108,7 @@ def test_garbage_closes_its_sender_and_nobody_else_notices(site: AttachSite, att
 
 
 def test_descriptors_in_too_great_a_number_are_closed(site: AttachSite) -> None:
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     many = tuple(os.open("/dev/null", os.O_RDONLY) for _ in range(40))
     with dial(site) as connection:
         send_datagram(connection, wire.encode_message(hello(), 0), many)
@@ -115,7 +116,7 @@ def test_descriptors_in_too_great_a_number_are_closed(site: AttachSite) -> None:
     for descriptor in many:
         os.close(descriptor)
     wait_until(lambda: site.statistic("server.connections") == 0, what="the sender to be closed")
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
     assert site.statistic("server.garbage") == 1
 
 
@@ -263,17 +264,17 @@ def test_a_client_that_never_reads_is_dropped_and_others_go_on(site: AttachSite)
 def test_attaching_and_leaving_leaks_no_descriptor_on_either_side(site: AttachSite) -> None:
     site.attach().close()
     wait_until(lambda: site.statistic("server.connections") == 0, what="the first client to be gone")
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     for _ in range(25):
         site.attach().close()
     wait_until(lambda: site.statistic("server.connections") == 0, what="every client to be gone")
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
     for _ in range(3):
         with Worker("gets", site.path, os.urandom(32).hex(), 1) as worker:
             worker.hear()
             worker.kill()
     wait_until(lambda: site.statistic("server.processes") == 0, what="every worker to be gone")
-    wait_until(lambda: open_descriptors(site) == before, what="every descriptor to be closed")
+    expect_closed(site, before)
 
 
 def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ from cache_l2 import attach_wire as wire
 from cache_l2.attach_messages import Detach, Register, Reserve, Welcome
 from cache_l2.attach_socket import send_datagram
 from cache_l2.reader import Reserved
-from tests.support.attach_raw import attach_raw, dial, greet, hear, hello, open_descriptors, rows_in_use
+from tests.support.attach_raw import (
+    attach_raw,
+    descriptors_of,
+    dial,
+    expect_closed,
+    greet,
+    hear,
+    hello,
+    rows_in_use,
+)
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import check, put
 from tests.support.pages import chain, namespace_of, packed
@@ -47,7 +56,7 @@ def held_loop(site: AttachSite) -> Iterator[None]:
 
 
 def test_c34_a_client_that_gave_up_before_its_welcome_leaves_no_row(site: AttachSite) -> None:
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     for _ in range(20):  # more than there are rows
         with held_loop(site):
             connection = dial(site)
@@ -56,7 +65,7 @@ def test_c34_a_client_that_gave_up_before_its_welcome_leaves_no_row(site: Attach
             connection.close()
         wait_until(lambda: site.statistic("server.connections") == 0, what="the connection to be seen broken")
     assert rows_in_use(site) == OWN
-    assert open_descriptors(site) == before
+    expect_closed(site, before)
     with site.attach() as arena:
         assert arena.ping(deadline_s=5.0)
 
@@ -78,7 +87,7 @@ def test_a_process_that_attaches_again_gives_back_the_rows_of_its_broken_connect
     site: AttachSite,
 ) -> None:
     keys = chain(3)
-    before = open_descriptors(site)
+    before = descriptors_of(site)
     for _ in range(20):  # more than there are rows
         arena = site.attach()
         registration = register(arena, namespace_of())
@@ -94,7 +103,7 @@ def test_a_process_that_attaches_again_gives_back_the_rows_of_its_broken_connect
     assert site.statistic("entries_quarantined") == 0
     arena.close()
     wait_until(lambda: rows_in_use(site) == OWN, what="the last row to be given back")
-    assert open_descriptors(site) == before
+    expect_closed(site, before)
 
 
 def test_a_row_is_not_given_back_while_anything_of_it_is_in_use(site: AttachSite) -> None:

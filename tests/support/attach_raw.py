@@ -18,7 +18,9 @@ from cache_l2.attach_socket import DatagramReceiver, send_datagram, time_namespa
 from kv_types.clock import BoottimeClock
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import check, put
+from tests.support.descriptors import Descriptors, descriptors_since, open_descriptors
 from tests.support.pages import chain, namespace_of
+from tests.support.polling import wait_until
 
 
 def dial(at: AttachSite | Path) -> socket.socket:
@@ -65,11 +67,22 @@ def attach_raw(site: AttachSite) -> socket.socket:
     return connection
 
 
-def open_descriptors(site: AttachSite | None = None) -> int:
-    """Descriptors of this process; of a site in it, once its loop has done what it was doing."""
-    if site is not None:
+def descriptors_of(site: AttachSite) -> Descriptors:
+    """What is open in the process of a site, once its loop has done what it was doing."""
+    site.statistic("view")
+    return open_descriptors()
+
+
+def expect_closed(site: AttachSite, before: Descriptors, *, kept: int = 0) -> None:
+    """Wait until all but `kept` are closed that were not open `before`; raises AssertionError naming what still is."""
+
+    def left() -> Descriptors:
         site.statistic("view")
-    return len(list(Path("/proc/self/fd").iterdir()))
+        return descriptors_since(before)
+
+    wait_until(
+        lambda: left().total() == kept, what=lambda: f"every descriptor to be closed (left: {dict(left())})"
+    )
 
 
 def rows_in_use(site: AttachSite) -> int:

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(predicate: Callable[[], bool], *, timeout_s: float = 10.0, what: str = "condition") -> None:
-    """Poll `predicate` every 5 ms; raises AssertionError naming `what` when `timeout_s` passes first."""
+def wait_until(
+    predicate: Callable[[], bool], *, timeout_s: float = 10.0, what: str | Callable[[], str] = "condition"
+) -> None:
+    """Poll `predicate` every 5 ms; raises AssertionError naming `what` (as it is then) when `timeout_s` passes first."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true within {timeout_s} s")
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"{told} did not come true within {timeout_s} s")
         time.sleep(0.005)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from inference_worker.client import Client, ClientSettings
 from tests.connectors.vllm.workers import Engine
 from tests.support.attach_site import AttachSite
+from tests.support.descriptors import Descriptors, descriptors_since, open_descriptors
 from tests.support.polling import wait_until
 
 
@@ -19,10 +20,10 @@ class WorkerWorld:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.site = AttachSite(folder, **settings)
         self._engines: list[Engine] = []
-        self._descriptors = 0
+        self._descriptors: Descriptors = open_descriptors()
 
     def __enter__(self) -> Self:
-        self._descriptors = _descriptors()
+        self._descriptors = open_descriptors()
         self.site.__enter__()
         return self
 
@@ -37,7 +38,7 @@ class WorkerWorld:
         finally:
             self.site.__exit__(kind, error, trace)
         if error is None:
-            wait_until(lambda: _descriptors() <= self._descriptors, what="all descriptors' end")
+            wait_until(lambda: not descriptors_since(self._descriptors), what="all descriptors' end")
 
     def connect(self, name: str = "engine", **settings: Any) -> Client:
         return Client.connect(
@@ -64,7 +65,3 @@ class WorkerWorld:
         wait_until(rows("leases"), what="all leases' end")
         wait_until(rows("reservations"), what="all reservations' end")
         wait_until(rows("oldest_view"), what="all holds' end")
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
