@@ -23,7 +23,10 @@ def available() -> int:
 
 @contextlib.contextmanager
 def set_apart(pages: int) -> Iterator[int]:
-    """Have the pool to oneself, among tests, and yield what can be had of it; skips the test where that is less than `pages`."""
+    """Have the pool to oneself, among tests, and yield what can be had of it; skips the test where that is less than `pages`.
+
+    Every test that takes huge pages of the machine, if only for a moment and none in the end, takes them in here.
+    """
     with _LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         there = available()
