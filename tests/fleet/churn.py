@@ -44,6 +44,8 @@ SAMPLE_S = 0.5
 WARM_UP_SHARE = 0.4
 GROWTH_BYTES_MAX = 3 << 20
 """What a process may seem to grow by while it is watched: a heap breathes."""
+ROUNDS_MAX = 4
+"""Where memory has grown by more, all goes on for another round: what fills up at first comes to an end, a leak doesn't."""
 _SPACE = namespace_of("churn", units=UNITS)
 
 
@@ -117,6 +119,10 @@ class Watched:
     def sample(self) -> None:
         self.samples.append((time.monotonic(), self.read()))
 
+    def begin_anew(self) -> None:
+        """Forget what was sampled: what follows is a round of its own."""
+        self.samples.clear()
+
     def growth(self) -> float:
         """Bytes by which it grew after the warm-up, by the median of the slopes between pairs (Theil and Sen)."""
         kept = self.samples[int(len(self.samples) * WARM_UP_SHARE) :]
@@ -133,6 +139,14 @@ class Watched:
             f"{self.name:<24} {sizes[0]:8.1f} MiB at first, {statistics.median(sizes):8.1f} in the middle, "
             f"{sizes[-1]:8.1f} at the end; {self.growth() / 2**20:+.2f} after the warm-up"
         )
+
+
+def go_on_while_growing(one_round: Callable[[], None], growing: Callable[[], bool]) -> None:
+    """Go through rounds until nothing has grown in the last one by more than it may, or they were ROUNDS_MAX."""
+    for _ in range(ROUNDS_MAX):
+        one_round()
+        if not growing():
+            return
 
 
 @dataclass(slots=True)
@@ -261,10 +275,19 @@ def _run(
     threads = [threading.Thread(target=one.run, name="churner") for one in churners]
     for thread in threads:
         thread.start()
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s and not ending.wait(SAMPLE_S):
+
+    def one_round() -> None:
         for one in watched:
-            one.sample()
+            one.begin_anew()
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and not ending.wait(SAMPLE_S):
+            for one in watched:
+                one.sample()
+
+    go_on_while_growing(
+        one_round,
+        lambda: not ending.is_set() and any(one.growth() > GROWTH_BYTES_MAX for one in watched),
+    )
     ending.set()
     for thread in threads:
         thread.join()

@@ -25,7 +25,7 @@ import typer
 
 from kv_types.outcomes import MissReason
 from tests.fleet.checker import Broken, broke_accounts, broke_fence, broke_whole
-from tests.fleet.churn import GROWTH_BYTES_MAX, SAMPLE_S, Watched
+from tests.fleet.churn import GROWTH_BYTES_MAX, SAMPLE_S, Watched, go_on_while_growing
 from tests.fleet.doings import Activity, Doings
 from tests.fleet.fleet import Load
 from tests.fleet.history import HistoryFile
@@ -79,6 +79,8 @@ class Soaked:
     """By what ended them: "full", or a reason."""
     pages: int = 0
     purges: int = 0
+    purges_watched: int = 0
+    """Of these, since memory was watched anew."""
     broken: list[Broken] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
@@ -94,14 +96,15 @@ class Soaked:
         ]
         return "\n".join(lines)
 
+    def growing(self) -> list[Watched]:
+        """What grew by more than it may, the log left aside."""
+        allowed = GROWTH_BYTES_MAX + self.purges_watched * LOG_RECORD_BYTES
+        return [one for one in self.watched if one.growth() > allowed]
+
     def judge(self) -> list[str]:
         """What is not as it should be."""
         wrong = [f"{one.promise}: {one.what}" for one in self.broken[:10]] + self.wrong
-        wrong += [
-            f"{one.name} grew by {one.growth() / 2**20:.1f} MiB"
-            for one in self.watched
-            if one.growth() > GROWTH_BYTES_MAX + self.purges * LOG_RECORD_BYTES
-        ]
+        wrong += [f"{one.name} grew by {one.growth() / 2**20:.1f} MiB" for one in self.growing()]
         wrong += [
             f"nobody was killed in mid-{one.name.lower()}" for one in _INTERRUPTED if not self.killed[one]
         ]
@@ -141,7 +144,7 @@ class Soak:
             self._start(worker)
         wait_until(self._all_serve, timeout_s=START_S_MAX, what="look-ups of every worker")
         self.soaked.watched.append(Watched("memory of the sidecar", partial(_anonymous_bytes, process.pid)))
-        self._load(seconds)
+        go_on_while_growing(partial(self._load, seconds), lambda: bool(self.soaked.growing()))
         for pid, status in self._nursery.end().items():
             if status:
                 self.soaked.wrong.append(f"worker {pid} ended with {status}")
@@ -208,6 +211,9 @@ class Soak:
     # --- the load ---
 
     def _load(self, seconds: float) -> None:
+        self.soaked.purges_watched = 0
+        for one in self.soaked.watched:
+            one.begin_anew()
         began_s = time.monotonic()
         duties = {
             self._kill_one: KILL_EVERY_S, self._purge: PURGE_EVERY_S, self._judge: JUDGE_EVERY_S,
@@ -221,12 +227,13 @@ class Soak:
                 continue
             duty()
             due_s[duty] = max(due_s[duty] + duties[duty], now_s)
-        self.soaked.seconds = time.monotonic() - began_s
+        self.soaked.seconds += time.monotonic() - began_s
 
     def _purge(self) -> None:
         purge = draw_purge(self._draw, LOAD, range(WORKERS), self.soaked.purges)
         purged = invalidate(purge, self._sidecar.runtime)
         self.soaked.purges += 1
+        self.soaked.purges_watched += 1
         self._purged.append(purged)
         if not purged.is_confirmed:
             self.soaked.wrong.append(f"an invalidation was not confirmed: {purged}")

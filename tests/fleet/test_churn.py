@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from tests.fleet.churn import Watched, churn
+from tests.fleet.churn import GROWTH_BYTES_MAX, ROUNDS_MAX, Watched, churn, go_on_while_growing
 
 SECONDS = float(os.environ.get("STRATAKV_CHURN_S", "20"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + SECONDS)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROUNDS_MAX * SECONDS)]
 
 
 def test_memory_is_flat_and_counts_are_exact_while_all_is_replaced_again_and_again() -> None:
@@ -27,3 +27,23 @@ def test_growth_would_be_seen() -> None:
         growing.samples.append((at * 0.5, 100_000_000 + noise + at * 200_000))
     assert abs(flat.growth()) < 1 << 20
     assert 10e6 < growing.growth() < 14e6
+
+
+@pytest.mark.parametrize(("stops_after", "is_seen"), [(0, False), (2, False), (ROUNDS_MAX, True), (99, True)])
+def test_what_fills_up_at_first_is_no_leak_and_what_goes_on_is(stops_after: int, is_seen: bool) -> None:
+    memory, rounds, watched = 100 << 20, 0, Watched("memory", lambda: memory)
+
+    def one_round() -> None:
+        nonlocal memory, rounds
+        watched.begin_anew()
+        for at in range(100):
+            watched.samples.append((at * 0.5, watched.read()))
+            memory += 100_000 if rounds < stops_after else 0
+        rounds += 1
+
+    def growing() -> bool:
+        return watched.growth() > GROWTH_BYTES_MAX
+
+    go_on_while_growing(one_round, growing)
+    assert growing() is is_seen
+    assert rounds == min(stops_after + 1, ROUNDS_MAX)

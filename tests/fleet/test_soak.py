@@ -7,11 +7,12 @@ import random
 
 import pytest
 
+from tests.fleet.churn import ROUNDS_MAX
 from tests.fleet.soak import Soaked, soak, told
 
 SECONDS = float(os.environ.get("STRATAKV_WORKERS_SOAK_S", "60"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180 + SECONDS)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180 + ROUNDS_MAX * SECONDS)]
 
 
 def test_workers_that_are_killed_in_the_midst_leave_nothing_and_mix_nothing() -> None:
