@@ -6,6 +6,7 @@ import contextlib
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,20 +223,47 @@ class RedisCluster:
         )
 
     def wait_ok(self, *, timeout_s: float = 20.0) -> None:
-        """Wait until every running node agrees: all slots are served, every node is there, every replica in sync."""
+        """Wait until every running node agrees: who serves which slots, that all are served, and every replica is in sync.
+
+        Raises AssertionError, which tells what each node says.
+        """
         wait_until(
-            lambda: all(map(self._is_content, self.running)), timeout_s=timeout_s, what="a whole cluster"
+            lambda: self._is_whole(list(map(self._picture, self.running))),
+            timeout_s=timeout_s,
+            what=lambda: "\n".join(["a whole cluster", *map(str, map(self._picture, self.running))]) + "\n",
         )
 
-    def _is_content(self, node: ClusterNode) -> bool:
-        facts = node.facts()
-        told = node.info("replication")
-        return (
-            facts["cluster_state"] == "ok"
-            and int(facts["cluster_known_nodes"]) == len(self.nodes)
-            and sum(last - first + 1 for _, first, last, _ in self._map(node)) == SLOTS
-            and (told["role"] == "master" or told["master_link_status"] == "up")
+    def _picture(self, node: ClusterNode) -> _Picture:
+        facts, told = node.facts(), node.info("replication")
+        return _Picture(
+            node.id, facts["cluster_state"], int(facts["cluster_known_nodes"]), frozenset(self._map(node)),
+            is_primary=told["role"] == "master", is_in_sync=told.get("master_link_status", "up") == "up",
+        )  # fmt: skip
+
+    def _is_whole(self, pictures: Sequence[_Picture]) -> bool:
+        """Right after a failover each of two nodes may take itself for the primary, content as far as it knows."""
+        slots = pictures[0].slots
+        owners = {owner for owner, *_ in slots}
+        return sum(last - first + 1 for _, first, last, _ in slots) == SLOTS and all(
+            one.state == "ok"
+            and one.known_nodes == len(self.nodes)
+            and one.slots == slots
+            and one.is_primary == (one.node_id in owners)
+            and one.is_in_sync
+            for one in pictures
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """What one node says of its cluster and of itself."""
+
+    node_id: str
+    state: str
+    known_nodes: int
+    slots: frozenset[tuple[str, int, int, int]]
+    is_primary: bool
+    is_in_sync: bool
 
 
 def slot_of(key: bytes | str) -> int:
