@@ -92,7 +92,11 @@ class SlotMove:
         while self.keys():
             pass
         for node in (self.target, self.source, *others):
-            node.cluster("SETSLOT", self.slot, "NODE", self.target.id)
+            self.assign(node)
+
+    def assign(self, node: ClusterNode) -> None:
+        """Tell a primary that the slot is the target's."""
+        node.cluster("SETSLOT", self.slot, "NODE", self.target.id)
 
 
 class RedisCluster:
@@ -130,10 +134,13 @@ class RedisCluster:
 
     def owner(self, slot: int) -> ClusterNode:
         """The primary of a slot, as a running node sees it."""
-        for node_id, first, last, _ in self._map(self.running[0]):
-            if first <= slot <= last:
-                return next(node for node in self.nodes if node.id == node_id)
-        raise AssertionError(f"nobody serves slot {slot}")
+        owner = self._owner_as_told_by(self.running[0], slot)
+        if owner is None:
+            raise AssertionError(f"nobody serves slot {slot}")
+        return next(node for node in self.nodes if node.id == owner)
+
+    def _owner_as_told_by(self, node: ClusterNode, slot: int) -> str | None:
+        return next((owner for owner, first, last, _ in self._map(node) if first <= slot <= last), None)
 
     def owner_of(self, key: bytes | str) -> ClusterNode:
         """The primary of a key."""
@@ -195,11 +202,25 @@ class RedisCluster:
 
     @contextlib.contextmanager
     def moving(self, slot: int, target: ClusterNode) -> Iterator[SlotMove]:
-        """Open a slot's way to another primary for the length of the block; then all of it has moved."""
+        """Open a slot's way to another primary for the length of the block; then all of it has moved, and every node knows.
+
+        A message of the former primary, still on its way, takes the slot back where its epoch is the newer one; then each of the
+        two may hold the other for the owner, for good. So the target gets the newest epoch, and all are told until they agree.
+        """
         move = SlotMove(slot, self.owner(slot), target)
         move.begin()
         yield move
         move.end([node for node in self.primaries if node not in (move.source, target)])
+        wait_until(lambda: self._agree_on(move), timeout_s=20.0, what=f"slot {slot} to have its new primary")
+
+    def _agree_on(self, move: SlotMove) -> bool:
+        wrong = [node for node in self.running if self._owner_as_told_by(node, move.slot) != move.target.id]
+        if wrong:
+            move.target.cluster("BUMPEPOCH")
+        for node in wrong:
+            if node.is_primary:
+                move.assign(node)
+        return not wrong
 
     def move_slot(self, slot: int, target: ClusterNode) -> None:
         """Move a slot at one go."""
