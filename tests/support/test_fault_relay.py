@@ -103,7 +103,8 @@ def test_one_bit_is_flipped_and_a_connection_ends_after_so_many_bytes(relay: Fau
         assert receive(other, 1) == b"c"
         relay.cut_all()
     relay.refuse()
-    with connect(relay) as client:
+    # the reset may be faster than the handshake
+    with contextlib.suppress(ConnectionResetError), connect(relay) as client:
         assert receive(client, 1) == b""
 
 
