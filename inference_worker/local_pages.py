@@ -256,8 +256,8 @@ class LocalPages:
                 start=start,
                 l3_from=staged.l3_from,
                 reason=staged.reason,
-                may_await=deadline.remaining_s()
-                > 0.0,  # what was posted meanwhile is worth no more time than was given
+                # what was posted meanwhile is worth no more time than was given
+                may_await=not deadline.passed,
             )
         finally:
             held.release()
@@ -296,7 +296,7 @@ class LocalPages:
                 l1=start,
                 l3_from=staged.l3_from,
                 reason=staged.reason,
-                may_await=deadline.remaining_s() > 0.0,
+                may_await=not deadline.passed,
             )
         finally:
             if pinned is not None:

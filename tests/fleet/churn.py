@@ -141,9 +141,20 @@ class Watched:
         )
 
 
-def go_on_while_growing(one_round: Callable[[], None], growing: Callable[[], bool]) -> None:
+def grown(watched: Sequence[Watched], *, bytes_max: int = GROWTH_BYTES_MAX) -> list[str]:
+    """What grew by more than it may."""
+    return [
+        f"{one.name} grew by {one.growth() / 2**20:.1f} MiB" for one in watched if one.growth() > bytes_max
+    ]
+
+
+def go_on_while_growing(
+    watched: Sequence[Watched], one_round: Callable[[], None], growing: Callable[[], object]
+) -> None:
     """Go through rounds until nothing has grown in the last one by more than it may, or they were ROUNDS_MAX."""
     for _ in range(ROUNDS_MAX):
+        for one in watched:
+            one.begin_anew()
         one_round()
         if not growing():
             return
@@ -162,11 +173,7 @@ class Churned:
 
     def judge(self) -> list[str]:
         """What is not as it should be."""
-        wrong = [
-            f"{one.name} grew by {one.growth() / 2**20:.1f} MiB"
-            for one in self.watched
-            if one.growth() > GROWTH_BYTES_MAX
-        ]
+        wrong = grown(self.watched)
         for node, (account, status) in enumerate(zip(self.accounts, self.statuses, strict=True)):
             wrong += [f"node {node}: {difference}" for difference in account.differences()]
             wrong += [f"node {node}: {difference}" for difference in _disagreements(account, status)]
@@ -277,17 +284,12 @@ def _run(
         thread.start()
 
     def one_round() -> None:
-        for one in watched:
-            one.begin_anew()
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not ending.wait(SAMPLE_S):
             for one in watched:
                 one.sample()
 
-    go_on_while_growing(
-        one_round,
-        lambda: not ending.is_set() and any(one.growth() > GROWTH_BYTES_MAX for one in watched),
-    )
+    go_on_while_growing(watched, one_round, lambda: not ending.is_set() and grown(watched))
     ending.set()
     for thread in threads:
         thread.join()

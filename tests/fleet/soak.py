@@ -25,7 +25,7 @@ import typer
 
 from kv_types.outcomes import MissReason
 from tests.fleet.checker import Broken, broke_accounts, broke_fence, broke_whole
-from tests.fleet.churn import GROWTH_BYTES_MAX, SAMPLE_S, Watched, go_on_while_growing
+from tests.fleet.churn import GROWTH_BYTES_MAX, SAMPLE_S, Watched, go_on_while_growing, grown
 from tests.fleet.doings import Activity, Doings
 from tests.fleet.fleet import Load
 from tests.fleet.history import HistoryFile
@@ -96,15 +96,14 @@ class Soaked:
         ]
         return "\n".join(lines)
 
-    def growing(self) -> list[Watched]:
+    def grown(self) -> list[str]:
         """What grew by more than it may, the log left aside."""
-        allowed = GROWTH_BYTES_MAX + self.purges_watched * LOG_RECORD_BYTES
-        return [one for one in self.watched if one.growth() > allowed]
+        return grown(self.watched, bytes_max=GROWTH_BYTES_MAX + self.purges_watched * LOG_RECORD_BYTES)
 
     def judge(self) -> list[str]:
         """What is not as it should be."""
         wrong = [f"{one.promise}: {one.what}" for one in self.broken[:10]] + self.wrong
-        wrong += [f"{one.name} grew by {one.growth() / 2**20:.1f} MiB" for one in self.growing()]
+        wrong += self.grown()
         wrong += [
             f"nobody was killed in mid-{one.name.lower()}" for one in _INTERRUPTED if not self.killed[one]
         ]
@@ -144,7 +143,7 @@ class Soak:
             self._start(worker)
         wait_until(self._all_serve, timeout_s=START_S_MAX, what="look-ups of every worker")
         self.soaked.watched.append(Watched("memory of the sidecar", partial(_anonymous_bytes, process.pid)))
-        go_on_while_growing(partial(self._load, seconds), lambda: bool(self.soaked.growing()))
+        go_on_while_growing(self.soaked.watched, partial(self._load, seconds), self.soaked.grown)
         for pid, status in self._nursery.end().items():
             if status:
                 self.soaked.wrong.append(f"worker {pid} ended with {status}")
@@ -212,8 +211,6 @@ class Soak:
 
     def _load(self, seconds: float) -> None:
         self.soaked.purges_watched = 0
-        for one in self.soaked.watched:
-            one.begin_anew()
         began_s = time.monotonic()
         duties = {
             self._kill_one: KILL_EVERY_S, self._purge: PURGE_EVERY_S, self._judge: JUDGE_EVERY_S,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.fleet.churn import GROWTH_BYTES_MAX, ROUNDS_MAX, Watched, churn, go_on_while_growing
+from tests.fleet.churn import ROUNDS_MAX, Watched, churn, go_on_while_growing, grown
 
 SECONDS = float(os.environ.get("STRATAKV_CHURN_S", "20"))
 
@@ -35,15 +35,11 @@ def test_what_fills_up_at_first_is_no_leak_and_what_goes_on_is(stops_after: int,
 
     def one_round() -> None:
         nonlocal memory, rounds
-        watched.begin_anew()
         for at in range(100):
             watched.samples.append((at * 0.5, watched.read()))
             memory += 100_000 if rounds < stops_after else 0
         rounds += 1
 
-    def growing() -> bool:
-        return watched.growth() > GROWTH_BYTES_MAX
-
-    go_on_while_growing(one_round, growing)
-    assert growing() is is_seen
+    go_on_while_growing([watched], one_round, lambda: grown([watched]))
+    assert bool(grown([watched])) is is_seen
     assert rounds == min(stops_after + 1, ROUNDS_MAX)

@@ -18,9 +18,8 @@ from cache_l2.attach_socket import DatagramReceiver, send_datagram, time_namespa
 from kv_types.clock import BoottimeClock
 from tests.support.attach_site import AttachSite, register
 from tests.support.attach_worker import check, put
-from tests.support.descriptors import Descriptors, descriptors_since, open_descriptors
+from tests.support.descriptors import Descriptors, open_descriptors, wait_until_closed
 from tests.support.pages import chain, namespace_of
-from tests.support.polling import wait_until
 
 
 def dial(at: AttachSite | Path) -> socket.socket:
@@ -74,15 +73,8 @@ def descriptors_of(site: AttachSite) -> Descriptors:
 
 
 def expect_closed(site: AttachSite, before: Descriptors, *, kept: int = 0) -> None:
-    """Wait until all but `kept` are closed that were not open `before`; raises AssertionError naming what still is."""
-
-    def left() -> Descriptors:
-        site.statistic("view")
-        return descriptors_since(before)
-
-    wait_until(
-        lambda: left().total() == kept, what=lambda: f"every descriptor to be closed (left: {dict(left())})"
-    )
+    """Wait until all but `kept` are closed that were not open `before`, in the process of a site."""
+    wait_until_closed(before, kept=kept, settle=lambda: site.statistic("view"))
 
 
 def rows_in_use(site: AttachSite) -> int:

@@ -6,7 +6,10 @@ import contextlib
 import gc
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import TypeAlias
+
+from tests.support.polling import wait_until
 
 Descriptors: TypeAlias = "Counter[str]"
 """What the descriptors of a process name (`socket:[inode]`, a path, `anon_inode:[pidfd]`), and how many name it."""
@@ -24,6 +27,23 @@ def descriptors_since(before: Descriptors) -> Descriptors:
     Their number alone would not tell: threads and garbage of earlier tests close theirs at any time.
     """
     return _listed() - before
+
+
+def wait_until_closed(
+    before: Descriptors, *, kept: int = 0, settle: Callable[[], object] = lambda: None
+) -> None:
+    """Wait until all but `kept` are closed that were not open `before`; raises AssertionError naming what still is.
+
+    `settle` is called before each look.
+    """
+
+    def left() -> Descriptors:
+        settle()
+        return descriptors_since(before)
+
+    wait_until(
+        lambda: left().total() == kept, what=lambda: f"every descriptor to be closed (left: {dict(left())})"
+    )
 
 
 def _listed() -> Descriptors:

@@ -7,7 +7,6 @@ right ones, else what no computation gives. So it shows at once when wrong KV is
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm.connector import _Report
@@ -35,9 +26,9 @@ from inference_worker.connectors.vllm.variants import VariantNamespaces
 from kv_types.ids import KEY_BYTES
 from tests.support.spaces import space_of
 from tests.vllm.engines import connector
-from tests.vllm.governed_scheduler import _LLAMA
+from tests.vllm.real_scheduler import BLOCK, greedy_request, output_of, real_scheduler
 
-BLOCK, PAGE_BLOCKS = 32, 2
+PAGE_BLOCKS = 2
 PAGE = BLOCK * PAGE_BLOCKS
 PAGE_BYTES = 4096
 WRONG = -1
@@ -104,11 +95,7 @@ class Worker:
         output.finished_sending, output.finished_recving = sent or None, received or None
         output.invalid_block_ids = failed
         output.kv_connector_worker_meta = _Report(report)
-        ids = list(made.num_scheduled_tokens)
-        return ModelRunnerOutput(
-            req_ids=ids, req_id_to_index={name: index for index, name in enumerate(ids)}, sampled_token_ids=sampled,
-            logprobs=None, prompt_logprobs_dict={}, pooler_output=[], kv_connector_output=output,
-        )  # fmt: skip
+        return output_of(made, sampled, output)
 
     def _read(self, job: SaveJob, when: str) -> None:
         keys = [job.keys[0][at : at + KEY_BYTES] for at in range(0, len(job.keys[0]), KEY_BYTES)]
@@ -194,25 +181,13 @@ class ConnectedScheduler:
         self, folder: Path, endpoint: Path, *, depth: int = 1, blocks: int = 128, batched: int = 1024,
         engine: dict[str, Any] | None = None, **extra: Any,
     ) -> None:  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(_LLAMA))
-        config = EngineArgs(
-            model=str(folder), skip_tokenizer_init=True, dtype="float32", block_size=BLOCK, max_model_len=1024,
-            num_gpu_blocks_override=blocks, enforce_eager=True, max_num_batched_tokens=batched, **(engine or {}),
+        self.scheduler, self.hasher = real_scheduler(
+            folder,
+            depth=depth,
+            blocks=blocks,
+            batched=batched,
+            **(engine or {}),
             **connector(endpoint, **extra),
-        ).create_engine_config()  # fmt: skip
-        import torch
-
-        config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
-        caches = KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-        )
-        init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(BLOCK, sha256)
-        if depth > 1:
-            config.scheduler_config.async_scheduling = True
-        self.scheduler = (Scheduler if depth == 1 else AsyncScheduler)(
-            config, caches, StructuredOutputManager(config), block_size=BLOCK, log_stats=False
         )
         self.connector = self.scheduler.connector
         self.side: SchedulerSide = self.connector._planner.side
@@ -237,10 +212,9 @@ class ConnectedScheduler:
         self, tokens: Sequence[int], max_tokens: int = 1, salt: str | None = None, priority: int = 0
     ) -> Request:
         self.count += 1
-        request = Request(
-            f"r{self.count}", list(tokens), SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), None,
-            block_hasher=self.hasher, cache_salt=salt, priority=priority,
-        )  # fmt: skip
+        request = greedy_request(
+            self.count, tokens, max_tokens, self.hasher, cache_salt=salt, priority=priority
+        )
         self.scheduler.add_request(request)
         self.requests.append(request)
         return request

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     SupportsHMA,
 )
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from inference_worker.connectors.vllm.engine_hooks import govern
 from inference_worker.connectors.vllm.governor import Governor
@@ -36,8 +27,8 @@ from kv_types.page_keys import KeyChain
 from kv_types.selectors import Selector
 from kv_types.validity import EngineMode, ObservedView
 from tests.support.native_arena import NativeArena, now_ns
+from tests.vllm.real_scheduler import BLOCK, greedy_request, output_of, real_scheduler
 
-BLOCK = 32
 NAMESPACE = Namespace(
     model="toy",
     weights=Weights(version="v1"),
@@ -49,11 +40,6 @@ NAMESPACE = Namespace(
     rope=Rope(kind="default", theta=10_000.0),
     page_tokens=BLOCK,
 )  # fmt: skip
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1024,
-    "max_position_embeddings": 2048, "torch_dtype": "float32",
-}  # fmt: skip
 
 
 def keys_of(tokens: Sequence[int]) -> list[PageKey]:
@@ -194,28 +180,13 @@ class GovernedScheduler:
         self.fresh_for(10**12)
         self.governor = governor(self.header, BoottimeClock(), mode=mode, recompute=recompute)
         GovernedConnector.governor = self.governor
-        (folder / "config.json").write_text(json.dumps(_LLAMA))
-        config = EngineArgs(
-            model=str(folder), skip_tokenizer_init=True, dtype="float32", block_size=BLOCK, max_model_len=1024,
-            num_gpu_blocks_override=blocks, enforce_eager=True, max_num_batched_tokens=1024,
+        self.scheduler, self.hasher = real_scheduler(
+            folder, depth=depth, blocks=blocks,
             kv_transfer_config={
                 "kv_connector": "GovernedConnector", "kv_connector_module_path": __name__, "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
             },
-        ).create_engine_config()  # fmt: skip
-        import torch
-
-        config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
-        caches = KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-        )
-        init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(BLOCK, sha256)
-        kind = Scheduler if depth == 1 else AsyncScheduler
-        self.scheduler = kind(
-            config, caches, StructuredOutputManager(config), block_size=BLOCK, log_stats=False
-        )
+        )  # fmt: skip
         self.connector: GovernedConnector = self.scheduler.connector
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.depth = depth
@@ -235,10 +206,7 @@ class GovernedScheduler:
 
     def add(self, tokens: Sequence[int], max_tokens: int = 1) -> Request:
         self.count += 1
-        request = Request(
-            f"r{self.count}", list(tokens), SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), None,
-            block_hasher=self.hasher,
-        )  # fmt: skip
+        request = greedy_request(self.count, tokens, max_tokens, self.hasher)
         self.scheduler.add_request(request)
         return request
 
@@ -255,20 +223,13 @@ class GovernedScheduler:
             self._process(*self.queue.pop(0))
 
     def _process(self, step: int, made: Any, invalid: frozenset[int]) -> None:
-        ids = list(made.num_scheduled_tokens)
         sampled = []
-        for request_id in ids:
+        for request_id in made.num_scheduled_tokens:
             request = self.scheduler.requests.get(request_id)
             is_ready = request is None or request.num_computed_tokens >= request.num_prompt_tokens
             sampled.append([7] if is_ready else [])
         output = KVConnectorOutput(invalid_block_ids=set(invalid)) if invalid else None
-        self.scheduler.update_from_output(
-            made,
-            ModelRunnerOutput(
-                req_ids=ids, req_id_to_index={name: index for index, name in enumerate(ids)}, sampled_token_ids=sampled,
-                logprobs=None, prompt_logprobs_dict={}, pooler_output=[], kv_connector_output=output,
-            ),
-        )  # fmt: skip
+        self.scheduler.update_from_output(made, output_of(made, sampled, output))
         self.governor.step_done(step)
 
     def run(self, request: Request) -> Request:

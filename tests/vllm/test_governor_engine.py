@@ -16,7 +16,8 @@ from inference_worker.connectors.vllm.governor import Governor
 from inference_worker.connectors.vllm.tracked import Tracked
 from kv_types.events import EventKind
 from kv_types.validity import EngineMode
-from tests.vllm.governed_scheduler import BLOCK, GovernedScheduler
+from tests.vllm.governed_scheduler import GovernedScheduler
+from tests.vllm.real_scheduler import BLOCK
 
 PROMPT = 4 * BLOCK
 

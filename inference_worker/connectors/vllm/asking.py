@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from inference_worker.client import Client
 from inference_worker.namespaces import RegisteredNamespace
+from kv_types.ids import KEY_BYTES
 from kv_types.limits import VLLM_SIDECAR_LEFT_ALONE_S
-from kv_types.outcomes import LookUpOutcome, Miss, MissReason
+from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
 
 
 class Asker:
@@ -33,6 +34,27 @@ class Asker:
             self.hung()
         return outcome
 
+    def match_all(self, chains: Mapping[RegisteredNamespace, bytes]) -> tuple[int, MissReason]:
+        """Pages that every shard has of one prompt, and why there are no more."""
+        fewest, reason = min(len(packed) // KEY_BYTES for packed in chains.values()), MissReason.NONE
+        for namespace, packed in chains.items():
+            pages, ended_by = _pages(self.match(namespace, packed))
+            if pages < fewest:
+                fewest, reason = pages, ended_by
+            if not fewest:
+                break
+        return fewest, reason
+
     def hung(self) -> None:
         """A call has waited in vain."""
         self._alone_until_s = self._now_s() + VLLM_SIDECAR_LEFT_ALONE_S
+
+
+def _pages(outcome: LookUpOutcome) -> tuple[int, MissReason]:
+    match outcome:
+        case Hit(pages=pages, ended_by=reason):
+            return pages, reason
+        case Miss(reason=reason):
+            return 0, reason
+        case _:
+            return 0, MissReason.ABSENT

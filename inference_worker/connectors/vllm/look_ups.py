@@ -16,7 +16,7 @@ from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
 from kv_types.ids import KEY_BYTES
-from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason
+from kv_types.outcomes import MissReason
 
 
 class LookUps:
@@ -49,11 +49,12 @@ class LookUps:
         state.found = Found()
         if not pages or not state.reads_external:
             return
-        resident, _ = self._match(state, keys)
+        chains = state.chains_by_namespace(keys)
+        resident, _ = self._asker.match_all(chains)
         if resident == pages or self._deadline_s <= 0.0:
             return
-        for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
-            asked = self._client.prefetch(shard.registered, packed, deadline_s=self._deadline_s)
+        for namespace, packed in chains.items():
+            asked = self._client.prefetch(namespace, packed, deadline_s=self._deadline_s)
             if asked is not None:
                 state.prefetches.append(asked)
                 state.found.resident_at_arrival = resident
@@ -70,7 +71,7 @@ class LookUps:
             return 0
         if state.has_failed_to_load:  # what it found last time is found again, and fails again
             return 0
-        pages, reason = self._match(state, keys)
+        pages, reason = self._asker.match_all(state.chains_by_namespace(keys))
         if self._waits(state, reason):
             return None
         state.cancel_prefetches()
@@ -146,15 +147,6 @@ class LookUps:
     def _shards(self, state: RequestState, keys: Sequence[bytes]) -> list[tuple[ShardNamespace, bytes]]:
         return list(zip(state.shards, keys, strict=True))
 
-    def _match(self, state: RequestState, keys: Sequence[bytes]) -> tuple[int, MissReason]:
-        """Pages that every shard has, and why there are no more."""
-        fewest, reason = len(keys[0]) // KEY_BYTES, MissReason.NONE
-        for shard, packed in {one.registered: (one, key) for one, key in self._shards(state, keys)}.values():
-            pages, ended_by = _pages(self._asker.match(shard.registered, packed))
-            if pages < fewest:
-                fewest, reason = pages, ended_by
-        return fewest, reason
-
     def _waits(self, state: RequestState, reason: MissReason) -> bool:
         """Whether pages may still come that are worth a step's delay."""
         if reason is not MissReason.ABSENT or not state.prefetches:
@@ -164,16 +156,6 @@ class LookUps:
         if self._now_s() >= state.look_up_until_s:
             return False
         return not all(prefetch.is_over for prefetch in state.prefetches)
-
-
-def _pages(outcome: LookUpOutcome) -> tuple[int, MissReason]:
-    match outcome:
-        case Hit(pages=pages, ended_by=reason):
-            return pages, reason
-        case Miss(reason=reason):
-            return 0, reason
-        case _:
-            return 0, MissReason.ABSENT
 
 
 def _release(leases: Sequence[PageLease]) -> None:

@@ -10,6 +10,7 @@ from inference_worker.connectors.vllm.adapter_contents import EngineAdapter
 from inference_worker.connectors.vllm.plan import Variant
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
+from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.prefetch import Prefetch
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import CHAIN_PAGES_MAX
@@ -158,6 +159,10 @@ class RequestState:
     def namespaces(self) -> tuple[Namespace, ...]:
         """Of its computation, a rank each; empty where it has no name."""
         return tuple(shard.namespace for shard in self.shards)
+
+    def chains_by_namespace(self, keys: Sequence[bytes]) -> dict[RegisteredNamespace, bytes]:
+        """`keys`, a shard each, by where they are looked up: shards that keep the same share that."""
+        return {shard.registered: packed for shard, packed in zip(self.shards, keys, strict=True)}
 
     @property
     def computed_tokens(self) -> int:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import SaveJob
 from inference_worker.connectors.vllm.requests import RequestState
-from kv_types.ids import KEY_BYTES, Stamp
+from kv_types.ids import Stamp
 from kv_types.limits import VLLM_SAVE_SHORTFALLS_MAX
-from kv_types.outcomes import Hit
 
 BlocksOf = Callable[[str], Sequence[int]]
 """The engine's blocks of a request, from its first token on."""
@@ -105,16 +104,8 @@ class SavePlans:
 
     def _resident(self, state: RequestState, keys: Sequence[bytes]) -> int:
         """Pages of the chain that all shards have."""
-        fewest = len(keys[0]) // KEY_BYTES
-        for shard, packed in {
-            one.registered: (one, k) for one, k in zip(state.shards, keys, strict=True)
-        }.values():
-            match self._asker.match(shard.registered, packed):
-                case Hit(pages=pages):
-                    fewest = min(fewest, pages)
-                case _:
-                    return 0
-        return fewest
+        pages, _ = self._asker.match_all(state.chains_by_namespace(keys))
+        return pages
 
 
 class _Job:

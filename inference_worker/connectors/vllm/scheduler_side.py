@@ -203,11 +203,8 @@ class SchedulerSide:
         for request_id in scheduled:
             if request_id in self._states:
                 self._progressed[request_id] = self._states[request_id]
-        self._loads, self._late_saves, self._freed = (
-            [],
-            [],
-            set(),
-        )  # last: what raises before loses no promise
+        # last: what raises before loses no promise
+        self._loads, self._late_saves, self._freed = [], [], set()
         return plan
 
     def take_report(self, report: WorkerReport | None, received: Sequence[str]) -> None:

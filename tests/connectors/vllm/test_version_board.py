@@ -13,6 +13,7 @@ import pytest
 from inference_worker.connectors.vllm.rank_boards import RankBoards
 from inference_worker.connectors.vllm.version_board import VersionBoard
 from kv_types.errors import ClosedError, ConfigError, InvalidArgumentError, ProtocolError
+from tests.support.descriptors import descriptors_since, open_descriptors
 
 _READER = """
 import sys
@@ -123,6 +124,7 @@ def test_what_is_no_board_is_said() -> None:
 
 
 def test_arguments_and_ends() -> None:
+    before = open_descriptors()
     board = VersionBoard.create()
     reader = VersionBoard.open(*board.handle)
     with pytest.raises(InvalidArgumentError):
@@ -136,11 +138,11 @@ def test_arguments_and_ends() -> None:
         reader.publish("v")
     board.publish("x" * 1024)
     assert reader.read() == (1, "x" * 1024)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (names are all that is wanted)
+    assert descriptors_since(before)
     board.close()
     board.close()
     reader.close()
-    assert len(os.listdir("/proc/self/fd")) < before  # noqa: PTH208
+    assert not descriptors_since(before)
     for closed in (board, reader):
         with pytest.raises(ClosedError):
             closed.read()

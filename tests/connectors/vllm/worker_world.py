@@ -10,7 +10,7 @@ from typing import Any, Self
 from inference_worker.client import Client, ClientSettings
 from tests.connectors.vllm.workers import Engine
 from tests.support.attach_site import AttachSite
-from tests.support.descriptors import Descriptors, descriptors_since, open_descriptors
+from tests.support.descriptors import open_descriptors, wait_until_closed
 from tests.support.polling import wait_until
 
 
@@ -18,12 +18,11 @@ class WorkerWorld:
     """A context manager."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
+        self._descriptors = open_descriptors()
         self.site = AttachSite(folder, **settings)
         self._engines: list[Engine] = []
-        self._descriptors: Descriptors = open_descriptors()
 
     def __enter__(self) -> Self:
-        self._descriptors = open_descriptors()
         self.site.__enter__()
         return self
 
@@ -38,7 +37,7 @@ class WorkerWorld:
         finally:
             self.site.__exit__(kind, error, trace)
         if error is None:
-            wait_until(lambda: not descriptors_since(self._descriptors), what="all descriptors' end")
+            wait_until_closed(self._descriptors)
 
     def connect(self, name: str = "engine", **settings: Any) -> Client:
         return Client.connect(
