@@ -213,7 +213,16 @@ def overrun(engine: Any) -> None:
 
 def header(engine: Any) -> dict[str, Any]:
     """What the scheduler sees of the sidecar: its view, whether that is fresh, and whether it has died."""
-    validity = scheduler_side(engine)._client.validity
+    return _header(scheduler_side(engine)._client)
+
+
+def headers(engine: Any) -> list[dict[str, Any]]:
+    """What the scheduler sees of the sidecar, and what the worker."""
+    return [_header(scheduler_side(engine)._client), _header(worker_side(engine)._shard.client)]
+
+
+def _header(client: Client) -> dict[str, Any]:
+    validity = client.validity
     return {
         "life": validity.life.hex(),
         "view": validity.view,

@@ -32,13 +32,42 @@ def run_command(*words: str, status: int = 0) -> str:
 
 def status(sidecar: SidecarProcess) -> dict[str, int]:
     """Figures of its arena."""
+    return {name: int(value) for name, value in _told(sidecar)["arena"].items()}
+
+
+def records(sidecar: SidecarProcess, name: str) -> int:
+    """How often something has become of records of its L3 in this life: stored, corrupt, ..."""
+    return int(_told(sidecar)["l3"]["records"].get(name, 0))
+
+
+def attached(sidecar: SidecarProcess, engine: Engine) -> None:
+    """Wait until both sides of an engine have come to this life of a sidecar, and find all it has, its L3 included.
+
+    Whoever asks before that misses, and computes and stores what there is already.
+    """
+    told: dict[str, Any] = {}
+
+    def found_all() -> bool:
+        told.update(_told(sidecar), seen_by=engine.inside("tests.vllm.load_faults:headers"))
+        if not all(side["is_fresh"] and side["life"] == told["life"] for side in told["seen_by"]):
+            return False
+        servers = _servers(told)
+        return all(server["breaker"] == "closed" and server["connections"] for server in servers)
+
+    wait_until(
+        found_all,
+        what=lambda: f"the engine's return to life {told['life']}: {told['seen_by']}, {_servers(told)}",
+    )
+
+
+def _servers(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of its L3; none where there is none."""
+    return list((told["l3"] or {}).get("servers", ()))
+
+
+def _told(sidecar: SidecarProcess) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(command(sidecar, "status", "--json"))
-    return {name: int(value) for name, value in told["arena"].items()}
-
-
-def records_stored(sidecar: SidecarProcess) -> int:
-    """Pages that went into its L3."""
-    return int(json.loads(command(sidecar, "status", "--json"))["l3"]["records"].get("stored", 0))
+    return told
 
 
 def invalidate(sidecar: SidecarProcess, *words: str) -> None:

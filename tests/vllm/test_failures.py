@@ -14,7 +14,7 @@ from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.vllm.conftest import sidecar_with
 from tests.vllm.engines import Answer, Engine, Makers, all_same, connector, same
 from tests.vllm.models import tokens
-from tests.vllm.sidecars import found, records_stored, settled, status
+from tests.vllm.sidecars import attached, found, records, settled, status
 
 PAGE = 64
 MODES = ("sync", "layerwise", "async")
@@ -185,7 +185,7 @@ def test_c07_the_sidecar_is_killed_under_a_load(
         assert engine.reset_prefix_cache()
         mortal.kill()
         mortal.start()
-        wait_until(lambda: status(mortal)["clients_attached"] >= 3, what="the engine to attach again")
+        attached(mortal, engine)
         store(engine, right)
         check_after(engine, mortal, right)
 
@@ -302,7 +302,7 @@ def test_c07_records_of_l3_that_are_damaged_are_misses(plain: Engine, made_here:
             )
             same(engine.ask(prompt, max_tokens=4, logprobs=4), right)
             settled(engine)
-            wait_until(lambda: records_stored(node) == 4, what="write-behind")
+            wait_until(lambda: records(node, "stored") == 4, what="write-behind")
             names = pages_in(redis)
             assert len(names) == 4
             for name in names:
@@ -311,13 +311,14 @@ def test_c07_records_of_l3_that_are_damaged_are_misses(plain: Engine, made_here:
                 redis.client.set(name, bytes(record), keepttl=True)
             node.terminate()
             node.start()
-            wait_until(lambda: status(node)["clients_attached"] >= 2, what="the engine to attach again")
+            attached(node, engine)
             assert engine.reset_prefix_cache()
             answer = engine.ask(prompt, max_tokens=4, logprobs=4)
             assert answer.cached_tokens == 0
             same(answer, right)
+            assert records(node, "corrupt") >= 1
             settled(engine)
             wait_until(
-                lambda: records_stored(node) >= 1, what="a right record in place of the one that was met"
+                lambda: records(node, "stored") >= 1, what="a right record in place of the one that was met"
             )
             assert status(node)["leases"] == 0

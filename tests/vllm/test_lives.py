@@ -11,7 +11,7 @@ from tests.support.polling import wait_until
 from tests.vllm.conftest import sidecar_with
 from tests.vllm.engines import Engine, Makers, connector, same
 from tests.vllm.models import tokens
-from tests.vllm.sidecars import found, records_stored, settled, status
+from tests.vllm.sidecars import attached, found, records, settled, status
 
 PAGE = 64
 
@@ -37,11 +37,11 @@ def test_pages_outlive_the_engine_and_in_redis_the_sidecar(
         answer = second.ask(prompt, max_tokens=8, logprobs=4)
         assert answer.external_tokens == 5 * PAGE
         same(answer, right)
-        wait_until(lambda: records_stored(sidecar) >= 5, what="write-behind")
+        wait_until(lambda: records(sidecar, "stored") >= 5, what="write-behind")
 
         sidecar.terminate()
         sidecar.start()
-        wait_until(lambda: status(sidecar)["clients_attached"] >= 3, what="the engine to attach anew")
+        attached(sidecar, second)
         assert status(sidecar)["entries_visible"] == 0
         again = second.ask(
             prompt,
@@ -67,7 +67,7 @@ def test_c20_a_sidecar_that_comes_late_dies_in_mid_put_and_returns(
         settled(engine)
 
         sidecar.start()
-        wait_until(lambda: status(sidecar)["clients_attached"] >= 3, what="the engine to attach")
+        attached(sidecar, engine)
         same(engine.ask(prompts[1], max_tokens=8, logprobs=4), right[1])
         settled(engine)
         wait_until(lambda: status(sidecar)["entries_visible"] == 4, what="its pages")
@@ -84,7 +84,7 @@ def test_c20_a_sidecar_that_comes_late_dies_in_mid_put_and_returns(
         settled(engine)
 
         sidecar.start()
-        wait_until(lambda: status(sidecar)["clients_attached"] >= 3, what="the engine to attach again")
+        attached(sidecar, engine)
         same(engine.ask(prompts[5], max_tokens=8, logprobs=4), right[5])
         settled(engine)
         assert engine.reset_prefix_cache()
