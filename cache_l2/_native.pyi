@@ -498,6 +498,8 @@ class Reader:
         """A writable view of a reserved place, for writers that fill in place."""
     def held(self) -> int:
         """Leases held now, each of however many pages."""
+    def posted(self) -> int:
+        """Pages that this row has posted and the sidecar has not carried out."""
     def abandon_in_child(self) -> None:
         """Close the copy of the doorbell that a forked child has inherited; does nothing in the process that attached."""
     def close(self) -> bool:

@@ -343,6 +343,7 @@ class Link:
             "losses": session.losses if session is not None else 0,
             "forks": self.forks,
             "leases_held": arena.held() if arena is not None else 0,
+            "posted_pages": arena.posted() if arena is not None else 0,
             "prefaulting": 1 if arena is not None and arena.is_prefaulting() else 0,
         }
 

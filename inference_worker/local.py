@@ -257,6 +257,10 @@ class LocalArena(Home):
         """Leases held now, each of however many pages."""
         return self.reader.held()
 
+    def posted(self) -> int:
+        """Pages that were put here and that the sidecar has not taken over yet."""
+        return self.reader.posted()
+
     def close(self) -> None:
         """Detach, once no request is open any more: until then the row holds back `drained` for what they compute.
 

@@ -465,6 +465,7 @@ void bind_reader(nb::module_& m) {
            nb::arg("revision"), nb::arg("ttl_s") = -1, nb::arg("deadline_ns"), nb::arg("terms"))
       .def("slot", &PyReader::slot, nb::arg("offset"), nb::arg("size"))
       .def("held", [](const PyReader& self) { return self.core()->held(); })
+      .def("posted", [](const PyReader& self) { return self.core()->posted(); })
       .def("abandon_in_child", &PyReader::abandon_in_child)
       .def("close", &PyReader::close);
 }

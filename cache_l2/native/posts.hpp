@@ -105,4 +105,11 @@ inline bool has_posted(const Posts& posts, const PageKey& key) {
   return false;
 }
 
+// Pages of a row that are posted and not settled. In this order: else one that is posted and settled in between would count
+// below none.
+inline std::uint64_t unsettled_pages(const Posts& posts) {
+  const std::uint64_t settled = posts.settled_pages.load(std::memory_order_acquire);
+  return posts.posted_pages.load(std::memory_order_acquire) - settled;
+}
+
 }  // namespace stratakv

@@ -117,6 +117,8 @@ class Reader {
   bool complete(std::uint32_t counter, const CountsDelta& delta) noexcept;
   // What this row has counted under `counter` up to now; nothing when it is rewritten at each attempt to read it.
   std::optional<CountsSnapshot> counts(std::uint32_t counter) { return read_counts(row().counts[counter]); }
+  // Pages that this row has posted and the sidecar has not carried out.
+  std::uint64_t posted() const { return unsettled_pages(row().posts); }
   // Leases, each of however many pages.
   std::uint32_t held() const { return slots_.held(); }
   // Whether the data file is not being pre-faulted any more.

@@ -123,6 +123,7 @@ def test_a_look_up_waits_for_a_sidecar_that_stands_still_no_longer_than_it_says(
     put_fresh(client, ns, first, pages_under(first, ns.page_bytes))
     sidecar.pause()
     assert all_stored(put_fresh(client, ns, second, pages_under(second, ns.page_bytes)))
+    assert client.statistics()["posted_pages"] == 2, "taken for stored, and with nobody yet"
     began_s = time.monotonic()
     outcome = client.match(ns, second)
     assert outcome in (Miss(MissReason.ABSENT), Miss(MissReason.STALE))
@@ -130,3 +131,4 @@ def test_a_look_up_waits_for_a_sidecar_that_stands_still_no_longer_than_it_says(
     assert client.match(ns, first) in (Hit(2, Tier.L2), Miss(MissReason.STALE))
     sidecar.signal(signal.SIGCONT)
     wait_until(lambda: client.match(ns, second) == Hit(2, Tier.L2), what="what was posted meanwhile")
+    wait_until(lambda: client.statistics()["posted_pages"] == 0, what="the sidecar's account of it")

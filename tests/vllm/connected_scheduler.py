@@ -24,6 +24,7 @@ from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob, SaveJob, St
 from inference_worker.connectors.vllm.scheduler_side import SchedulerSide
 from inference_worker.connectors.vllm.variants import VariantNamespaces
 from kv_types.ids import KEY_BYTES
+from tests.support.polling import wait_until
 from tests.support.spaces import space_of
 from tests.vllm.engines import connector
 from tests.vllm.real_scheduler import BLOCK, greedy_request, output_of, real_scheduler
@@ -202,6 +203,7 @@ class ConnectedScheduler:
         self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): SimpleNamespace(identity=identity)})
         self.client = Client.connect(endpoint, settings=ClientSettings(deadline_s=10.0))
         assert self.client.wait_ready(deadline_s=10.0)
+        assert self.side._client.wait_ready(deadline_s=10.0)
         self.worker = Worker(self.client, base)
         self.depth = depth
         self.queue: list[tuple[Any, Any]] = []
@@ -245,8 +247,16 @@ class ConnectedScheduler:
             self.pump()
         assert all(one.is_finished() for one in requests), [str(one.status) for one in requests]
         assert not self.scheduler.requests
+        self.wait_taken_over()
+
+    def wait_taken_over(self) -> None:
+        """Until the sidecar has what was stored: who looks for it before that waits, but not long."""
+        wait_until(
+            lambda: not self.client.statistics()["posted_pages"], what="the sidecar to take pages over"
+        )
 
     def reset(self, *, running: bool = False) -> bool:
+        self.wait_taken_over()
         return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
 
     def check(self) -> None:

@@ -206,6 +206,14 @@ def failed_jobs(engine: Any) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}
 
 
+def posted_pages(engine: Any) -> int:
+    """Pages that the engine has put and its sidecar has not taken over: who looks one up waits for it, but not long."""
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+    shard = worker_side(engine)._shard if has_kv_transfer_group() else None
+    return int(shard.client.statistics()["posted_pages"]) if shard is not None else 0
+
+
 def overrun(engine: Any) -> None:
     """At its next look the engine finds that events were overwritten before it has read them."""
     _Once(scheduler_side(engine)._client.validity, "events_since", lambda _, view: None)

@@ -75,9 +75,18 @@ def invalidate(sidecar: SidecarProcess, *words: str) -> None:
     command(sidecar, "invalidate", *words, "--wait", "--yes")
 
 
-def settled(engine: Engine) -> None:
-    """Wait until an engine has nothing under way, its saves included."""
+def idle(engine: Engine) -> None:
+    """Wait until an engine has nothing under way, its saves included; a sidecar that stands still has not seen them."""
     wait_until(engine.is_idle, what="the engine's saves")
+
+
+def settled(engine: Engine) -> None:
+    """Wait until an engine has nothing under way, and its sidecar has what it saved: who looks for it finds it."""
+    idle(engine)
+    wait_until(
+        lambda: not engine.inside("tests.vllm.load_faults:posted_pages"),
+        what="the sidecar to take over what was saved",
+    )
 
 
 def found(tokens_asked: int, page_tokens: int) -> int:

@@ -28,7 +28,7 @@ PAGE = 64
 LONG = 4 * PAGE + 1
 LOCAL = LONG // 32 * 32
 FAULTS = "tests.vllm.load_faults"
-QUICK = ("--freshness-lease", "1s", "--pause-bound", "300ms")
+QUICK = ("--freshness-lease", "2s", "--pause-bound", "300ms")
 PURGED, KEPT, PROBE, LATER = (tokens(seed, LONG) for seed in (1, 2, 3, 4))
 
 
@@ -39,7 +39,7 @@ class Pair:
     mine: SidecarProcess
     other: SidecarProcess
 
-    def purge(self, prefix: Path, *words: str, status: int = 0, timeout: str = "4s") -> dict[str, Any]:
+    def purge(self, prefix: Path, *words: str, status: int = 0, timeout: str = "6s") -> dict[str, Any]:
         """Purge a prompt through the other one; returns what it told."""
         told: dict[str, Any] = json.loads(
             command(
@@ -220,7 +220,7 @@ def test_an_idle_engine_of_setting_keep_holds_no_fence_back(
     for kind in ("hidden", "drained"):
         told = pair.purge(prefix, kind, timeout="20s")
         assert (told["exit_code"], told["gone"]) == (0, [])
-        assert told["waited_ms"] < 900, "less than any lease"
+        assert told["waited_ms"] < 1900, "less than any lease"
     same(ask(engine, PURGED), right)
     assert ask(engine, KEPT).local_tokens == LOCAL
 

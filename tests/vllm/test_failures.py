@@ -14,7 +14,7 @@ from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.vllm.conftest import sidecar_with
 from tests.vllm.engines import Answer, Engine, Makers, all_same, connector, same
 from tests.vllm.models import tokens
-from tests.vllm.sidecars import attached, found, records, settled, status
+from tests.vllm.sidecars import attached, found, idle, records, settled, status
 
 PAGE = 64
 MODES = ("sync", "layerwise", "async")
@@ -239,14 +239,21 @@ def test_c07_a_sidecar_that_stands_still_refuses_saves_and_later_ones_work(
 ) -> None:
     prompts = [tokens(60 + seed, 5 * PAGE + 1) for seed in range(4)]
     right = plain.generate(prompts, max_tokens=4, logprobs=4)
-    with sidecar_with(flags=("--freshness-lease", "1s")) as slow:
+    with sidecar_with(flags=("--freshness-lease", "2s")) as slow:
         engine = made_here.engine(
-            llama, **connector(slow.runtime, page_tokens=PAGE, store_deadline_s=0.2, look_up_deadline_s=0)
+            llama,
+            **connector(
+                slow.runtime,
+                page_tokens=PAGE,
+                store_deadline_s=0.2,
+                look_up_deadline_s=0,
+                scheduler_deadline_s=0.2,
+            ),
         )
         settled(engine)
         slow.pause()
         all_same(engine.generate(prompts, max_tokens=4, logprobs=4), right)
-        settled(engine)
+        idle(engine)
         slow.signal(signal.SIGCONT)
         wait_until(lambda: engine.inside(f"{FAULTS}:header")["is_fresh"], what="a sidecar that vouches again")
         refused = flushed(engine, "vllm:stratakv_refused_pages")

@@ -14,6 +14,7 @@ from kv_types.limits import (
     CALL_S_MAX,
     ENGINE_LOOK_UP_S_MAX,
     PAGE_TOKENS_MAX,
+    VLLM_SCHEDULER_CALL_S,
 )
 from kv_types.numbers import check_integer, check_seconds
 
@@ -63,11 +64,13 @@ class ConnectorSettings:
     """What an operator may choose; made by `of`.
 
     endpoint: the sidecar's; None is the client's default. tenant_source: a request's `cache_salt` by default;
-    `fixed_tenant` is its name where one was given as `fixed:<name>`. weights_version: names the weights, instead of the
-    hub's commit or a digest of their files. model_name: None is the served model's own. look_up_deadline_s: how long a
-    request may wait for pages of L3 before it is scheduled without. follow_weights: take announced versions of weights
-    for this engine's own. page_tokens: a multiple of the engine's block size; None lets the connector choose.
-    save_generated: store pages of generated tokens too. require_cacheable: refuse to start where the model can't be named.
+    `fixed_tenant` is its name where one was given as `fixed:<name>`. weights_version: names the weights, instead of
+    the hub's commit or a digest of their files. model_name: None is the served model's own. look_up_deadline_s: how
+    long a request may wait for pages of L3 before it is scheduled without. store_deadline_s: how long one save may
+    take. scheduler_deadline_s: how long the whole engine may wait for a sidecar that has to be told of a tenant.
+    follow_weights: take announced versions of weights for this engine's own. page_tokens: a multiple of the engine's
+    block size; None lets the connector choose. save_generated: store pages of generated tokens too.
+    require_cacheable: refuse to start where the model can't be named.
     """
 
     endpoint: str | None = None
@@ -78,6 +81,7 @@ class ConnectorSettings:
     model_name: str | None = None
     look_up_deadline_s: float = 0.5
     store_deadline_s: float = 5.0
+    scheduler_deadline_s: float = VLLM_SCHEDULER_CALL_S
     load_mode: LoadMode = LoadMode.SYNC
     engine_cache: EngineCache = EngineCache.KEEP
     on_invalidation: OnInvalidation = OnInvalidation.FINISH
@@ -176,6 +180,7 @@ _READERS: dict[str, Reader] = {
     "model_name": _text_or_null,
     "look_up_deadline_s": _seconds(ENGINE_LOOK_UP_S_MAX, may_be_0=True),
     "store_deadline_s": _seconds(CALL_S_MAX),
+    "scheduler_deadline_s": _seconds(CALL_S_MAX),
     "load_mode": _choice(LoadMode),
     "engine_cache": _choice(EngineCache),
     "on_invalidation": _choice(OnInvalidation),

@@ -18,7 +18,7 @@ from inference_worker.connectors.vllm.settings import ConnectorSettings, EngineC
 from inference_worker.connectors.vllm.worker_side import WorkerSide
 from kv_types.clock import BoottimeClock
 from kv_types.errors import ConfigError
-from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX, VLLM_SCHEDULER_CALL_S
+from kv_types.limits import PREFETCHES_IN_FLIGHT_MAX
 from kv_types.namespace import Uncacheable
 from kv_types.validity import EngineMode
 
@@ -51,7 +51,7 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> FusedSch
         settings.endpoint,
         settings=ClientSettings(
             name="vllm-scheduler",
-            deadline_s=VLLM_SCHEDULER_CALL_S,
+            deadline_s=settings.scheduler_deadline_s,
             engine=mode,
             writable=False,
             prefault=False,
