@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm.asking import Asker
 from inference_worker.connectors.vllm.plan import Variant
+from inference_worker.connectors.vllm.settings import ConnectorSettings
 from inference_worker.connectors.vllm.variants import VariantNamespaces
+from inference_worker.connectors.vllm.wiring import connect_scheduler
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import VLLM_SCHEDULER_CALL_S, VLLM_SIDECAR_LEFT_ALONE_S
+from kv_types.outcomes import Miss, MissReason
 from tests.connectors.vllm.scheduling import PAGE_BYTES, base_of
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 
@@ -40,3 +44,19 @@ def test_a_hung_sidecar_is_left_alone(own_sidecar: SidecarProcess) -> None:
         assert asker.is_waiting
         now[0] += VLLM_SIDECAR_LEFT_ALONE_S
         assert not asker.is_waiting
+
+
+def test_the_engine_waits_as_long_as_its_operator_said(own_sidecar: SidecarProcess) -> None:
+    wanted_s = 3 * VLLM_SCHEDULER_CALL_S
+    settings = ConnectorSettings(endpoint=str(own_sidecar.runtime), scheduler_deadline_s=wanted_s)
+    side = connect_scheduler(settings, SimpleNamespace(scheduler_config=SimpleNamespace())).side
+    try:
+        client = side._client
+        assert client.wait_ready(deadline_s=10.0)
+        own_sidecar.pause()
+        namespace = client.register(base_of("waits"), page_bytes=PAGE_BYTES)
+        began = time.monotonic()
+        assert Asker(client).match(namespace, bytes(KEY_BYTES)) == Miss(MissReason.DEADLINE)
+        assert wanted_s <= time.monotonic() - began < 10 * wanted_s
+    finally:
+        side.shutdown()
