@@ -96,7 +96,12 @@ def connector(runtime: Path) -> dict[str, Any]:
         "kv_connector_module_path": "stratakv.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"endpoint": f"unix:{runtime}", "require_cacheable": True},
+        # Patient: on a busy machine a first look-up must not be a miss, which would end the measurement.
+        "kv_connector_extra_config": {
+            "endpoint": f"unix:{runtime}",
+            "require_cacheable": True,
+            "scheduler_deadline_s": 5.0,
+        },
     }
 
 

@@ -43,8 +43,10 @@ model=$models/smollm2-135m-instruct
 
 echo "Starting a sidecar and two servers"
 start sidecar "$PYTHON" -m stratakv serve --runtime-dir "$scratch/run" --arena-size 512MiB --no-l3
+# scheduler_deadline_s: two servers and a sidecar share a few cores here, so an answer may take longer than elsewhere.
 config=$(printf '{"kv_connector": "StrataConnector", "kv_connector_module_path": "stratakv.vllm", "kv_role": "kv_both",
-  "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"endpoint": "unix:%s/run", "model_name": "smollm2"}}' "$scratch")
+  "kv_load_failure_policy": "recompute",
+  "kv_connector_extra_config": {"endpoint": "unix:%s/run", "model_name": "smollm2", "scheduler_deadline_s": 5}}' "$scratch")
 urls=()
 for name in one two; do
   port=$(free_port)
