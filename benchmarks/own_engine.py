@@ -43,6 +43,20 @@ ENGINE_DEFAULTS: Mapping[str, Any] = {
     "max_num_seqs": 16,
 }
 SAMPLING_DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
+SCHEDULER_S = 10.0
+"""How long a scheduler waits for a sidecar to answer: a busy machine is no reason for a miss, which would spoil what is asked."""
+
+
+def connector_config(endpoint: Path | str, **extra: Any) -> dict[str, Any]:
+    """Return the `kv_transfer_config` that switches our connector on; `extra` are its own settings."""
+    shown = str(endpoint) if str(endpoint).startswith("unix:") else f"unix:{endpoint}"
+    return {
+        "kv_connector": "StrataConnector",
+        "kv_connector_module_path": "stratakv.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"endpoint": shown, "scheduler_deadline_s": SCHEDULER_S, **extra},
+    }
 
 
 class EngineError(RuntimeError):

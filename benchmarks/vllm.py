@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import local
 from benchmarks.daemon import own_sidecar
-from benchmarks.own_engine import Answer, Engine, has_vllm
+from benchmarks.own_engine import Answer, Engine, connector_config, has_vllm
 from benchmarks.showing import telling
 from benchmarks.vllm_models import LLAMA_184M, random_model
 
@@ -89,22 +89,6 @@ class Results:
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
-def connector(runtime: Path) -> dict[str, Any]:
-    """The engine argument that switches our connector on."""
-    return {
-        "kv_connector": "StrataConnector",
-        "kv_connector_module_path": "stratakv.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        # Patient: on a busy machine a first look-up must not be a miss, which would end the measurement.
-        "kv_connector_extra_config": {
-            "endpoint": f"unix:{runtime}",
-            "require_cacheable": True,
-            "scheduler_deadline_s": 5.0,
-        },
-    }
-
-
 def prompt_of(number: int) -> list[int]:
     """A prompt that no other round has."""
     draw = np.random.default_rng([SEED, number])
@@ -169,7 +153,8 @@ def engines() -> Iterator[Engines]:
         logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="stratakv-bench-")))
         runtime = running.enter_context(own_sidecar(arena_bytes=ARENA_BYTES, flags=("--no-l3",)))
         made = []
-        for name, config in (("a", connector(runtime)), ("b", connector(runtime)), ("plain", None)):
+        with_us = connector_config(runtime, require_cacheable=True)
+        for name, config in (("a", with_us), ("b", with_us), ("plain", None)):
             # One after the other: each start takes all of a small machine.
             engine = Engine(
                 model, log=logs / name, max_model_len=PROMPT_TOKENS + 256, kv_transfer_config=config

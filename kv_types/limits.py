@@ -420,8 +420,8 @@ NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
 
 # The vLLM connector
-VLLM_SCHEDULER_CALL_S = 0.2
-"""How long an engine's scheduler waits for an answer of the sidecar, which it needs for a namespace that is new, by default."""
+VLLM_SCHEDULER_DEADLINE_S_DEFAULT = 0.2
+"""How long an engine's scheduler waits for an answer of the sidecar, which it needs for a namespace that is new."""
 VLLM_SIDECAR_LEFT_ALONE_S = 4.0
 """How long a sidecar that did not answer in that time is asked nothing that needs an answer."""
 ENGINE_LOOK_UP_S_MAX = 60.0

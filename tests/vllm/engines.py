@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.own_engine import Answer, Asked, Engine, EngineError, Spawn, spawn_python
+from benchmarks.own_engine import (
+    Answer,
+    Asked,
+    Engine,
+    EngineError,
+    Spawn,
+    connector_config,
+    spawn_python,
+)
 from tests.vllm.servers import Completion, Server
 
 __all__ = [
@@ -20,22 +28,9 @@ SMALL: dict[str, Any] = {"block_size": 32, "max_model_len": 2048, "num_gpu_block
 """For the tiny models: 8192 tokens of KV."""
 
 
-PATIENT_S = 10.0
-"""How long a scheduler waits here for a sidecar to answer: a busy machine is no reason for a miss."""
-
-
 def connector(endpoint: Path | str, **extra: Any) -> dict[str, Any]:
     """Engine arguments that switch our connector on; `extra` are its own settings."""
-    shown = str(endpoint) if str(endpoint).startswith("unix:") else f"unix:{endpoint}"
-    return {
-        "kv_transfer_config": {
-            "kv_connector": "StrataConnector",
-            "kv_connector_module_path": "stratakv.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"endpoint": shown, "scheduler_deadline_s": PATIENT_S, **extra},
-        }
-    }
+    return {"kv_transfer_config": connector_config(endpoint, **extra)}
 
 
 class Makers:

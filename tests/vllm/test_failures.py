@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kv_types.limits import VLLM_SCHEDULER_DEADLINE_S_DEFAULT
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, redis_servers
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
@@ -247,7 +248,7 @@ def test_c07_a_sidecar_that_stands_still_refuses_saves_and_later_ones_work(
                 page_tokens=PAGE,
                 store_deadline_s=0.2,
                 look_up_deadline_s=0,
-                scheduler_deadline_s=0.2,
+                scheduler_deadline_s=VLLM_SCHEDULER_DEADLINE_S_DEFAULT,
             ),
         )
         settled(engine)

@@ -14,7 +14,7 @@ from kv_types.limits import (
     CALL_S_MAX,
     ENGINE_LOOK_UP_S_MAX,
     PAGE_TOKENS_MAX,
-    VLLM_SCHEDULER_CALL_S,
+    VLLM_SCHEDULER_DEADLINE_S_DEFAULT,
 )
 from kv_types.numbers import check_integer, check_seconds
 
@@ -81,7 +81,7 @@ class ConnectorSettings:
     model_name: str | None = None
     look_up_deadline_s: float = 0.5
     store_deadline_s: float = 5.0
-    scheduler_deadline_s: float = VLLM_SCHEDULER_CALL_S
+    scheduler_deadline_s: float = VLLM_SCHEDULER_DEADLINE_S_DEFAULT
     load_mode: LoadMode = LoadMode.SYNC
     engine_cache: EngineCache = EngineCache.KEEP
     on_invalidation: OnInvalidation = OnInvalidation.FINISH
