@@ -111,6 +111,8 @@ TRACE_TIME_MS_MAX = 2**42
 """The year 2109 in Unix ms."""
 TRACE_TOKENS_MAX = 2**31 - 1
 """Tokens in, or out, of one request."""
+SIMULATE_JOBS_MAX = 256
+"""Processes that replay at a time."""
 
 # L1
 L1_MATCH_ATTEMPTS_MAX = 3
