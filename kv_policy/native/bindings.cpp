@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "policy_state.hpp"
 #include "prefix_policy.hpp"
 #include "replay.hpp"
 
@@ -141,6 +142,13 @@ void bind_held_policy(nb::module_& m) {
       .def("resident", [](HeldPolicy& self, std::uint32_t page) { return self.policy().resident(page); }, nb::arg("page"))
       .def("is_leaf", [](HeldPolicy& self, std::uint32_t page) { return self.policy().is_leaf(page); }, nb::arg("page"))
       .def("is_held", &HeldPolicy::is_held, nb::arg("page"))
+      .def("export_state", [](HeldPolicy& self) {
+             const std::string bytes = PolicyState::exported(self.policy());
+             return nb::bytes(bytes.data(), bytes.size());
+           })
+      .def("import_state", [](HeldPolicy& self, const nb::bytes& bytes, std::uint64_t now_ns) {
+             PolicyState::restore(self.policy(), std::string_view(bytes.c_str(), bytes.size()), now_ns);
+           }, nb::arg("state"), nb::arg("now_ns"))
       .def("bytes", [](HeldPolicy& self) { return self.policy().bytes(); })
       .def("is_learned", [](HeldPolicy& self) { return self.policy().is_learned(); })
       .def("counts", [](HeldPolicy& self) {

@@ -37,13 +37,15 @@ class Ghosts {
   // What had to be forgotten for it, if anything.
   std::optional<Ghost> add(std::uint32_t digest, std::uint64_t touched_ns, std::uint32_t cell, std::uint32_t weight_class,
                            bool goes_on, std::uint64_t now_ns) {
-    Bucket& bucket = buckets_[number_of(digest)];
-    const std::uint64_t last = bucket.way[kWays - 1];
-    for (std::uint32_t i = kWays - 1; i > 0; --i) bucket.way[i] = bucket.way[i - 1];
-    bucket.way[0] = kUsed | std::uint64_t{digest >> kMarkFrom} << 40 | std::uint64_t{goes_on} << 39 |
-                    (ticks(touched_ns) & kTickMask) << 11 | cell << 4 | weight_class;
+    const std::uint64_t last = push(digest, ticks(touched_ns), cell, weight_class, goes_on);
     if ((last & kUsed) == 0) return std::nullopt;
     return unpacked(last, now_ns);
+  }
+
+  // As one of another life, whose age is told in 1/32 s.
+  void restore(std::uint32_t digest, std::uint32_t age_ticks, std::uint32_t cell, std::uint32_t weight_class, bool goes_on,
+               std::uint64_t now_ns) {
+    push(digest, ticks(now_ns) - age_ticks, cell, weight_class, goes_on);
   }
 
   // Finds and forgets a page.
@@ -81,6 +83,16 @@ class Ghosts {
   struct alignas(64) Bucket {
     std::uint64_t way[kWays] = {};
   };
+
+  // The word that falls out of the bucket.
+  std::uint64_t push(std::uint32_t digest, std::uint64_t tick, std::uint32_t cell, std::uint32_t weight_class, bool goes_on) {
+    Bucket& bucket = buckets_[number_of(digest)];
+    const std::uint64_t last = bucket.way[kWays - 1];
+    for (std::uint32_t i = kWays - 1; i > 0; --i) bucket.way[i] = bucket.way[i - 1];
+    bucket.way[0] = kUsed | std::uint64_t{digest >> kMarkFrom} << 40 | std::uint64_t{goes_on} << 39 |
+                    (tick & kTickMask) << 11 | cell << 4 | weight_class;
+    return last;
+  }
 
   static std::uint64_t ticks(std::uint64_t ns) { return ns / kTickNs; }
   std::uint64_t number_of(std::uint32_t digest) const { return digest & (buckets_.size() - 1); }

@@ -76,7 +76,7 @@ class PrefixPolicy {
   void touched(std::uint32_t page, std::uint64_t now_ns);
 
   // A page became resident on top of `parent` (kNoPage: first of its chain). `digest` is of its key: the same page gets the
-  // same one whenever it comes back. Victims are asked for by queue. `expires_ns`: kNever, or when its time to live ends.
+  // same one whenever it comes back; 0: unknown, and it is not known again. Victims are asked for by queue. `expires_ns`: kNever, or when its time to live ends.
   void insert(std::uint32_t page, std::uint32_t parent, std::uint32_t digest, std::uint16_t queue, std::uint64_t now_ns,
               std::uint64_t expires_ns = kNever);
 

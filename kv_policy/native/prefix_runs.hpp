@@ -305,7 +305,7 @@ inline void PrefixPolicy::insert(std::uint32_t page, std::uint32_t parent, std::
   added.digest = digest;
   added.resident = true;
   ++resident_pages_;
-  const std::optional<Ghosts::Ghost> ghost = ghosts_.take(digest, now_ns_);
+  const std::optional<Ghosts::Ghost> ghost = digest == 0 ? std::nullopt : ghosts_.take(digest, now_ns_);
   if (ghost) {
     ++counts_.returned;
     shadow_.used(now_ns_ - static_cast<std::uint64_t>(ghost->age_s * 1e9), 1, Ghosts::kTickNs, true);
@@ -331,8 +331,8 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   Page& gone = pages_[page];
   const std::uint32_t number = gone.run;
   Run& run = runs_[number];
-  if (evicted) {
-    ++counts_.evicted;
+  if (evicted) ++counts_.evicted;
+  if (evicted && gone.digest != 0) {
     const bool goes_on = run.path_depth > run.depth + kFanPages;
     const auto forgotten = ghosts_.add(gone.digest, run.touched_ns, run.cell, weight_class(run.whole), goes_on, now_ns_);
     if (forgotten) hazards_.forgotten(forgotten->cell, forgotten->age_s, ghost_weight(forgotten->weight_class));
