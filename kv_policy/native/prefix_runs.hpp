@@ -27,7 +27,7 @@ inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
   lower.whole = lower.pages;
   lower.left = 0;
   if (upper.place != LeafHeap::kNowhere) {
-    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail};
+    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail, kind_of(upper)};
     lower.place = LeafHeap::kNowhere;
     leaves_[upper.queue].change(upper.place, leaf, [&](std::uint32_t run, std::uint32_t place) { runs_[run].place = place; });
   }
@@ -261,6 +261,7 @@ inline void PrefixPolicy::classify_request(std::uint32_t run) {
 inline void PrefixPolicy::classify(std::uint32_t number) {
   Run& run = runs_[number];
   run.cell = static_cast<std::uint8_t>(Cell::of(run.reused, run.fan, run.last, run.unknown));
+  if (run.place != LeafHeap::kNowhere) leaves_[run.queue].set_kind(run.place, kind_of(run));
 }
 
 // Puts a run where victims are looked for, or takes it away from there.
@@ -273,7 +274,7 @@ inline void PrefixPolicy::refresh(std::uint32_t number) {
     if (run.place != LeafHeap::kNowhere) heap.remove(run.place, moved);
     return;
   }
-  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail};
+  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail, kind_of(run)};
   if (run.place == LeafHeap::kNowhere) {
     heap.add(leaf, moved);
   } else {
@@ -374,6 +375,7 @@ inline void PrefixPolicy::set_cost(std::uint32_t page, double cost) {
   if (!(cost > 0) || !std::isfinite(cost)) throw std::invalid_argument("cost must be a positive number");
   const double step = std::round(4 * std::log2(cost)) + kCostOne;
   pages_[page].cost = static_cast<std::uint32_t>(std::clamp(step, 0.0, 63.0)) & 63u;
+  refresh(pages_[page].run);
 }
 
 }  // namespace stratakv
