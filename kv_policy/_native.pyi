@@ -1,6 +1,6 @@
 """Types of the native eviction policy. Errors are ValueError; the callers in kv_policy turn them into kv_types.errors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
 import numpy as np
@@ -36,8 +36,13 @@ class PrefixPolicy:
     def remove(self, page: int, evicted: bool = False) -> None:
         """A leaf is resident no more, held or not."""
 
-    def evict(self, count: int, now_ns: int, queue: int = 0) -> list[int]:
-        """Up to `count` victims in the order they may go, removed already."""
+    def evict(
+        self, count: int, now_ns: int, queue: int = 0, last_access: Callable[[int], int] | None = None
+    ) -> list[int]:
+        """Up to `count` victims in the order they may go, removed already.
+
+        `last_access` tells of a page when its owner knows that it was used last, 0: no more than the policy.
+        """
 
     def set_cost(self, page: int, cost: float) -> None:
         """What it costs to lose a page, against computing it anew (1)."""

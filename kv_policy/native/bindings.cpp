@@ -67,11 +67,14 @@ class HeldPolicy {
     --resident_;
   }
 
-  std::vector<std::uint32_t> evict(std::uint32_t count, std::uint64_t now_ns, std::uint16_t queue) {
+  std::vector<std::uint32_t> evict(std::uint32_t count, std::uint64_t now_ns, std::uint16_t queue,
+                                   const std::optional<nb::callable>& last_access) {
     std::vector<std::uint32_t> victims;
     policy_.begin_round(now_ns);
     while (victims.size() < count) {
-      const std::optional<ColdPage> victim = policy_.coldest(queue);
+      const std::optional<ColdPage> victim =
+          !last_access ? policy_.coldest(queue)
+                       : policy_.coldest(queue, [&](std::uint32_t page) { return nb::cast<std::uint64_t>((*last_access)(page)); });
       if (!victim) break;
       remove(victim->page, true);
       victims.push_back(victim->page);
@@ -138,7 +141,8 @@ void bind_held_policy(nb::module_& m) {
       .def("hold", &HeldPolicy::hold, nb::arg("page"))
       .def("release", &HeldPolicy::release, nb::arg("page"))
       .def("remove", &HeldPolicy::remove, nb::arg("page"), nb::arg("evicted") = false)
-      .def("evict", &HeldPolicy::evict, nb::arg("count"), nb::arg("now_ns"), nb::arg("queue") = 0)
+      .def("evict", &HeldPolicy::evict, nb::arg("count"), nb::arg("now_ns"), nb::arg("queue") = 0,
+           nb::arg("last_access") = nb::none())
       .def("set_cost", [](HeldPolicy& self, std::uint32_t page, double cost) { self.policy().set_cost(page, cost); },
            nb::arg("page"), nb::arg("cost"))
       .def("resident", [](HeldPolicy& self, std::uint32_t page) { return self.policy().resident(page); }, nb::arg("page"))

@@ -119,7 +119,7 @@ inline void PrefixPolicy::gather_living() {
     living_[run.cell][bin] += share * static_cast<float>(step);
   }
   const std::uint64_t buckets = ghosts_.buckets();
-  const std::uint64_t stride = buckets / (kLivesSampled / Ghosts::kWays) + 1;
+  const std::uint64_t stride = (buckets - 1) / (kLivesSampled / Ghosts::kWays) + 1;
   for (std::uint64_t i = stride == 1 ? 0 : drawn(static_cast<std::uint32_t>(stride)); i < buckets; i += stride) {
     ghosts_.visit(i, now_ns_, [&](std::uint32_t, const Ghosts::Ghost& ghost) {
       const std::uint32_t bin = AgeScale::place(ghost.age_s).bin;

@@ -128,7 +128,7 @@ class PrefixPolicy {
   static constexpr std::uint32_t kSamples = 64;
   static constexpr std::uint32_t kLooksPerCall = 2048;   // at what the owner knows, of one call; a third of a ms or so
   static constexpr std::uint32_t kRetries = 16;          // likewise of learned choices
-  static constexpr std::uint32_t kLivesSampled = 4096;
+  static constexpr std::uint32_t kLivesSampled = 8192;
   static constexpr std::uint32_t kCellsPerRequest = 16;  // indexed after an estimate, in a large cache
   static constexpr std::uint32_t kSmallPages = 1 << 16;
   static constexpr std::uint64_t kEstimateEvery = 100, kEstimateSeldom = 2000;  // requests, in small and in large caches

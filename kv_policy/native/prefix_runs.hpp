@@ -169,7 +169,10 @@ inline void PrefixPolicy::join(std::uint32_t page, std::uint32_t parent, std::ui
   const bool known = ghost.has_value();
   const std::uint32_t below = parent == kNoPage ? kNoRun : pages_[parent].run;
   Run like;
-  if (below == kNoRun) {
+  if (options_.mode == PolicyMode::kLru) {  // a page was used when it was inserted, whenever its request asked for it
+    like.unasked = true;
+    like.touched_ns = now_ns_;
+  } else if (below == kNoRun) {
     like = asked_at_root(pages_[page].digest);
   } else if (runs_[below].tail == parent && now_ns_ - std::min(now_ns_, runs_[below].touched_ns) <= kPutsWithinNs) {
     like = runs_[below];
