@@ -30,7 +30,9 @@ class Cache:
         found = next((depth for depth in range(pages) if (name, depth) not in self.where), pages)
         tip = self.where[name, found - 1] if found else None
         digest = hash_of(name, found)
-        self.policy.looked(tip, resident_pages=found, missing_pages=pages - found, now_ns=now_ns, digest=digest)
+        self.policy.looked(
+            tip, resident_pages=found, missing_pages=pages - found, now_ns=now_ns, digest=digest
+        )
         for depth in range(found, pages):
             if tip is not None:
                 self.policy.hold(tip)
@@ -39,10 +41,12 @@ class Cache:
             if tip is not None:
                 self.policy.release(tip)
             page = self.free.pop()
-            self.policy.insert(page, parent=tip, now_ns=now_ns, expires_ns=expires_ns, digest=hash_of(name, depth))
+            self.policy.insert(
+                page, parent=tip, now_ns=now_ns, expires_ns=expires_ns, digest=hash_of(name, depth)
+            )
             self.where[name, depth], self.name_of[page] = page, (name, depth)
             tip = page
-        kind = name.split()[0]
+        kind = name.split(maxsplit=1)[0]
         self.found[kind] = self.found.get(kind, 0) + found
         return found
 
@@ -120,30 +124,30 @@ def test_costs_that_are_none_are_refused(cost: float) -> None:
 
 
 def test_deep_pages_stay_where_attention_counts() -> None:
-    policies = {pages: LearnedEviction(CAPACITY, attention_pages=pages) for pages in (0, 4)}
     first: dict[int, int] = {}
-    for pages, policy in policies.items():
+    for attention_pages in (0, 4):
+        policy = LearnedEviction(CAPACITY, attention_pages=attention_pages)
         chats_among_scans(policy)
         policy.evict(CAPACITY)
-        now = 2_000 * SECOND_NS
-        for chain, length in ((range(10, 30), 20), (range(0, 20), 20)):
-            del length
-            policy.looked(None, resident_pages=0, missing_pages=20 if chain[0] else 2, now_ns=now)
+        for chain in (range(10, 30), range(2)):
+            policy.looked(None, resident_pages=0, missing_pages=20, now_ns=2_000 * SECOND_NS)
             below = None
-            for page in list(chain) if chain[0] else [0, 1]:
-                policy.insert(page, parent=below, now_ns=now)
+            for page in chain:
+                policy.insert(page, parent=below, now_ns=2_000 * SECOND_NS)
                 below = page
-        [first[pages]] = policy.evict(1)
+        policy.looked(29, resident_pages=20, missing_pages=0, now_ns=2_001 * SECOND_NS)
+        policy.looked(1, resident_pages=2, missing_pages=0, now_ns=2_001 * SECOND_NS)
+        [first[attention_pages]] = policy.evict(1)
     assert first[4] == 1, "the shallow chain is computed anew for less"
 
 
 def test_a_page_that_its_owner_saw_used_is_no_victim_for_lost_look_ups() -> None:
-    for policy in ("learned", "lru"):
-        native = PrefixPolicy(pages=8, policy="learned" if policy == "learned" else "lru")
+    natives = (PrefixPolicy(pages=8), PrefixPolicy(pages=8, policy="lru"))
+    seen = {0: 90 * SECOND_NS, 2: 80 * SECOND_NS}
+    for native in natives:
         for page in range(4):
             native.insert([page], None, [0], (page + 1) * SECOND_NS)
-        seen = {0: 90 * SECOND_NS, 2: 80 * SECOND_NS}
-        assert native.evict(4, 100 * SECOND_NS, 0, lambda page: seen.get(page, 0)) == [1, 3, 2, 0]  # noqa: B023
+        assert native.evict(4, 100 * SECOND_NS, 0, lambda page: seen.get(page, 0)) == [1, 3, 2, 0]
         assert native.counts()["made_up"] == 2
 
 
@@ -169,7 +173,9 @@ def test_it_takes_few_bytes_a_page() -> None:
         first = chain * 16
         native.insert(range(first, first + 16), None, [0] * 16, chain)
     assert len(native) == 1 << 17
-    assert native.bytes() / len(native) <= 100, "16 a page, 64 of ghosts in a small cache, and runs of 16 pages"
+    assert native.bytes() / len(native) <= 100, (
+        "16 a page, 64 of ghosts in a small cache, and runs of 16 pages"
+    )
 
 
 STATE = chats_among_scans(LearnedEviction(CAPACITY), rounds=60).policy.export_state()
@@ -195,7 +201,11 @@ def test_a_state_with_a_damaged_byte_is_refused(at: int, flip: int) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.binary(max_size=200) | st.integers(0, len(STATE) - 1).map(lambda end: STATE[:end]) | st.just(STATE + b"x"))
+@given(
+    data=st.binary(max_size=200)
+    | st.integers(0, len(STATE) - 1).map(lambda end: STATE[:end])
+    | st.just(STATE + b"x")
+)
 def test_what_is_no_state_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgumentError):
         LearnedEviction(CAPACITY).import_state(data, SECOND_NS)

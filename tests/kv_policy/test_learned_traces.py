@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.policy import arrays
+from benchmarks.policy import Arrays, arrays
 from benchmarks.request_traces import KINDS, made_up
 from kv_policy._native import replay
 from kv_policy.trace import Trace, TraceBuilder
@@ -87,7 +87,10 @@ def test_c12_agents_keep_usable_prefixes_in_a_small_cache() -> None:
 def test_requests_that_are_put_in_pieces_are_known_for_one(name: str, piece_blocks: int) -> None:
     """What is put in pieces learns nearly as much, though what goes is chosen before all of it is there."""
     whole, pieces = (
-        sum(hit_ratio(name, index, "learned", piece_blocks=count) - REFERENCE[name][index][0] for index in range(6))
+        sum(
+            hit_ratio(name, index, "learned", piece_blocks=count) - REFERENCE[name][index][0]
+            for index in range(6)
+        )
         for count in (0, piece_blocks)
     )
     assert pieces >= 0.75 * whole
@@ -101,7 +104,8 @@ def test_it_holds_on_kinds_of_traces_that_it_was_not_tuned_on(kind: str) -> None
         distinct = len(np.unique(trace[2]))
         for share in SHARES:
             learned, lru = (
-                replay(*trace, capacity_blocks=int(distinct * share), policy=policy) for policy in ("learned", "lru")
+                replay(*trace, capacity_blocks=int(distinct * share), policy=policy)
+                for policy in ("learned", "lru")
             )
             gains.append((learned[1] - lru[1]) / lru[0])
     assert min(gains) >= -0.003, gains
@@ -122,15 +126,18 @@ def test_traces_that_are_none_are_refused() -> None:
     times, offsets = np.array([0, 5], np.int64), np.array([0, 1, 2], np.uint64)
     blocks = np.array([1, 2], np.uint64)
     assert replay(times, offsets, blocks, capacity_blocks=1)[0] == 2
-    for call in (
-        lambda: replay(times[::-1].copy(), offsets, blocks, capacity_blocks=1),
-        lambda: replay(times - 1, offsets, blocks, capacity_blocks=1),
-        lambda: replay(times, offsets[:2].copy(), blocks, capacity_blocks=1),
-        lambda: replay(times, offsets[::-1].copy(), blocks, capacity_blocks=1),
-        lambda: replay(times, offsets, blocks[:1].copy(), capacity_blocks=1),
-        lambda: replay(times, offsets, blocks, capacity_blocks=0),
-        lambda: replay(times, offsets, blocks, capacity_blocks=2**24),
-        lambda: replay(times, offsets, blocks, capacity_blocks=1, policy="fifo"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ValueError, match="must|hold"):
-            call()
+    late = np.array([5, 0], np.int64)
+    refused: list[tuple[Arrays, int, str]] = [
+        ((late, offsets, blocks), 1, "go back"),
+        ((times - 1, offsets, blocks), 1, "negative"),
+        ((times, offsets[:2].copy(), blocks), 1, "one more than times"),
+        ((times, offsets[::-1].copy(), blocks), 1, "go back"),
+        ((times, offsets, blocks[:1].copy()), 1, "number of blocks"),
+        ((times, offsets, blocks), 0, "hold a block"),
+        ((times, offsets, blocks), 2**24, "not more than"),
+    ]
+    for trace, capacity, why in refused:
+        with pytest.raises(ValueError, match=why):
+            replay(*trace, capacity_blocks=capacity)
+    with pytest.raises(ValueError, match="learned or lru"):
+        replay(times, offsets, blocks, capacity_blocks=1, policy="fifo")  # type: ignore[arg-type]
