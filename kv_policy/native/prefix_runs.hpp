@@ -9,7 +9,7 @@ namespace stratakv {
 inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
   const std::uint32_t below = pages_[page].run;
   if (runs_[below].tail == page) return below;
-  const std::uint32_t above = runs_.make(runs_[below]);
+  const std::uint32_t above = runs_.make(Run{runs_[below]});
   Run& upper = runs_[above];
   Run& lower = runs_[below];
   upper.pages = 0;
