@@ -37,6 +37,10 @@ struct Run {
 // Numbers of runs, given and taken back. They lie in blocks, so that no call ever moves all of them.
 class Runs {
  public:
+  Runs() = default;
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+
   Run& operator[](std::uint32_t run) { return blocks_[run / kBlock][run % kBlock]; }
   const Run& operator[](std::uint32_t run) const { return blocks_[run / kBlock][run % kBlock]; }
   std::uint32_t size() const { return size_; }
