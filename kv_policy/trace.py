@@ -150,7 +150,9 @@ class BlockTokens:
         """The only number of tokens, or the only power of two, that all requests allow; None where they leave it open."""
         found: set[int] = set()
         for low, high in (self._full, self._partial):
-            powers = [1 << power for power in range(PAGE_TOKENS_MAX.bit_length()) if low <= 1 << power <= high]
+            powers = [
+                1 << power for power in range(PAGE_TOKENS_MAX.bit_length()) if low <= 1 << power <= high
+            ]
             if low == high:
                 found.add(low)
             elif len(powers) == 1:
@@ -219,7 +221,9 @@ def _field(told: dict[str, Any], name: str, where: str) -> Any:
 def _count(told: dict[str, Any], name: str, most: int, where: str) -> int:
     value = _field(told, name, where)
     if type(value) is not int or not 0 <= value <= most:
-        raise InvalidArgumentError(f"{where}: {name} is {value!r:.60}; it is a whole number from 0 to {most:,}")
+        raise InvalidArgumentError(
+            f"{where}: {name} is {value!r:.60}; it is a whole number from 0 to {most:,}"
+        )
     return value
 
 
@@ -239,7 +243,9 @@ def _ids(told: dict[str, Any], where: str) -> list[int]:
     if not isinstance(value, list):
         raise InvalidArgumentError(f"{where}: hash_ids is {value!r:.60}; it is a list of numbers, root first")
     if len(value) > CHAIN_PAGES_MAX:
-        raise LimitExceededError(f"{where}: hash_ids has {len(value):,} blocks; at most {CHAIN_PAGES_MAX:,} go")
+        raise LimitExceededError(
+            f"{where}: hash_ids has {len(value):,} blocks; at most {CHAIN_PAGES_MAX:,} go"
+        )
     for index, one in enumerate(value):
         if type(one) is not int or not 0 <= one < _ID_END:
             raise InvalidArgumentError(

@@ -41,7 +41,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def simulate(
     traces: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="JSONL files of requests, plain, .gz or .zst; - is standard input."),
+        typer.Argument(
+            metavar="TRACE…", help="JSONL files of requests, plain, .gz or .zst; - is standard input."
+        ),
     ],
     capacity: Annotated[
         str,
@@ -55,17 +57,27 @@ def simulate(
     ] = None,
     bytes_per_token: Annotated[
         int | None,
-        typer.Option(min=1, max=PAGE_BYTES_MAX, help="KV bytes of one token: 2 × layers × KV heads × head size × element size."),
+        typer.Option(
+            min=1,
+            max=PAGE_BYTES_MAX,
+            help="KV bytes of one token: 2 × layers × KV heads × head size × element size.",
+        ),
     ] = None,
     page_tokens: Annotated[
         int | None,
         typer.Option(min=1, max=PAGE_TOKENS_MAX, help="Tokens of a block, where the trace leaves it open."),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Take all files as parts of one trace, in the order of their times.")
+        bool,
+        typer.Option("--merge", help="Take all files as parts of one trace, in the order of their times."),
     ] = False,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - is standard output, and nothing else goes there.")
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write all figures as JSON; - is standard output, and nothing else goes there.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves into a picture (.png, .svg, .pdf).")
@@ -87,7 +99,10 @@ def simulate(
         if json_file != STANDARD_INPUT:
             _print(curves, sizes)
     except BrokenProcessPool:
-        say(_VERB, "a process that replayed was ended, for want of memory perhaps: try --jobs 1, or a part of the trace")
+        say(
+            _VERB,
+            "a process that replayed was ended, for want of memory perhaps: try --jobs 1, or a part of the trace",
+        )
         raise typer.Exit(_FAILED) from None
     except StrataError as error:
         say(_VERB, str(error))
@@ -148,9 +163,7 @@ def _curves(
     ]
 
 
-def _replayed(
-    traces: Sequence[Trace], cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, Replayed]]:
+def _replayed(traces: Sequence[Trace], cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Replayed]]:
     work = sum(len(traces[number].blocks) for number, _, _ in cells)
     if jobs == 1 or work <= _ALONE_BLOCKS:
         for number, policy, pages in cells:
@@ -158,7 +171,10 @@ def _replayed(
         return
     # Not forked: who has threads, as numpy may, can't be forked safely.
     pool = ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=get_context("spawn"), initializer=_take_traces, initargs=(list(traces),)
+        min(jobs, len(cells)),
+        mp_context=get_context("spawn"),
+        initializer=_take_traces,
+        initargs=(list(traces),),
     )
     try:
         under_way = {pool.submit(_replay_cell, cell): cell for cell in cells}
@@ -236,7 +252,10 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
 
 
 def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:
-    text = json.dumps({"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)}, indent=2)
+    text = json.dumps(
+        {"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)},
+        indent=2,
+    )
     if file == STANDARD_INPUT:
         sys.stdout.write(text + "\n")
         return

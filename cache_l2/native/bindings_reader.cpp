@@ -425,6 +425,7 @@ void bind_reader(nb::module_& m) {
       .def_prop_ro("life", &PyReader::life)
       .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
+      .def_prop_ro("recording", [](const PyReader& self) { return self.core()->recording(); })
       .def_prop_ro("keep_granted", [](const PyReader& self) { return self.core()->keep_granted(); })
       .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
       .def("stamp", &PyReader::stamp)
