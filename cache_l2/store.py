@@ -256,7 +256,7 @@ class ArenaStore(PageIntake):
         """Vouch for the published view until a time of CLOCK_BOOTTIME."""
         self._arena.publish_freshness(freshness_ns)
 
-    def record(self, on: bool) -> None:  # noqa: FBT001 - what is set is in the name
+    def record(self, on: bool) -> None:
         """Whether clients are to tell of their look-ups."""
         self._arena.record(on)
 

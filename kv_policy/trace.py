@@ -266,4 +266,5 @@ def _spread(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     place = np.arange(len(times)) - np.repeat(first, counts)
     spread = np.repeat(lengths, counts) * place / np.repeat(counts, counts)
     spread_ns = ((times - times[0]) + spread) * (_NS_PER_MS / 1024)
-    return spread_ns.astype(np.int64)
+    whole: npt.NDArray[np.int64] = spread_ns.astype(np.int64)
+    return whole

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import grpc
 import typer
@@ -107,7 +107,7 @@ class Salted:
 @contextlib.contextmanager
 def _recording(sidecar: Sidecar, within_s: float | None) -> Iterator[Iterator[admin_pb2.RecordResponse]]:
     """Look-ups as they come; the sidecar records them from here on until this is left."""
-    call = sidecar.admin.record(admin_pb2.RecordRequest(), timeout=within_s)
+    call: Any = sidecar.admin.record(admin_pb2.RecordRequest(), timeout=within_s)
     try:
         if next(call, None) is None:
             raise SidecarUnreachableError("the sidecar is ending and records nothing")

@@ -20,7 +20,7 @@ from kv_policy.replays import LEARNED, POLICIES, replay_named
 from kv_policy.trace import Trace
 from kv_types.errors import ConfigError, StrataError
 from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX, SIMULATE_JOBS_MAX
-from sidecar.units import format_size, parse_size
+from sidecar.units import parse_size
 from stratakv.charts import save_picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of
 from stratakv.sizing import ENOUGH, Advice, Curves, PageBytes, advise, capacities, mean_closed
@@ -207,8 +207,8 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         tokens = sizes.tokens(trace)
         page = "" if tokens is None else f" of {tokens} tokens"
         paper.print(
-            f"{plain(trace.name)}: {trace.requests:,} requests over {trace.span_s:,.0f} s ask for {len(trace.blocks):,} pages{page}, "
-            f"{trace.distinct:,} of them different; a cache without bounds hits {100 * one.achievable:.1f} %",
+            f"{plain(trace.name)}: {trace.requests:,} requests over {trace.span_s:,.0f} s ask for {len(trace.blocks):,} "
+            f"pages{page}, {trace.distinct:,} of them different; a cache without bounds hits {100 * one.achievable:.1f} %",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         headings = ["capacity", "pages", *(["size"] if page_bytes else []), *one.points]
@@ -218,9 +218,9 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         for row, pages in enumerate(one.capacities):
             part = closed[row] if has_gap else None
             table.add_row(
-                f"{100 * pages / max(1, trace.distinct):.3g} %",
+                f"{100 * pages / max(1, trace.distinct):.2g} %",
                 f"{pages:,}",
-                *([format_size(pages * page_bytes)] if page_bytes else []),
+                *([_gib(pages * page_bytes)] if page_bytes else []),
                 *(f"{100 * points[row].ratio:.2f}" for points in one.points.values()),
                 *([] if not has_gap else ["" if part is None else f"{100 * part:.0f} %"]),
             )
@@ -241,7 +241,7 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
     if advice is None or advice.pages is None:
         return "no page is asked for twice: no cache of any size would hit"
     size = (
-        f" ({format_size(advice.pages * page_bytes)})"
+        f" ({_gib(advice.pages * page_bytes)})"
         if page_bytes
         else " (--page-bytes or --bytes-per-token tells how much memory that is)"
     )
@@ -249,6 +249,10 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
         f"{100 * ENOUGH:.0f} % of what can be hit needs about {advice.pages:,} pages{size} with {advice.policy}: "
         f"{100 * advice.hit / len(one.trace.blocks):.1f} % of all pages asked for"
     )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.3g} GiB" if size < 100 * 2**30 else f"{size / 2**30:,.0f} GiB"
 
 
 def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:

@@ -1,4 +1,4 @@
-"""What a trace says about sizes: capacities as people write them, curves, what of Belady's gap is closed, and how much is enough."""
+"""What a trace says about sizes: capacities as people write them, curves, gaps to Belady's optimum, and how much is enough."""
 
 from __future__ import annotations
 

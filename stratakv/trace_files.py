@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
 
@@ -67,14 +67,19 @@ def _lines(file: str) -> Iterator[Iterator[bytes]]:
 
 
 def _unpacked(raw: BinaryIO) -> io.BufferedReader:
-    buffered = io.BufferedReader(raw)  # type: ignore[type-var]
+    buffered = _buffered(raw)
     begins = buffered.peek(len(_ZSTD))
     if begins.startswith(_GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=buffered))  # type: ignore[type-var]
+        return _buffered(gzip.GzipFile(fileobj=buffered))
     if begins.startswith(_ZSTD):
         reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-        return io.BufferedReader(reader.stream_reader(buffered, read_across_frames=True))
+        return _buffered(reader.stream_reader(buffered, read_across_frames=True))
     return buffered
+
+
+def _buffered(source: object) -> io.BufferedReader:
+    """Whatever can be read, with lines and a peek; the three kinds of it have no type in common."""
+    return io.BufferedReader(cast("io.RawIOBase", source))
 
 
 def _bounded(source: io.BufferedReader, file: str) -> Iterator[bytes]:

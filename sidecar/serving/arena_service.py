@@ -19,8 +19,8 @@ from kv_types.outcomes import (
     RefuseReason,
     put_outcome,
 )
-from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from kv_types.page_keys import key_digests
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from sidecar.l3.loads import LoadRow, Loads, RowLoaded
 from sidecar.log.directory import ListsNamespaces
 from sidecar.recording import Recorder
