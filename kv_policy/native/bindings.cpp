@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "policy_state.hpp"
 #include "prefix_policy.hpp"
 #include "replay.hpp"
 
@@ -30,7 +31,7 @@ std::uint32_t or_none(std::optional<std::uint32_t> page) { return page.value_or(
 class HeldPolicy {
  public:
   HeldPolicy(std::uint32_t pages, const std::string& mode, std::uint32_t attention_pages, std::uint64_t seed)
-      : policy_(PolicyOptions{pages, mode_of(mode), attention_pages, seed}), holds_(pages, 0) {}
+      : policy_(PolicyOptions{pages, mode_of(mode), attention_pages, seed, 0}), holds_(pages, 0) {}
 
   PrefixPolicy& policy() { return policy_; }
   std::uint32_t resident() const { return resident_; }
@@ -102,7 +103,12 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
   }
   const ReplayOptions options{mode_of(mode), piece_blocks, seed};
   nb::gil_scoped_release released;
-  Replay run(capacity_blocks, options);
+  std::uint64_t longest = 0;
+  for (std::uint64_t i = 0; i < requests; ++i) longest = std::max(longest, offsets.data()[i + 1] - offsets.data()[i]);
+  if (capacity_blocks == 0 || longest + capacity_blocks > PrefixPolicy::kPagesMost) {
+    throw std::invalid_argument("the cache must hold a block, and with the longest request not more than 2^24");
+  }
+  Replay run(capacity_blocks, static_cast<std::uint32_t>(longest), options);
   const auto began = std::chrono::steady_clock::now();
   for (std::uint64_t i = 0; i < requests; ++i) {
     const std::uint64_t first = offsets.data()[i];
@@ -136,6 +142,13 @@ void bind_held_policy(nb::module_& m) {
       .def("resident", [](HeldPolicy& self, std::uint32_t page) { return self.policy().resident(page); }, nb::arg("page"))
       .def("is_leaf", [](HeldPolicy& self, std::uint32_t page) { return self.policy().is_leaf(page); }, nb::arg("page"))
       .def("is_held", &HeldPolicy::is_held, nb::arg("page"))
+      .def("export_state", [](HeldPolicy& self) {
+             const std::string bytes = PolicyState::exported(self.policy());
+             return nb::bytes(bytes.data(), bytes.size());
+           })
+      .def("import_state", [](HeldPolicy& self, const nb::bytes& bytes, std::uint64_t now_ns) {
+             PolicyState::restore(self.policy(), std::string_view(bytes.c_str(), bytes.size()), now_ns);
+           }, nb::arg("state"), nb::arg("now_ns"))
       .def("bytes", [](HeldPolicy& self) { return self.policy().bytes(); })
       .def("is_learned", [](HeldPolicy& self) { return self.policy().is_learned(); })
       .def("counts", [](HeldPolicy& self) {

@@ -7,18 +7,20 @@
 
 namespace stratakv {
 
-// Buckets of eight words, each the last eight evictions that fell into it. A word holds 24 bits of the page's digest, the
-// last access in 1/32 s (97 days, then it comes round), the cell and a weight. With the bucket's number that is all of a
+// Buckets of eight words, each the last eight evictions that fell into it. A word holds 23 bits of the page's digest, the
+// last access in 1/32 s (97 days, then it comes round), the cell, a weight and a flag. With the bucket's number that is all of a
 // 32-bit digest, so that one page in some hundreds of millions is taken for another; only what is evicted depends on it.
 class Ghosts {
  public:
   struct Ghost {
     std::uint32_t cell;
     std::uint32_t weight_class;  // it stands for 2^(−class/2) of a run
+    bool goes_on;                // its request asked for more than a little on top of it
     double age_s;
   };
   static constexpr std::uint32_t kWays = 8;
   static constexpr std::uint32_t kWeightClasses = 16;
+  static constexpr std::uint64_t kTickNs = 31'250'000;  // how exactly the last access is known
 
   // As many ghosts as `pages` times a factor that falls from eight to two as caches grow.
   explicit Ghosts(std::uint64_t pages) {
@@ -34,13 +36,16 @@ class Ghosts {
 
   // What had to be forgotten for it, if anything.
   std::optional<Ghost> add(std::uint32_t digest, std::uint64_t touched_ns, std::uint32_t cell, std::uint32_t weight_class,
-                           std::uint64_t now_ns) {
-    Bucket& bucket = buckets_[number_of(digest)];
-    const std::uint64_t last = bucket.way[kWays - 1];
-    for (std::uint32_t i = kWays - 1; i > 0; --i) bucket.way[i] = bucket.way[i - 1];
-    bucket.way[0] = kUsed | std::uint64_t{digest >> 8} << 39 | (ticks(touched_ns) & kTickMask) << 11 | cell << 4 | weight_class;
+                           bool goes_on, std::uint64_t now_ns) {
+    const std::uint64_t last = push(digest, ticks(touched_ns), cell, weight_class, goes_on);
     if ((last & kUsed) == 0) return std::nullopt;
     return unpacked(last, now_ns);
+  }
+
+  // As one of another life, whose age is told in 1/32 s.
+  void restore(std::uint32_t digest, std::uint32_t age_ticks, std::uint32_t cell, std::uint32_t weight_class, bool goes_on,
+               std::uint64_t now_ns) {
+    push(digest, ticks(now_ns) - age_ticks, cell, weight_class, goes_on);
   }
 
   // Finds and forgets a page.
@@ -49,7 +54,7 @@ class Ghosts {
     for (std::uint32_t i = 0; i < kWays; ++i) {
       const std::uint64_t word = bucket.way[i];
       if ((word & kUsed) == 0) break;
-      if ((word >> 39 & kMarkMask) != digest >> 8) continue;
+      if ((word >> 40 & kMarkMask) != digest >> kMarkFrom) continue;
       for (; i + 1 < kWays; ++i) bucket.way[i] = bucket.way[i + 1];
       bucket.way[kWays - 1] = 0;
       return unpacked(word, now_ns);
@@ -62,28 +67,38 @@ class Ghosts {
   void visit(std::uint64_t bucket, std::uint64_t now_ns, const Each& each) const {
     for (const std::uint64_t word : buckets_[bucket].way) {
       if ((word & kUsed) == 0) return;
-      const auto digest = static_cast<std::uint32_t>((word >> 39 & kMarkMask) << 8 | (bucket & 0xFF));
+      const auto digest = static_cast<std::uint32_t>((word >> 40 & kMarkMask) << kMarkFrom | (bucket & (kLeastBuckets - 1)));
       each(digest, unpacked(word, now_ns));
     }
   }
 
  private:
   static constexpr std::uint64_t kDeepGhosts = 1 << 20;
-  static constexpr std::uint64_t kLeastBuckets = 256;  // so that a bucket's number holds the bits that a word does not
+  static constexpr std::uint64_t kLeastBuckets = 512;  // so that a bucket's number holds the bits that a word does not
   static constexpr std::uint64_t kMostBuckets = 1ULL << 32;
   static constexpr std::uint64_t kUsed = 1ULL << 63;
-  static constexpr std::uint64_t kMarkMask = 0xFFFFFF;
+  static constexpr std::uint64_t kMarkMask = 0x7FFFFF;
+  static constexpr std::uint32_t kMarkFrom = 9;
   static constexpr std::uint64_t kTickMask = (1ULL << 28) - 1;
-  static constexpr std::uint64_t kTickNs = 31'250'000;
   struct alignas(64) Bucket {
     std::uint64_t way[kWays] = {};
   };
+
+  // The word that falls out of the bucket.
+  std::uint64_t push(std::uint32_t digest, std::uint64_t tick, std::uint32_t cell, std::uint32_t weight_class, bool goes_on) {
+    Bucket& bucket = buckets_[number_of(digest)];
+    const std::uint64_t last = bucket.way[kWays - 1];
+    for (std::uint32_t i = kWays - 1; i > 0; --i) bucket.way[i] = bucket.way[i - 1];
+    bucket.way[0] = kUsed | std::uint64_t{digest >> kMarkFrom} << 40 | std::uint64_t{goes_on} << 39 |
+                    (tick & kTickMask) << 11 | cell << 4 | weight_class;
+    return last;
+  }
 
   static std::uint64_t ticks(std::uint64_t ns) { return ns / kTickNs; }
   std::uint64_t number_of(std::uint32_t digest) const { return digest & (buckets_.size() - 1); }
   static Ghost unpacked(std::uint64_t word, std::uint64_t now_ns) {
     const std::uint64_t age = (ticks(now_ns) - (word >> 11)) & kTickMask;
-    return {static_cast<std::uint32_t>(word >> 4 & 0x7F), static_cast<std::uint32_t>(word & 0xF),
+    return {static_cast<std::uint32_t>(word >> 4 & 0x7F), static_cast<std::uint32_t>(word & 0xF), (word >> 39 & 1) != 0,
             static_cast<double>(age) * (static_cast<double>(kTickNs) * 1e-9)};
   }
 

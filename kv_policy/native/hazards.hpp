@@ -69,9 +69,9 @@ class Hazards {
   }
 
  private:
-  static constexpr float kDecay = 0.97F;
+  static constexpr float kDecay = 0.985F;
   static constexpr float kLeastHazard = 0.02F;   // of a bin, before anything is known
-  static constexpr float kAllPrior = 100, kShapePrior = 130, kScalePrior = 10;
+  static constexpr float kAllPrior = 30, kShapePrior = 130, kScalePrior = 10;
   static constexpr float kThetaNew = 1, kThetaReused = 3;
   static constexpr float kMostHazard = 0.98F, kMostPrior = 0.95F;
   using Edges = std::array<float, kBins + 1>;

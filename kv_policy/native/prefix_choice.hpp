@@ -7,6 +7,8 @@ namespace stratakv {
 
 inline void PrefixPolicy::begin_round(std::uint64_t now_ns) {
   now_ns_ = std::max(now_ns_, now_ns);
+  full_pages_ = resident_pages_;
+  learns_now_ = is_learned();
   std::fill(chosen_.begin(), chosen_.end(), kNoRun);
 }
 
@@ -15,6 +17,8 @@ inline void PrefixPolicy::used_since(std::uint32_t number, std::uint64_t touched
   Run& run = runs_[number];
   ++counts_.made_up;
   hazards_.used(run.cell, seconds_between(run.touched_ns, touched_ns), weight(run.pages));
+  shadow_.used(run.touched_ns, run.pages, 0, false);
+  shadow_.touched(now_ns_, run.pages, room());
   run.touched_ns = touched_ns;
   run.reused = true;
   run.last = false;
@@ -52,12 +56,13 @@ inline double PrefixPolicy::value_of(std::uint32_t number) const {
 }
 
 inline std::uint32_t PrefixPolicy::least_of_samples(const LeafHeap& heap) {
+  constexpr double kKept = 1e300;  // only when there is nothing else: more is being put on top of it
   std::uint32_t best = heap[0].run;
-  double least = value_of(best);
+  double least = is_open(runs_[best]) ? kKept : value_of(best);
   const std::uint32_t count = std::min(heap.size(), kSamples);
   for (std::uint32_t i = 1; i < count; ++i) {
     const LeafHeap::Leaf& leaf = heap[heap.size() <= kSamples ? i : drawn(heap.size())];
-    const double value = value_of(leaf.run);
+    const double value = is_open(runs_[leaf.run]) ? kKept : value_of(leaf.run);
     if (value > least || (value == least && leaf.touched_ns >= runs_[best].touched_ns)) continue;
     best = leaf.run;
     least = value;
@@ -68,7 +73,7 @@ inline std::uint32_t PrefixPolicy::least_of_samples(const LeafHeap& heap) {
 template <class LastAccess>
 std::optional<ColdPage> PrefixPolicy::coldest(std::uint16_t queue, const LastAccess& last_access) {
   if (leaves_.size() <= queue || leaves_[queue].empty()) return std::nullopt;
-  if (!is_learned()) return oldest(queue, last_access);
+  if (!learns_now_) return oldest(queue, last_access);
   std::uint32_t chosen = chosen_[queue];
   if (chosen == kNoRun || runs_[chosen].place == LeafHeap::kNowhere) {
     for (std::uint32_t i = 0;; ++i) {
@@ -98,7 +103,8 @@ inline void PrefixPolicy::gather_living() {
   const std::uint64_t stride = buckets / (kLivesSampled / Ghosts::kWays) + 1;
   for (std::uint64_t i = stride == 1 ? 0 : drawn(static_cast<std::uint32_t>(stride)); i < buckets; i += stride) {
     ghosts_.visit(i, now_ns_, [&](std::uint32_t, const Ghosts::Ghost& ghost) {
-      living_[ghost.cell][AgeScale::place(ghost.age_s).bin] += ghost_weight(ghost.weight_class) * static_cast<float>(stride);
+      const std::uint32_t bin = AgeScale::place(ghost.age_s).bin;
+      living_[ghost.cell][bin] += ghost_weight(ghost.weight_class) * static_cast<float>(stride);
     });
   }
 }
@@ -107,7 +113,7 @@ inline void PrefixPolicy::gather_living() {
 inline void PrefixPolicy::maybe_estimate() {
   const std::uint64_t requests = counts_.requests;
   if (options_.mode != PolicyMode::kLearned) return;
-  if (requests % 200 != 0 && requests != 20 && requests != 50 && requests != 100) return;
+  if (requests % 100 != 0 && requests != 20 && requests != 50) return;
   gather_living();
   hazards_.estimate(living_);
   ++counts_.estimates;

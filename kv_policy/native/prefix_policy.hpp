@@ -19,6 +19,7 @@
 #include "ghosts.hpp"
 #include "hazards.hpp"
 #include "leaves.hpp"
+#include "lru_shadow.hpp"
 #include "runs.hpp"
 
 namespace stratakv {
@@ -33,6 +34,7 @@ struct PolicyOptions {
   PolicyMode mode = PolicyMode::kLearned;
   std::uint32_t attention_pages = 0;  // the depth at which to compute a page costs twice what the first one does; 0: all cost the same
   std::uint64_t seed = 1;             // of the samples
+  std::uint32_t cached_pages = 0;     // that are resident at once, usually; 0: all handles. As many ghosts are kept as fit it
 };
 
 struct ColdPage {
@@ -57,7 +59,8 @@ class PrefixPolicy {
 
   // Throws std::invalid_argument when there are no pages or too many.
   explicit PrefixPolicy(const PolicyOptions& options)
-      : options_(options), ghosts_(options.pages), random_(options.seed | 1) {
+      : options_(options), ghosts_(options.cached_pages != 0 ? options.cached_pages : options.pages),
+        shadow_(options.cached_pages != 0 ? options.cached_pages : options.pages), random_(options.seed | 1) {
     if (options.pages == 0 || options.pages > kPagesMost) throw std::invalid_argument("pages must be 1 to 2^24");
     pages_.resize(options.pages);
     living_.resize(Cell::kCells);
@@ -73,7 +76,7 @@ class PrefixPolicy {
   void touched(std::uint32_t page, std::uint64_t now_ns);
 
   // A page became resident on top of `parent` (kNoPage: first of its chain). `digest` is of its key: the same page gets the
-  // same one whenever it comes back. Victims are asked for by queue. `expires_ns`: kNever, or when its time to live ends.
+  // same one whenever it comes back; 0: unknown, and it is not known again. Victims are asked for by queue. `expires_ns`: kNever, or when its time to live ends.
   void insert(std::uint32_t page, std::uint32_t parent, std::uint32_t digest, std::uint16_t queue, std::uint64_t now_ns,
               std::uint64_t expires_ns = kNever);
 
@@ -108,10 +111,15 @@ class PrefixPolicy {
   std::uint64_t touched_ns(std::uint32_t page) const { return runs_[pages_[page].run].touched_ns; }
   const PolicyCounts& counts() const { return counts_; }
   const PolicyOptions& options() const { return options_; }
-  bool is_learned() const { return options_.mode == PolicyMode::kLearned && counts_.estimates > 0; }
+  // Whether enough is known to choose by, and that is no worse than least recently used would be.
+  bool is_learned() const {
+    return options_.mode == PolicyMode::kLearned && counts_.estimates > 0 && !shadow_.is_worse();
+  }
+  const LruShadow& shadow() const { return shadow_; }
   std::uint32_t runs() const { return runs_.living(); }
   std::uint64_t bytes() const {
-    return pages_.size() * sizeof(Page) + runs_.bytes() + runs_.living() * sizeof(LeafHeap::Leaf) + ghosts_.bytes();
+    return pages_.size() * sizeof(Page) + runs_.bytes() + runs_.living() * sizeof(LeafHeap::Leaf) + ghosts_.bytes() +
+           shadow_.bytes();
   }
 
  private:
@@ -123,6 +131,7 @@ class PrefixPolicy {
   static constexpr std::uint32_t kLivesSampled = 8192;
   static constexpr std::uint32_t kFanPages = 2;          // so much of a path may be left out without having gone elsewhere
   static constexpr std::uint32_t kAsks = 64;             // requests of which nothing was there, that are remembered
+  static constexpr std::uint64_t kOpenNs = 30'000'000'000;  // for so long is the rest of a request waited for
   static constexpr std::uint64_t kPutsWithinNs = 120'000'000'000;  // after a look-up
   static constexpr std::uint32_t kNoQueue = 0xFFFFFFFFu;
 
@@ -146,7 +155,7 @@ class PrefixPolicy {
   std::uint32_t cut_above(std::uint32_t page);
   void relabel(std::uint32_t run, std::uint32_t to);
   void cover(std::uint32_t deepest, std::uint32_t missing_pages, bool fan, bool may_fan);
-  void join(std::uint32_t page, std::uint32_t parent, std::uint16_t queue, bool known);
+  void join(std::uint32_t page, std::uint32_t parent, std::uint16_t queue, const std::optional<Ghosts::Ghost>& ghost);
   void start_run(std::uint32_t page, const Run& like, std::uint32_t parent);
   void extend_run(std::uint32_t run, std::uint32_t page);
   Run asked_at_root(std::uint32_t digest);
@@ -159,6 +168,8 @@ class PrefixPolicy {
   template <class LastAccess>
   std::optional<ColdPage> oldest(std::uint16_t queue, const LastAccess& last_access);
   double value_of(std::uint32_t run) const;
+  std::uint64_t room() const { return options_.cached_pages != 0 ? options_.cached_pages : full_pages_; }
+  bool is_open(const Run& run) const { return run.left != 0 && now_ns_ - std::min(now_ns_, run.touched_ns) < kOpenNs; }
   std::uint32_t least_of_samples(const LeafHeap& heap);
   void used_since(std::uint32_t run, std::uint64_t touched_ns);
   void maybe_estimate();
@@ -190,9 +201,13 @@ class PrefixPolicy {
   Ghosts ghosts_;
   Hazards hazards_;
   Hazards::Table living_;
+  LruShadow shadow_;
+  bool learns_now_ = false;                 // in this round
   std::array<Ask, kAsks> asks_{};
   std::uint32_t next_ask_ = 0;
   std::uint64_t now_ns_ = 0;
+  std::uint64_t resident_pages_ = 0;
+  std::uint64_t full_pages_ = ~0ULL >> 1;  // what fits, as far as is known
   std::uint64_t random_;
   PolicyCounts counts_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> covered_;  // scratch: runs on the path, and what they become

@@ -49,10 +49,12 @@ inline void PrefixPolicy::cover(std::uint32_t deepest, std::uint32_t missing_pag
   for (std::uint32_t page = deepest; page != kNoPage && pages_[page].resident;) {
     const std::uint32_t run = cut_above(page);
     Run& covered = runs_[run];
-    hazards_.used(covered.cell, seconds_between(covered.touched_ns, now_ns_), weight(covered.pages));
+    hazards_.used(covered.cell, seconds_between(covered.touched_ns, now_ns_), static_cast<float>(covered.pages) / weight(covered.whole));
+    shadow_.used(covered.touched_ns, covered.pages, 0, true);
     covered_.emplace_back(run, run);
     page = pages_[covered.first].parent;
   }
+  shadow_.touched(now_ns_, runs_[covered_.front().first].depth, room());
   const std::uint32_t path_depth = runs_[covered_.front().first].depth + missing_pages;
   std::uint32_t left = missing_pages;
   for (std::size_t top = 0; top < covered_.size();) {
@@ -98,6 +100,7 @@ inline void PrefixPolicy::looked(std::uint32_t deepest, std::uint32_t resident_p
   missing_pages = std::min(missing_pages, kPagesMost);
   ++counts_.requests;
   if (deepest == kNoPage || !resident(deepest) || resident_pages == 0) {
+    shadow_.asked(missing_pages, 0);
     asks_[next_ask_] = Ask{first_missing, missing_pages, now_ns_};
     next_ask_ = (next_ask_ + 1) % kAsks;
   } else {
@@ -110,6 +113,7 @@ inline void PrefixPolicy::looked(std::uint32_t deepest, std::uint32_t resident_p
       for (std::uint32_t page = before.tail; page != deepest && page != kNoPage; page = pages_[page].parent) --depth;
     }
     const bool is_short = before.path_depth > depth + kFanPages;
+    shadow_.asked(std::uint64_t{depth} + missing_pages, depth);
     cover(deepest, missing_pages, is_short && goes_on, is_short && !goes_on);
   }
   maybe_estimate();
@@ -160,7 +164,9 @@ inline void PrefixPolicy::extend_run(std::uint32_t number, std::uint32_t page) {
 }
 
 // Finds the run of a page that comes on top of `parent`, which may be none. `known`: it was here lately.
-inline void PrefixPolicy::join(std::uint32_t page, std::uint32_t parent, std::uint16_t queue, bool known) {
+inline void PrefixPolicy::join(std::uint32_t page, std::uint32_t parent, std::uint16_t queue,
+                               const std::optional<Ghosts::Ghost>& ghost) {
+  const bool known = ghost.has_value();
   const std::uint32_t below = parent == kNoPage ? kNoRun : pages_[parent].run;
   Run like;
   if (below == kNoRun) {
@@ -211,10 +217,14 @@ inline void PrefixPolicy::join(std::uint32_t page, std::uint32_t parent, std::ui
       extend_run(below, page);
       runs_[below].left = left;
       runs_[below].unknown = like.unknown;
+      runs_[below].may_fan = !runs_[below].fan && ghost->goes_on;
+      if (left == 0 && runs_[below].may_fan) runs_[below].fan = true;
       if (left == 0) classify_request(below);
       return;
     }
     like.reused = true;
+    like.may_fan = ghost->goes_on;
+    like.fan = left == 0 && like.may_fan;
     start_run(page, like, parent);
     return;
   }
@@ -294,12 +304,15 @@ inline void PrefixPolicy::insert(std::uint32_t page, std::uint32_t parent, std::
   added.parent = parent;
   added.digest = digest;
   added.resident = true;
-  const std::optional<Ghosts::Ghost> ghost = ghosts_.take(digest, now_ns_);
+  ++resident_pages_;
+  const std::optional<Ghosts::Ghost> ghost = digest == 0 ? std::nullopt : ghosts_.take(digest, now_ns_);
   if (ghost) {
     ++counts_.returned;
+    shadow_.used(now_ns_ - static_cast<std::uint64_t>(ghost->age_s * 1e9), 1, Ghosts::kTickNs, true);
     hazards_.used(ghost->cell, ghost->age_s, ghost_weight(ghost->weight_class));
   }
-  join(page, parent, queue, ghost.has_value());
+  join(page, parent, queue, ghost);
+  shadow_.touched(now_ns_, 1, room());
   const std::uint32_t run = added.run;
   if (expires_ns != kNever) {
     const auto expires_s = static_cast<std::uint32_t>(std::min<std::uint64_t>(expires_ns / 1'000'000'000 + 1, 0xFFFFFFFFu));
@@ -318,15 +331,17 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   Page& gone = pages_[page];
   const std::uint32_t number = gone.run;
   Run& run = runs_[number];
-  if (evicted) {
-    ++counts_.evicted;
-    const auto forgotten = ghosts_.add(gone.digest, run.touched_ns, run.cell, weight_class(run.whole), now_ns_);
+  if (evicted) ++counts_.evicted;
+  if (evicted && gone.digest != 0) {
+    const bool goes_on = run.path_depth > run.depth + kFanPages;
+    const auto forgotten = ghosts_.add(gone.digest, run.touched_ns, run.cell, weight_class(run.whole), goes_on, now_ns_);
     if (forgotten) hazards_.forgotten(forgotten->cell, forgotten->age_s, ghost_weight(forgotten->weight_class));
   } else {
     hazards_.forgotten(run.cell, seconds_between(run.touched_ns, now_ns_), ghost_weight(weight_class(run.whole)));
   }
   const std::uint32_t parent = gone.parent;
   --run.pages;
+  --resident_pages_;
   gone.resident = false;
   if (run.pages == 0) {
     drop_run(number);

@@ -31,19 +31,21 @@ struct ReplayResult {
 
 class Replay {
  public:
-  Replay(std::uint32_t capacity_blocks, const ReplayOptions& options)
-      : policy_(PolicyOptions{capacity_blocks, options.mode, 0, options.seed}),
+  // `request_blocks_most`: of the longest request, which has its place beside the cache until what goes has been chosen.
+  Replay(std::uint32_t capacity_blocks, std::uint32_t request_blocks_most, const ReplayOptions& options)
+      : policy_(PolicyOptions{capacity_blocks + request_blocks_most, options.mode, 0, options.seed, capacity_blocks}),
+        capacity_blocks_(capacity_blocks),
         piece_blocks_(options.piece_blocks),
-        id_of_(capacity_blocks) {
-    for (std::uint32_t page = capacity_blocks; page-- > 0;) free_.push_back(page);
+        id_of_(capacity_blocks + request_blocks_most) {
+    for (std::uint32_t page = capacity_blocks + request_blocks_most; page-- > 0;) free_.push_back(page);
     resident_.reserve(capacity_blocks);
   }
 
   PrefixPolicy& policy() { return policy_; }
   const ReplayResult& result() const { return result_; }
 
-  // A hit counts only when every earlier block is resident on arrival. Then all blocks are used or inserted, room being made
-  // by what is none of the request's own; of a request longer than the cache the head stays.
+  // A hit counts only when every earlier block is resident on arrival. Then all blocks are used or inserted, and what is too
+  // much goes, of the request itself too; put in pieces, it goes after each. Of a request longer than the cache the head stays.
   void request(std::uint64_t now_ns, const std::uint64_t* blocks, std::uint64_t count) {
     result_.requested += count;
     std::uint64_t found = 0;
@@ -57,21 +59,17 @@ class Replay {
     if (count == 0) return;
     const std::uint32_t missing_digest = found < count ? digest_of(blocks[found]) : 0;
     policy_.looked(tip, static_cast<std::uint32_t>(found), static_cast<std::uint32_t>(count - found), now_ns, missing_digest);
-    if (tip != kNoPage) policy_.withdraw(tip);
-    policy_.begin_round(now_ns);
     for (std::uint64_t i = found; i < count; ++i) {
-      if (piece_blocks_ != 0 && (i - found) % piece_blocks_ == 0) policy_.begin_round(now_ns);
-      if (free_.empty() && !evict()) break;
+      if (tip != kNoPage && !policy_.resident(tip)) break;  // its last piece did not stay, so nothing can stand on it
       const std::uint32_t page = free_.back();
       free_.pop_back();
       policy_.insert(page, tip, digest_of(blocks[i]), 0, now_ns);
-      policy_.withdraw(page);
-      if (tip != kNoPage) policy_.offer(tip);
       resident_.emplace(blocks[i], page);
       id_of_[page] = blocks[i];
       tip = page;
+      if (piece_blocks_ != 0 && (i + 1 - found) % piece_blocks_ == 0) evict_to_capacity(now_ns);
     }
-    if (tip != kNoPage) policy_.offer(tip);
+    evict_to_capacity(now_ns);
   }
 
  private:
@@ -82,17 +80,21 @@ class Replay {
     return static_cast<std::uint32_t>(block >> 32) | 1u;  // 0 stands for none
   }
 
-  bool evict() {
-    const std::optional<ColdPage> victim = policy_.coldest(0);
-    if (!victim) return false;
-    policy_.remove(victim->page, true);
-    resident_.erase(id_of_[victim->page]);
-    free_.push_back(victim->page);
-    ++result_.evictions;
-    return true;
+  void evict_to_capacity(std::uint64_t now_ns) {
+    if (resident_.size() <= capacity_blocks_) return;
+    policy_.begin_round(now_ns);
+    while (resident_.size() > capacity_blocks_) {
+      const std::optional<ColdPage> victim = policy_.coldest(0);
+      if (!victim) return;
+      policy_.remove(victim->page, true);
+      resident_.erase(id_of_[victim->page]);
+      free_.push_back(victim->page);
+      ++result_.evictions;
+    }
   }
 
   PrefixPolicy policy_;
+  std::uint32_t capacity_blocks_;
   std::uint32_t piece_blocks_;
   std::unordered_map<std::uint64_t, std::uint32_t> resident_;
   std::vector<std::uint64_t> id_of_;
