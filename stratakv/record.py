@@ -62,6 +62,7 @@ def record(
         try:
             # its first answer comes before a file is made: where nobody answers, or may be asked, none is left behind
             with _recording(sidecar, within_s) as answers, _opened(out) as file, _ends_in_order():
+                written.has_begun = True
                 say(_VERB, "recording; Ctrl-C ends it")
                 _write(answers, file, written, requests)
         except (grpc.RpcError, SidecarUnreachableError) as error:
@@ -120,7 +121,6 @@ def _write(
     answers: Iterator[admin_pb2.RecordResponse], file: BinaryIO, written: Written, requests: int
 ) -> None:
     salted = Salted(secrets.token_bytes(_SALT_BYTES))
-    written.has_begun = True
     for answer in answers:
         written.dropped += answer.dropped
         for one in answer.look_ups:

@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import zstandard
 
@@ -54,35 +54,36 @@ def _name(file: str) -> str:
 @contextlib.contextmanager
 def _lines(file: str) -> Iterator[Iterator[bytes]]:
     try:
-        with contextlib.ExitStack() as open_files:
-            raw: BinaryIO = (
-                sys.stdin.buffer
-                if file == STANDARD_INPUT
-                else open_files.enter_context(Path(file).open("rb"))  # closed with the stack
-            )
-            yield _bounded(_unpacked(raw), file)
+        with contextlib.ExitStack() as stack:
+            if file == STANDARD_INPUT:
+                raw = _buffered(sys.stdin.buffer)
+                stack.callback(raw.detach)  # it is not ours to close
+            else:
+                raw = stack.enter_context(Path(file).open("rb"))
+            yield _bounded(_unpacked(raw, stack), file)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         why = getattr(error, "strerror", None) or str(error) or "it ends too early"
         raise InvalidArgumentError(f"{file} can't be read: {why}") from error
 
 
-def _unpacked(raw: BinaryIO) -> io.BufferedReader:
-    buffered = _buffered(raw)
-    begins = buffered.peek(len(_ZSTD))
+def _unpacked(raw: io.BufferedReader, stack: contextlib.ExitStack) -> io.BufferedIOBase:
+    begins = raw.peek(len(_ZSTD))
     if begins.startswith(_GZIP):
-        return _buffered(gzip.GzipFile(fileobj=buffered))
+        return stack.enter_context(gzip.GzipFile(fileobj=raw))
     if begins.startswith(_ZSTD):
         reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-        return _buffered(reader.stream_reader(buffered, read_across_frames=True))
-    return buffered
+        return stack.enter_context(
+            _buffered(reader.stream_reader(raw, read_across_frames=True, closefd=False))
+        )
+    return raw
 
 
 def _buffered(source: object) -> io.BufferedReader:
-    """Whatever can be read, with lines and a peek; the three kinds of it have no type in common."""
+    """What can be read, with lines and a peek; the kinds of it have no type in common."""
     return io.BufferedReader(cast("io.RawIOBase", source))
 
 
-def _bounded(source: io.BufferedReader, file: str) -> Iterator[bytes]:
+def _bounded(source: io.BufferedIOBase, file: str) -> Iterator[bytes]:
     number = 0
     while line := source.readline(TRACE_LINE_BYTES_MAX + 1):
         number += 1

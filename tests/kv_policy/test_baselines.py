@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -90,7 +91,7 @@ def test_nobody_is_better_than_belady(policy: str, trace: Trace, capacity: int) 
 def test_what_stays_is_closed_under_prefixes(policy: str, trace: Trace, capacity: int) -> None:
     cache = BASELINES[policy](capacity, trace)
     offsets = trace.offsets.tolist()
-    chains = [trace.blocks[begin:end].tolist() for begin, end in zip(offsets, offsets[1:], strict=False)]
+    chains = [trace.blocks[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
     for chain in chains:
         cache.request(chain)
         for known in chains:
@@ -103,7 +104,7 @@ def test_lru_is_a_list_in_the_order_of_use(trace: Trace, capacity: int) -> None:
     """The twin: all that was ever asked for, newest first, is cut to the capacity."""
     recent: list[int] = []
     hit, offsets = 0, trace.offsets.tolist()
-    for begin, end in zip(offsets, offsets[1:], strict=False):
+    for begin, end in itertools.pairwise(offsets):
         blocks = trace.blocks[begin:end].tolist()
         for block in blocks:
             if block not in recent[:capacity]:
@@ -159,7 +160,7 @@ def test_progress_is_told() -> None:
 
 
 # Prefix-hit ratios at SHARES of the different blocks. Those of LRU, S3-FIFO and Belady are an independent simulator's; so are
-# those of LRU-2 on the two Mooncake traces (on the others, where caches are of a few blocks, its memory of evicted ones is another).
+# those of LRU-2 on the two Mooncake traces; on the others, of a few blocks, it remembers evicted ones in another way.
 FIGURES: dict[str, dict[str, tuple[float, ...]]] = {
     "miniswe_c64": {
         "lru": (0.2364, 0.4299, 0.6598, 0.7908, 0.9177, 0.9348),
