@@ -65,12 +65,12 @@ from kv_types.limits import (
     FAILURE_TEXT_BYTES_MAX,
     LOAD_KEYS_MAX,
     LOAD_ROWS_MAX,
-    LOOKED_PAGES_MAX,
     NAMESPACE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
+from kv_types.trace_limits import LOOKED_PAGES_MAX
 from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"

@@ -18,8 +18,8 @@ from inference_worker.settings import ClientSettings
 from inference_worker.view_hold import ViewHold
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, Stamp
-from kv_types.limits import LOOKED_PAGES_MAX
 from kv_types.page_keys import key_digests
+from kv_types.trace_limits import LOOKED_PAGES_MAX
 from kv_types.validity import ObservedView
 
 _DEATH_S = 1.0

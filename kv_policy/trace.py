@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import (
-    CHAIN_PAGES_MAX,
-    PAGE_TOKENS_MAX,
+from kv_types.limits import CHAIN_PAGES_MAX, PAGE_TOKENS_MAX
+from kv_types.trace_limits import (
     TRACE_BLOCKS_MAX,
     TRACE_LINE_BYTES_MAX,
     TRACE_REQUESTS_MAX,

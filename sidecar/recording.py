@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kv_types.clock import Clock
 from kv_types.errors import OverloadedError
 from kv_types.ids import DIGEST_BYTES
-from kv_types.limits import RECORDED_BYTES_MAX, RECORDED_LOOK_UPS_MAX, RECORDINGS_MAX
+from kv_types.trace_limits import RECORDED_BYTES_MAX, RECORDED_LOOK_UPS_MAX, RECORDINGS_MAX
 
 
 class LookUp(NamedTuple):

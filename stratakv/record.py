@@ -22,7 +22,7 @@ import zstandard
 
 from kv_types.errors import ConfigError, DeadlineExceededError, SidecarUnreachableError
 from kv_types.ids import DIGEST_BYTES
-from kv_types.limits import RECORD_S_MAX, TRACE_REQUESTS_MAX
+from kv_types.trace_limits import RECORD_S_MAX, TRACE_REQUESTS_MAX
 from kv_wire.gen import admin_pb2
 from kv_wire.status import from_rpc_error
 from stratakv.admin import UNREACHABLE, EndpointOption, RuntimeDirOption, Sidecar, duration, sidecar_of

@@ -19,7 +19,8 @@ from kv_policy.baselines import Replayed
 from kv_policy.replays import LEARNED, POLICIES, replay_named
 from kv_policy.trace import Trace
 from kv_types.errors import ConfigError, StrataError
-from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX, SIMULATE_JOBS_MAX
+from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX
+from kv_types.trace_limits import SIMULATE_JOBS_MAX
 from sidecar.units import parse_size
 from stratakv.charts import save_picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of

@@ -15,7 +15,7 @@ import zstandard
 
 from kv_policy.trace import Trace, TraceBuilder
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import TRACE_LINE_BYTES_MAX
+from kv_types.trace_limits import TRACE_LINE_BYTES_MAX
 
 STANDARD_INPUT = "-"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"

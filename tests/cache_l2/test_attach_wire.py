@@ -42,9 +42,9 @@ from kv_types.limits import (
     FAILURE_TEXT_BYTES_MAX,
     LOAD_KEYS_MAX,
     LOAD_ROWS_MAX,
-    LOOKED_PAGES_MAX,
     NAMESPACE_BYTES_MAX,
 )
+from kv_types.trace_limits import LOOKED_PAGES_MAX
 from tests.support.attach_strategies import CLIENT_MESSAGES, SIDECAR_MESSAGES, U32
 
 

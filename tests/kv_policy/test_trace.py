@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kv_policy import trace as traces
 from kv_policy.trace import BlockTokens, TraceBuilder
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import CHAIN_PAGES_MAX, TRACE_LINE_BYTES_MAX, TRACE_TIME_MS_MAX
+from kv_types.limits import CHAIN_PAGES_MAX
+from kv_types.trace_limits import TRACE_LINE_BYTES_MAX, TRACE_TIME_MS_MAX
 from tests.support.traces import NAMES, line_of, public_trace, trace_of
 
 RIGHT: dict[str, Any] = {"timestamp": 5, "input_length": 40, "output_length": 2, "hash_ids": [7, 8]}

@@ -8,7 +8,7 @@ import pytest
 
 from kv_types.clock import ManualClock
 from kv_types.errors import OverloadedError
-from kv_types.limits import RECORDED_BYTES_MAX, RECORDED_LOOK_UPS_MAX, RECORDINGS_MAX
+from kv_types.trace_limits import RECORDED_BYTES_MAX, RECORDED_LOOK_UPS_MAX, RECORDINGS_MAX
 from sidecar.recording import LookUp, Recorder, Recording
 
 ALL = 1 << 40

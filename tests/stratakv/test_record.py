@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_policy.replays import replay_named
 from kv_types.ids import DIGEST_BYTES, KEY_BYTES
-from kv_types.limits import LOOKED_PAGES_MAX, RECORDINGS_MAX
+from kv_types.trace_limits import LOOKED_PAGES_MAX, RECORDINGS_MAX
 from stratakv.cli import app
 from stratakv.record import Salted
 from stratakv.trace_files import read_traces
