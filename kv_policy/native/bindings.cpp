@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -66,11 +67,14 @@ class HeldPolicy {
     --resident_;
   }
 
-  std::vector<std::uint32_t> evict(std::uint32_t count, std::uint64_t now_ns, std::uint16_t queue) {
+  std::vector<std::uint32_t> evict(std::uint32_t count, std::uint64_t now_ns, std::uint16_t queue,
+                                   const std::optional<nb::callable>& last_access) {
     std::vector<std::uint32_t> victims;
     policy_.begin_round(now_ns);
     while (victims.size() < count) {
-      const std::optional<ColdPage> victim = policy_.coldest(queue);
+      const std::optional<ColdPage> victim =
+          !last_access ? policy_.coldest(queue)
+                       : policy_.coldest(queue, [&](std::uint32_t page) { return nb::cast<std::uint64_t>((*last_access)(page)); });
       if (!victim) break;
       remove(victim->page, true);
       victims.push_back(victim->page);
@@ -87,7 +91,7 @@ class HeldPolicy {
 using Times = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
     const Times& times_ns, const Numbers& offsets, const Numbers& blocks, std::uint32_t capacity_blocks,
     const std::string& mode, std::uint32_t piece_blocks, std::uint64_t seed) {
   const std::uint64_t requests = times_ns.shape(0);
@@ -108,16 +112,17 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
   if (capacity_blocks == 0 || longest + capacity_blocks > PrefixPolicy::kPagesMost) {
     throw std::invalid_argument("the cache must hold a block, and with the longest request not more than 2^24");
   }
-  Replay run(capacity_blocks, static_cast<std::uint32_t>(longest), options);
-  const auto began = std::chrono::steady_clock::now();
+  const auto now = [] {
+    const auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+  };
+  Replay run(capacity_blocks, static_cast<std::uint32_t>(longest), options, now);
   for (std::uint64_t i = 0; i < requests; ++i) {
     const std::uint64_t first = offsets.data()[i];
     run.request(static_cast<std::uint64_t>(times_ns.data()[i]), blocks.data() + first, offsets.data()[i + 1] - first);
   }
-  const auto took = std::chrono::steady_clock::now() - began;
   const ReplayResult& result = run.result();
-  return {result.requested, result.hit, result.evictions,
-          static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count())};
+  return {result.requested, result.hit, result.evictions, result.decision_ns, result.longest_ns};
 }
 
 void bind_held_policy(nb::module_& m) {
@@ -136,7 +141,8 @@ void bind_held_policy(nb::module_& m) {
       .def("hold", &HeldPolicy::hold, nb::arg("page"))
       .def("release", &HeldPolicy::release, nb::arg("page"))
       .def("remove", &HeldPolicy::remove, nb::arg("page"), nb::arg("evicted") = false)
-      .def("evict", &HeldPolicy::evict, nb::arg("count"), nb::arg("now_ns"), nb::arg("queue") = 0)
+      .def("evict", &HeldPolicy::evict, nb::arg("count"), nb::arg("now_ns"), nb::arg("queue") = 0,
+           nb::arg("last_access") = nb::none())
       .def("set_cost", [](HeldPolicy& self, std::uint32_t page, double cost) { self.policy().set_cost(page, cost); },
            nb::arg("page"), nb::arg("cost"))
       .def("resident", [](HeldPolicy& self, std::uint32_t page) { return self.policy().resident(page); }, nb::arg("page"))

@@ -58,8 +58,12 @@ class Hazards {
   // For how long that is.
   float horizon_s(std::uint32_t cell, double age_s) const { return horizons_[cell][AgeScale::place(age_s).bin]; }
 
-  // `living`: weights of lives that have not ended, at their ages. Then all that was counted counts a little less.
+  // `living`: weights of lives that have not ended, at their ages. Then all that was counted counts a little less. What is
+  // estimated counts once `index_cells` has been called until it says that it is through.
   void estimate(const Table& living);
+
+  // Indexes some cells more; false when there are none left.
+  bool index_cells(std::uint32_t count);
 
   const Table& used_table() const { return used_; }
   const Table& ended_table() const { return ended_; }
@@ -73,6 +77,7 @@ class Hazards {
   static constexpr float kLeastHazard = 0.02F;   // of a bin, before anything is known
   static constexpr float kAllPrior = 30, kShapePrior = 130, kScalePrior = 10;
   static constexpr float kThetaNew = 1, kThetaReused = 3;
+  static constexpr double kLeastSurvival = 1e-4;
   static constexpr float kMostHazard = 0.98F, kMostPrior = 0.95F;
   using Edges = std::array<float, kBins + 1>;
 
@@ -99,6 +104,8 @@ class Hazards {
   std::vector<Edges> edges_;
   Table horizons_;
   std::vector<float> theta_;
+  std::array<Bins, Cell::kShapes> shape_hazards_{};
+  std::uint32_t indexed_ = Cell::kCells;  // of the last estimate
 };
 
 inline Hazards::Bins Hazards::reach_of(const Bins& used, const Bins& ended, const Bins& living) {
@@ -140,7 +147,7 @@ inline void Hazards::estimate(const Table& living) {
   const float flat = std::max(kLeastHazard, (events + 1) / (exposed + 10));
   Bins of_all;
   for (std::uint32_t k = 0; k < kBins; ++k) of_all[k] = (all.events[k] + kAllPrior * flat) / (all.reach[k] + kAllPrior);
-  std::array<Bins, Cell::kShapes> of_shape;
+  std::array<Bins, Cell::kShapes>& of_shape = shape_hazards_;
   for (std::uint32_t s = 0; s < Cell::kShapes; ++s) {
     float seen = kScalePrior, expected = kScalePrior;
     for (std::uint32_t k = 0; k < kBins; ++k) {
@@ -162,16 +169,24 @@ inline void Hazards::estimate(const Table& living) {
       expected += reach[cell][k] * shape[k];
     }
     theta_[cell] = usual * seen / (usual * expected + kScalePrior);
-    Bins hazard;
-    for (std::uint32_t k = 0; k < kBins; ++k) {
-      hazard[k] = 1 - std::pow(1 - std::min(shape[k], kMostHazard), theta_[cell]);
-    }
-    index_cell(cell, hazard);
     for (std::uint32_t k = 0; k < kBins; ++k) {
       used_[cell][k] *= kDecay;
       ended_[cell][k] *= kDecay;
     }
   }
+  indexed_ = 0;
+}
+
+inline bool Hazards::index_cells(std::uint32_t count) {
+  for (; count > 0 && indexed_ < Cell::kCells; --count, ++indexed_) {
+    const Bins& shape = shape_hazards_[Cell::shape(indexed_)];
+    Bins hazard;
+    for (std::uint32_t k = 0; k < kBins; ++k) {
+      hazard[k] = 1 - std::pow(1 - std::min(shape[k], kMostHazard), theta_[indexed_]);
+    }
+    index_cell(indexed_, hazard);
+  }
+  return indexed_ < Cell::kCells;
 }
 
 // From each edge on: the best chance to be used per time held, over all ages until which a run could be held.
@@ -179,7 +194,7 @@ inline void Hazards::index_cell(std::uint32_t cell, const Bins& hazard) {
   for (std::uint32_t k = 0; k < kBins; ++k) {
     double survives = 1, held_s = 0;
     double best = 0, horizon = 0;
-    for (std::uint32_t j = k; j < kBins; ++j) {
+    for (std::uint32_t j = k; j < kBins && survives > kLeastSurvival; ++j) {
       const double width_s = AgeScale::edge_s(j + 1) - AgeScale::edge_s(j);
       held_s += width_s * (1 - 0.5 * hazard[j]) * survives;
       survives *= 1 - hazard[j];

@@ -14,7 +14,8 @@ class LeafHeap {
   struct Leaf {
     std::uint64_t touched_ns;
     std::uint32_t run;
-    std::uint32_t tie;  // its last page
+    std::uint32_t tie;   // its last page
+    std::uint32_t kind;  // what its value depends on besides (PrefixPolicy::kind_of)
     bool before(const Leaf& other) const {
       return touched_ns != other.touched_ns ? touched_ns < other.touched_ns : tie < other.tie;
     }
@@ -38,6 +39,10 @@ class LeafHeap {
     leaves_.pop_back();
     if (at < size()) settle(at, last, moved);
   }
+
+  void prefetch(std::uint32_t at) const { __builtin_prefetch(&leaves_[at]); }
+
+  void set_kind(std::uint32_t at, std::uint32_t kind) { leaves_[at].kind = kind; }
 
   template <class Moved>
   void change(std::uint32_t at, const Leaf& leaf, const Moved& moved) {

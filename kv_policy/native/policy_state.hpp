@@ -105,6 +105,7 @@ class PolicyState {
     policy.counts_.estimates += estimates;
     policy.gather_living();
     policy.hazards_.estimate(policy.living_);
+    policy.hazards_.index_cells(Cell::kCells);
   }
 
  private:

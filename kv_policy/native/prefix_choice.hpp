@@ -55,19 +55,38 @@ inline double PrefixPolicy::value_of(std::uint32_t number) const {
   return value;
 }
 
+// A run's cell, if its value depends on nothing but that and its age; else more than any cell.
+inline std::uint32_t PrefixPolicy::kind_of(const Run& run) const {
+  const bool is_plain = run.left == 0 && run.expires_s == 0 && options_.attention_pages == 0 && pages_[run.tail].cost == kCostOne;
+  return is_plain ? run.cell : Cell::kCells;
+}
+
+inline double PrefixPolicy::value_of(const LeafHeap::Leaf& leaf) const {
+  constexpr double kKept = 1e300;  // chosen only when there is nothing else: more is being put on top of it
+  if (leaf.kind < Cell::kCells) {
+    return static_cast<double>(hazards_.index(leaf.kind, seconds_between(leaf.touched_ns, now_ns_)));
+  }
+  return is_open(runs_[leaf.run]) ? kKept : value_of(leaf.run);
+}
+
+// The least of a sample, in which the least recently used is always; equal values: the older.
 inline std::uint32_t PrefixPolicy::least_of_samples(const LeafHeap& heap) {
-  constexpr double kKept = 1e300;  // only when there is nothing else: more is being put on top of it
-  std::uint32_t best = heap[0].run;
-  double least = is_open(runs_[best]) ? kKept : value_of(best);
+  std::array<std::uint32_t, kSamples> places;
   const std::uint32_t count = std::min(heap.size(), kSamples);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    places[i] = i == 0 || heap.size() <= kSamples ? i : drawn(heap.size());
+    heap.prefetch(places[i]);
+  }
+  std::uint32_t best = 0;
+  double least = value_of(heap[0]);
   for (std::uint32_t i = 1; i < count; ++i) {
-    const LeafHeap::Leaf& leaf = heap[heap.size() <= kSamples ? i : drawn(heap.size())];
-    const double value = is_open(runs_[leaf.run]) ? kKept : value_of(leaf.run);
-    if (value > least || (value == least && leaf.touched_ns >= runs_[best].touched_ns)) continue;
-    best = leaf.run;
+    const LeafHeap::Leaf& leaf = heap[places[i]];
+    const double value = value_of(leaf);
+    if (value > least || (value == least && leaf.touched_ns >= heap[best].touched_ns)) continue;
+    best = places[i];
     least = value;
   }
-  return best;
+  return heap[best].run;
 }
 
 template <class LastAccess>
@@ -100,7 +119,7 @@ inline void PrefixPolicy::gather_living() {
     living_[run.cell][bin] += share * static_cast<float>(step);
   }
   const std::uint64_t buckets = ghosts_.buckets();
-  const std::uint64_t stride = buckets / (kLivesSampled / Ghosts::kWays) + 1;
+  const std::uint64_t stride = (buckets - 1) / (kLivesSampled / Ghosts::kWays) + 1;
   for (std::uint64_t i = stride == 1 ? 0 : drawn(static_cast<std::uint32_t>(stride)); i < buckets; i += stride) {
     ghosts_.visit(i, now_ns_, [&](std::uint32_t, const Ghosts::Ghost& ghost) {
       const std::uint32_t bin = AgeScale::place(ghost.age_s).bin;
@@ -113,10 +132,11 @@ inline void PrefixPolicy::gather_living() {
 inline void PrefixPolicy::maybe_estimate() {
   const std::uint64_t requests = counts_.requests;
   if (options_.mode != PolicyMode::kLearned) return;
-  if (requests % 100 != 0 && requests != 20 && requests != 50) return;
+  hazards_.index_cells(kCellsPerRequest);
+  if (requests % estimate_every() != 0 && requests != 20 && requests != 50 && requests != 100) return;
   gather_living();
   hazards_.estimate(living_);
-  ++counts_.estimates;
+  if (counts_.estimates++ == 0 || pages_.size() <= kSmallPages) hazards_.index_cells(Cell::kCells);
 }
 
 }  // namespace stratakv

@@ -129,6 +129,9 @@ class PrefixPolicy {
   static constexpr std::uint32_t kLooksPerCall = 2048;   // at what the owner knows, of one call; a third of a ms or so
   static constexpr std::uint32_t kRetries = 16;          // likewise of learned choices
   static constexpr std::uint32_t kLivesSampled = 8192;
+  static constexpr std::uint32_t kCellsPerRequest = 16;  // indexed after an estimate, in a large cache
+  static constexpr std::uint32_t kSmallPages = 1 << 16;
+  static constexpr std::uint64_t kEstimateEvery = 100, kEstimateSeldom = 2000;  // requests, in small and in large caches
   static constexpr std::uint32_t kFanPages = 2;          // so much of a path may be left out without having gone elsewhere
   static constexpr std::uint32_t kAsks = 64;             // requests of which nothing was there, that are remembered
   static constexpr std::uint64_t kOpenNs = 30'000'000'000;  // for so long is the rest of a request waited for
@@ -168,9 +171,14 @@ class PrefixPolicy {
   template <class LastAccess>
   std::optional<ColdPage> oldest(std::uint16_t queue, const LastAccess& last_access);
   double value_of(std::uint32_t run) const;
+  double value_of(const LeafHeap::Leaf& leaf) const;
+  std::uint32_t kind_of(const Run& run) const;
   std::uint64_t room() const { return options_.cached_pages != 0 ? options_.cached_pages : full_pages_; }
   bool is_open(const Run& run) const { return run.left != 0 && now_ns_ - std::min(now_ns_, run.touched_ns) < kOpenNs; }
   std::uint32_t least_of_samples(const LeafHeap& heap);
+  std::uint64_t estimate_every() const {
+    return std::clamp<std::uint64_t>(pages_.size() / 512, kEstimateEvery, kEstimateSeldom);
+  }
   void used_since(std::uint32_t run, std::uint64_t touched_ns);
   void maybe_estimate();
   void gather_living();

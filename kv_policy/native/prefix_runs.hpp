@@ -27,7 +27,7 @@ inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
   lower.whole = lower.pages;
   lower.left = 0;
   if (upper.place != LeafHeap::kNowhere) {
-    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail};
+    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail, kind_of(upper)};
     lower.place = LeafHeap::kNowhere;
     leaves_[upper.queue].change(upper.place, leaf, [&](std::uint32_t run, std::uint32_t place) { runs_[run].place = place; });
   }
@@ -169,7 +169,10 @@ inline void PrefixPolicy::join(std::uint32_t page, std::uint32_t parent, std::ui
   const bool known = ghost.has_value();
   const std::uint32_t below = parent == kNoPage ? kNoRun : pages_[parent].run;
   Run like;
-  if (below == kNoRun) {
+  if (options_.mode == PolicyMode::kLru) {  // a page was used when it was inserted, whenever its request asked for it
+    like.unasked = true;
+    like.touched_ns = now_ns_;
+  } else if (below == kNoRun) {
     like = asked_at_root(pages_[page].digest);
   } else if (runs_[below].tail == parent && now_ns_ - std::min(now_ns_, runs_[below].touched_ns) <= kPutsWithinNs) {
     like = runs_[below];
@@ -261,6 +264,7 @@ inline void PrefixPolicy::classify_request(std::uint32_t run) {
 inline void PrefixPolicy::classify(std::uint32_t number) {
   Run& run = runs_[number];
   run.cell = static_cast<std::uint8_t>(Cell::of(run.reused, run.fan, run.last, run.unknown));
+  if (run.place != LeafHeap::kNowhere) leaves_[run.queue].set_kind(run.place, kind_of(run));
 }
 
 // Puts a run where victims are looked for, or takes it away from there.
@@ -273,7 +277,7 @@ inline void PrefixPolicy::refresh(std::uint32_t number) {
     if (run.place != LeafHeap::kNowhere) heap.remove(run.place, moved);
     return;
   }
-  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail};
+  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail, kind_of(run)};
   if (run.place == LeafHeap::kNowhere) {
     heap.add(leaf, moved);
   } else {
@@ -374,6 +378,7 @@ inline void PrefixPolicy::set_cost(std::uint32_t page, double cost) {
   if (!(cost > 0) || !std::isfinite(cost)) throw std::invalid_argument("cost must be a positive number");
   const double step = std::round(4 * std::log2(cost)) + kCostOne;
   pages_[page].cost = static_cast<std::uint32_t>(std::clamp(step, 0.0, 63.0)) & 63u;
+  refresh(pages_[page].run);
 }
 
 }  // namespace stratakv

@@ -1,8 +1,9 @@
 // Replays a trace of requests through the policy: what a cache of so many blocks would have had of what is asked for.
 #pragma once
 
-#include <chrono>
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -26,14 +27,18 @@ struct ReplayOptions {
 
 struct ReplayResult {
   std::uint64_t requested = 0, hit = 0, evictions = 0;
-  std::uint64_t decision_ns = 0;  // spent in the policy, by whoever's clock is given
+  std::uint64_t decision_ns = 0;  // spent in the policy
+  std::uint64_t longest_ns = 0;   // of that, on one request
 };
 
+// `Now` tells the time in ns, to say how long decisions took; nothing depends on it.
+template <class Now>
 class Replay {
  public:
   // `request_blocks_most`: of the longest request, which has its place beside the cache until what goes has been chosen.
-  Replay(std::uint32_t capacity_blocks, std::uint32_t request_blocks_most, const ReplayOptions& options)
+  Replay(std::uint32_t capacity_blocks, std::uint32_t request_blocks_most, const ReplayOptions& options, const Now& now)
       : policy_(PolicyOptions{capacity_blocks + request_blocks_most, options.mode, 0, options.seed, capacity_blocks}),
+        now_(now),
         capacity_blocks_(capacity_blocks),
         piece_blocks_(options.piece_blocks),
         id_of_(capacity_blocks + request_blocks_most) {
@@ -57,19 +62,19 @@ class Replay {
     }
     result_.hit += found;
     if (count == 0) return;
+    const std::uint64_t spent_before = result_.decision_ns;
+    const std::uint64_t began = now_();
     const std::uint32_t missing_digest = found < count ? digest_of(blocks[found]) : 0;
     policy_.looked(tip, static_cast<std::uint32_t>(found), static_cast<std::uint32_t>(count - found), now_ns, missing_digest);
-    for (std::uint64_t i = found; i < count; ++i) {
+    result_.decision_ns += now_() - began;
+    for (std::uint64_t i = found; i < count;) {
       if (tip != kNoPage && !policy_.resident(tip)) break;  // its last piece did not stay, so nothing can stand on it
-      const std::uint32_t page = free_.back();
-      free_.pop_back();
-      policy_.insert(page, tip, digest_of(blocks[i]), 0, now_ns);
-      resident_.emplace(blocks[i], page);
-      id_of_[page] = blocks[i];
-      tip = page;
-      if (piece_blocks_ != 0 && (i + 1 - found) % piece_blocks_ == 0) evict_to_capacity(now_ns);
+      const std::uint64_t end = piece_blocks_ == 0 ? count : std::min<std::uint64_t>(count, i + piece_blocks_);
+      tip = put(blocks, i, end, tip, now_ns);
+      evict_to_capacity(now_ns);
+      i = end;
     }
-    evict_to_capacity(now_ns);
+    result_.longest_ns = std::max(result_.longest_ns, result_.decision_ns - spent_before);
   }
 
  private:
@@ -80,25 +85,49 @@ class Replay {
     return static_cast<std::uint32_t>(block >> 32) | 1u;  // 0 stands for none
   }
 
+  std::uint32_t put(const std::uint64_t* blocks, std::uint64_t from, std::uint64_t end, std::uint32_t tip, std::uint64_t now_ns) {
+    const std::uint64_t began = now_();
+    for (std::uint64_t i = from; i < end; ++i) {
+      const std::uint32_t page = free_[free_.size() - 1 - (i - from)];
+      policy_.insert(page, tip, digest_of(blocks[i]), 0, now_ns);
+      tip = page;
+    }
+    result_.decision_ns += now_() - began;
+    for (std::uint64_t i = from; i < end; ++i) {
+      const std::uint32_t page = free_.back();
+      free_.pop_back();
+      resident_.emplace(blocks[i], page);
+      id_of_[page] = blocks[i];
+    }
+    return tip;
+  }
+
   void evict_to_capacity(std::uint64_t now_ns) {
     if (resident_.size() <= capacity_blocks_) return;
+    victims_.clear();
+    const std::uint64_t began = now_();
     policy_.begin_round(now_ns);
-    while (resident_.size() > capacity_blocks_) {
+    while (resident_.size() - victims_.size() > capacity_blocks_) {
       const std::optional<ColdPage> victim = policy_.coldest(0);
-      if (!victim) return;
+      if (!victim) break;
       policy_.remove(victim->page, true);
-      resident_.erase(id_of_[victim->page]);
-      free_.push_back(victim->page);
-      ++result_.evictions;
+      victims_.push_back(victim->page);
+    }
+    result_.decision_ns += now_() - began;
+    result_.evictions += victims_.size();
+    for (const std::uint32_t page : victims_) {
+      resident_.erase(id_of_[page]);
+      free_.push_back(page);
     }
   }
 
   PrefixPolicy policy_;
+  Now now_;
   std::uint32_t capacity_blocks_;
   std::uint32_t piece_blocks_;
   std::unordered_map<std::uint64_t, std::uint32_t> resident_;
   std::vector<std::uint64_t> id_of_;
-  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> free_, victims_;
   ReplayResult result_;
 };
 
