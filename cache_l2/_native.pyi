@@ -356,7 +356,7 @@ class Reader:
     def closed(self) -> bool: ...
     @property
     def recording(self) -> bool:
-        """Whether the sidecar wants to be told of look-ups, for a trace. Raises ValueError once closed."""
+        """Whether the sidecar wants to be told of look-ups, for a trace; False once closed."""
 
     @property
     def keep_granted(self) -> bool:

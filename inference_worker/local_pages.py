@@ -99,7 +99,8 @@ class LocalPages:
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys that are all there."""
         try:
-            if self._loader is None or (deadline is not None and not deadline.may_wait):
+            may_load = self._loader is not None and (deadline is None or deadline.may_wait)
+            if not may_load:
                 held = self._take(self._counter, keys, namespace=self._number, start=start)  # type: ignore[arg-type]
             else:
                 held = self._take(
@@ -109,16 +110,16 @@ class LocalPages:
                     start=start,
                     may_load=True,
                 )
-                if held.reason == MissReason.ABSENT:
-                    self._note_look_up(keys)
-                    deadline = Deadline(self._deadline_s) if deadline is None else deadline
-                    return self._load_and_lease(keys, start, held, deadline, reused)
+            if self._reader.recording:
+                self._tell_look_up(keys)
+            if may_load and held.reason == MissReason.ABSENT:
+                deadline = Deadline(self._deadline_s) if deadline is None else deadline
+                return self._load_and_lease(keys, start, held, deadline, reused)
         except (ValueError, TypeError) as error:
             packed, _ = packed_chain(keys, start)
             if packed is not keys:
                 return self.lease(packed, start, deadline, reused)
             return self._elsewhere(error).lease(packed, start, deadline, reused)
-        self._note_look_up(keys)
         if reused is not None:
             self._note_leased(reused, keys, start, held)
         return PageLease(held, self._arena)
@@ -232,7 +233,8 @@ class LocalPages:
             instances=words,
             may_load=may_load,
         )
-        self._note_look_up(keys)
+        if self._reader.recording:
+            self._tell_look_up(keys)
         got, pages_l3 = _Got(pages, reason, last, words), 0
         if may_load and reason == MissReason.ABSENT:
             pages, reason, last, pages_l3 = self._load_and_get(
@@ -243,13 +245,8 @@ class LocalPages:
             self._note_copied(reused, packed, start, got, pages=pages, last=last)
         return outcome_of((pages, reason)) if not pages_l3 else _outcome_with_l3(pages, reason, pages_l3)
 
-    def _note_look_up(self, keys: Keys) -> None:
-        """Tell of a counted look-up while look-ups are recorded; costs one relaxed load when they are not."""
-        try:
-            if not self._reader.recording:
-                return
-        except ValueError:  # closed meanwhile: nobody records any more
-            return
+    def _tell_look_up(self, keys: Keys) -> None:
+        """Tell of a counted look-up, which is being recorded; never waits."""
         self._arena.looked(self._number, packed_chain(keys, 0)[0])
 
     # --- what L2 lacks: the look-up was begun, and is counted when the load is over ---

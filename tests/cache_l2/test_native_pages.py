@@ -459,3 +459,16 @@ def _constant(text: str, name: str) -> int:
     assert found is not None, name
     value, _, shift = found.group(1).replace("'", "").replace("ULL", "").partition("<<")
     return int(value) << int(shift or 0)
+
+
+def test_readers_see_whether_look_ups_are_recorded() -> None:
+    native = NativeArena()
+    reader, second = native.attach(1), native.attach(2)
+    assert not reader.recording
+    native.arena.record(True)
+    assert reader.recording
+    assert second.recording
+    assert reader.close()
+    assert not reader.recording, "a closed one has nobody to tell"
+    native.arena.record(False)
+    assert not second.recording

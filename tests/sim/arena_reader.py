@@ -44,7 +44,6 @@ class ModelReader(Poster):
 
     @property
     def recording(self) -> bool:
-        self._check()
         return False
 
     @property
