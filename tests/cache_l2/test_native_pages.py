@@ -463,12 +463,15 @@ def _constant(text: str, name: str) -> int:
 
 def test_readers_see_whether_look_ups_are_recorded() -> None:
     native = NativeArena()
-    reader, second = native.attach(1), native.attach(2)
-    assert not reader.recording
+    readers = [native.attach(1), native.attach(2)]
+
+    def seen() -> list[bool]:
+        return [reader.recording for reader in readers]
+
+    assert seen() == [False, False]
     native.arena.record(True)
-    assert reader.recording
-    assert second.recording
-    assert reader.close()
-    assert not reader.recording, "a closed one has nobody to tell"
+    assert seen() == [True, True]
+    assert readers[0].close()
+    assert seen() == [False, True], "a closed one has nobody to tell"
     native.arena.record(False)
-    assert not second.recording
+    assert seen() == [False, False]
