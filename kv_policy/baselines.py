@@ -52,18 +52,16 @@ class ReplayPolicy(Protocol):
         ...
 
 
-def replay(trace: Trace, policy: ReplayPolicy, *, progress: Callable[[int], None] | None = None) -> Replayed:
-    """Send all requests of a trace through a policy. `progress` hears how many requests are done, now and then."""
-    hit, offsets = 0, trace.offsets.tolist()
-    for request in range(trace.requests):
-        blocks: list[int] = trace.blocks[offsets[request] : offsets[request + 1]].tolist()
+def replay(trace: Trace, policy: ReplayPolicy) -> Replayed:
+    """Send all requests of a trace through a policy."""
+    hit = 0
+    for begin, end in itertools.pairwise(trace.offsets.tolist()):
+        blocks: list[int] = trace.blocks[begin:end].tolist()
         for block in blocks:
             if block not in policy:
                 break
             hit += 1
         policy.request(blocks)
-        if progress is not None and request % 1024 == 0:
-            progress(request)
     return Replayed(len(trace.blocks), hit)
 
 

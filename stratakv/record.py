@@ -33,6 +33,7 @@ from stratakv.trace_files import STANDARD_INPUT
 _VERB = "record"
 _STANDARD_OUTPUT = STANDARD_INPUT
 _SALT_BYTES = 32
+_PACKED = (".gz", ".zst")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -64,7 +65,7 @@ def record(
             with _recording(sidecar, within_s) as answers, _opened(out) as file, _ends_in_order():
                 written.has_begun = True
                 say(_VERB, "recording; Ctrl-C ends it")
-                _write(answers, file, written, requests)
+                _write(answers, file, written, requests, is_live=not out.endswith(_PACKED))
         except (grpc.RpcError, SidecarUnreachableError) as error:
             if not written.has_begun:
                 raise
@@ -118,8 +119,14 @@ def _recording(sidecar: Sidecar, within_s: float | None) -> Iterator[Iterator[ad
 
 
 def _write(
-    answers: Iterator[admin_pb2.RecordResponse], file: BinaryIO, written: Written, requests: int
+    answers: Iterator[admin_pb2.RecordResponse],
+    file: BinaryIO,
+    written: Written,
+    requests: int,
+    *,
+    is_live: bool,
 ) -> None:
+    """Write what comes. With `is_live` a reader of the file sees it at once; flushing often would spoil what is packed."""
     salted = Salted(secrets.token_bytes(_SALT_BYTES))
     for answer in answers:
         written.dropped += answer.dropped
@@ -136,6 +143,8 @@ def _write(
             written.pages += len(ids)
             if written.requests >= requests:
                 return
+        if is_live:
+            file.flush()
     raise SidecarUnreachableError("it is shutting down")
 
 

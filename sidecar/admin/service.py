@@ -35,9 +35,11 @@ from kv_wire.gen import admin_pb2
 from sidecar.admin.administration import Administration, Fleet, KnownNamespaces
 from sidecar.admin.fencing import FenceResult, Unconfirmed
 from sidecar.admin.inspection import Inspection, PageReport
+from sidecar.logs import logger
 from sidecar.recording import LookUp, Recorder
 from sidecar.serving.calls import Calls, Context, StreamBody, UnaryBody, parse, within_idle_limit
 
+_log = logger("admin")
 _LOCAL_PEER = "unix:"
 _ANSWER_S = 0.3
 """What an answer may take on its way: so long before the caller's deadline a wait ends, to say how far it got."""
@@ -222,6 +224,7 @@ class AdminService:
         """Stream look-ups as they come, until the caller goes or reads no more."""
         _parsed(admin_pb2.RecordRequest(), raw)
         recording = self._recorder.begin()
+        _log.info("look-ups are recorded", recordings=self._recorder.recordings)
         what = "the reader of the recording"
         try:
             await self._write(admin_pb2.RecordResponse(), context, what=what)
@@ -231,6 +234,7 @@ class AdminService:
                 )
         finally:
             self._recorder.end(recording)
+            _log.info("a recording of look-ups has ended", recordings=self._recorder.recordings)
 
     async def _write(self, message: Message, context: Context, *, what: str) -> None:
         await within_idle_limit(context.write(message.SerializeToString()), what=what, idle_s=self._idle_s)

@@ -152,13 +152,6 @@ def test_an_unknown_policy_is_named() -> None:
         replay_named("arc", trace_of([[1]]), 1)
 
 
-def test_progress_is_told() -> None:
-    told: list[int] = []
-    trace = trace_of([[1]] * 2000)
-    replay(trace, BASELINES["lru"](1, trace), progress=told.append)
-    assert told == [0, 1024]
-
-
 # Prefix-hit ratios at SHARES of the different blocks. Those of LRU, S3-FIFO and Belady are an independent simulator's; so are
 # those of LRU-2 on the two Mooncake traces; on the others, of a few blocks, it remembers evicted ones in another way.
 FIGURES: dict[str, dict[str, tuple[float, ...]]] = {
