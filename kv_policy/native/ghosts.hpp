@@ -27,6 +27,7 @@ class Ghosts {
     const std::uint64_t wanted = pages * 8 <= kDeepGhosts ? pages * 8 : (pages * 2 > kDeepGhosts ? pages * 2 : kDeepGhosts);
     std::uint64_t buckets = kLeastBuckets;
     while (buckets * kWays < wanted && buckets < kMostBuckets) buckets *= 2;
+    while (1ULL << bits_ < buckets) ++bits_;
     buckets_.resize(buckets);
   }
 
@@ -54,7 +55,7 @@ class Ghosts {
     for (std::uint32_t i = 0; i < kWays; ++i) {
       const std::uint64_t word = bucket.way[i];
       if ((word & kUsed) == 0) break;
-      if ((word >> 40 & kMarkMask) != digest >> kMarkFrom) continue;
+      if ((word >> 40 & kMarkMask) != (digest & kMarkMask)) continue;
       for (; i + 1 < kWays; ++i) bucket.way[i] = bucket.way[i + 1];
       bucket.way[kWays - 1] = 0;
       return unpacked(word, now_ns);
@@ -67,18 +68,18 @@ class Ghosts {
   void visit(std::uint64_t bucket, std::uint64_t now_ns, const Each& each) const {
     for (const std::uint64_t word : buckets_[bucket].way) {
       if ((word & kUsed) == 0) return;
-      const auto digest = static_cast<std::uint32_t>((word >> 40 & kMarkMask) << kMarkFrom | (bucket & (kLeastBuckets - 1)));
+      const auto digest = static_cast<std::uint32_t>((bucket >> (bits_ - kLeastBits)) << kMarkBits | (word >> 40 & kMarkMask));
       each(digest, unpacked(word, now_ns));
     }
   }
 
  private:
   static constexpr std::uint64_t kDeepGhosts = 1 << 20;
-  static constexpr std::uint64_t kLeastBuckets = 512;  // so that a bucket's number holds the bits that a word does not
-  static constexpr std::uint64_t kMostBuckets = 1ULL << 32;
+  static constexpr std::uint32_t kMarkBits = 23, kLeastBits = 9;  // a bucket's number holds the bits that a word does not
+  static constexpr std::uint64_t kLeastBuckets = 1ULL << kLeastBits;
+  static constexpr std::uint64_t kMostBuckets = 1ULL << 24;
   static constexpr std::uint64_t kUsed = 1ULL << 63;
-  static constexpr std::uint64_t kMarkMask = 0x7FFFFF;
-  static constexpr std::uint32_t kMarkFrom = 9;
+  static constexpr std::uint64_t kMarkMask = (1ULL << kMarkBits) - 1;
   static constexpr std::uint64_t kTickMask = (1ULL << 28) - 1;
   struct alignas(64) Bucket {
     std::uint64_t way[kWays] = {};
@@ -89,13 +90,13 @@ class Ghosts {
     Bucket& bucket = buckets_[number_of(digest)];
     const std::uint64_t last = bucket.way[kWays - 1];
     for (std::uint32_t i = kWays - 1; i > 0; --i) bucket.way[i] = bucket.way[i - 1];
-    bucket.way[0] = kUsed | std::uint64_t{digest >> kMarkFrom} << 40 | std::uint64_t{goes_on} << 39 |
+    bucket.way[0] = kUsed | std::uint64_t{digest & kMarkMask} << 40 | std::uint64_t{goes_on} << 39 |
                     (tick & kTickMask) << 11 | cell << 4 | weight_class;
     return last;
   }
 
   static std::uint64_t ticks(std::uint64_t ns) { return ns / kTickNs; }
-  std::uint64_t number_of(std::uint32_t digest) const { return digest & (buckets_.size() - 1); }
+  std::uint64_t number_of(std::uint32_t digest) const { return digest >> (32 - bits_); }
   static Ghost unpacked(std::uint64_t word, std::uint64_t now_ns) {
     const std::uint64_t age = (ticks(now_ns) - (word >> 11)) & kTickMask;
     return {static_cast<std::uint32_t>(word >> 4 & 0x7F), static_cast<std::uint32_t>(word & 0xF), (word >> 39 & 1) != 0,
@@ -103,6 +104,7 @@ class Ghosts {
   }
 
   std::vector<Bucket> buckets_;
+  std::uint32_t bits_ = 0;  // of a bucket's number
 };
 
 }  // namespace stratakv

@@ -97,7 +97,7 @@ inline void PrefixPolicy::cover(std::uint32_t deepest, std::uint32_t missing_pag
 inline void PrefixPolicy::looked(std::uint32_t deepest, std::uint32_t resident_pages, std::uint32_t missing_pages,
                                  std::uint64_t now_ns, std::uint32_t first_missing) {
   now_ns_ = std::max(now_ns_, now_ns);
-  missing_pages = std::min(missing_pages, kPagesMost);
+  missing_pages = std::min(missing_pages, kMissingMost);
   ++counts_.requests;
   if (deepest == kNoPage || !resident(deepest) || resident_pages == 0) {
     shadow_.asked(missing_pages, 0);

@@ -82,7 +82,7 @@ class Replay {
     block += 0x9E3779B97F4A7C15ULL;
     block = (block ^ block >> 30) * 0xBF58476D1CE4E5B9ULL;
     block = (block ^ block >> 27) * 0x94D049BB133111EBULL;
-    return static_cast<std::uint32_t>(block >> 32) | 1u;  // 0 stands for none
+    return std::max(static_cast<std::uint32_t>(block >> 32), 1u);  // 0 stands for none
   }
 
   std::uint32_t put(const std::uint64_t* blocks, std::uint64_t from, std::uint64_t end, std::uint32_t tip, std::uint64_t now_ns) {
