@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cache_l2.attach_body import COUNT, Body
+from cache_l2.attach_looked import read_looked, write_looked
 from cache_l2.attach_messages import (
     Abort,
     CancelLoad,
@@ -46,7 +47,6 @@ from cache_l2.attach_messages import (
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.ids import (
-    DIGEST_BYTES,
     INCARNATION_BYTES,
     KEY_BYTES,
     LIFE_BYTES,
@@ -70,7 +70,6 @@ from kv_types.limits import (
     TAG_BYTES_MAX,
     TAGS_PER_RECORD_MAX,
 )
-from kv_types.trace_limits import LOOKED_PAGES_MAX
 from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"
@@ -90,7 +89,6 @@ _COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQQH")
 _LOAD = struct.Struct("<IBH")
 _LOAD_ROW = struct.Struct(f"<IB{KEY_BYTES}sH")
 _LOADED_ROW = struct.Struct("<HHBH")
-_LOOKED = struct.Struct("<IIH")
 _LENGTH = struct.Struct("<I")
 _PONG = struct.Struct("<Q")
 
@@ -245,13 +243,6 @@ def _write_loaded(message: LoadedPages) -> bytes:
         raise LimitExceededError(f"an answer to {len(message.rows)} chains exceeds {LOAD_ROWS_MAX}")
     rows = [_LOADED_ROW.pack(row.pages, row.from_l3, row.reason, row.pending) for row in message.rows]
     return COUNT.pack(len(rows)) + b"".join(rows)
-
-
-def _write_looked(message: Looked) -> bytes:
-    pages = len(message.digests) // DIGEST_BYTES
-    if pages > LOOKED_PAGES_MAX:
-        raise LimitExceededError(f"a look-up of {pages} pages exceeds {LOOKED_PAGES_MAX}: it is not told of")
-    return _LOOKED.pack(message.namespace_number, message.dropped, pages) + message.digests
 
 
 def _write_failed(message: Failed) -> bytes:
@@ -418,13 +409,6 @@ def _read_loaded(body: Body) -> LoadedPages:
     return LoadedPages(tuple(LoadedRow(*body.unpack(_LOADED_ROW)) for _ in range(count)))
 
 
-def _read_looked(body: Body) -> Looked:
-    number, dropped, pages = body.unpack(_LOOKED)
-    if pages > LOOKED_PAGES_MAX:
-        raise ProtocolError(f"a look-up of {pages} pages exceeds {LOOKED_PAGES_MAX}")
-    return Looked(number, bytes(body.take(pages * DIGEST_BYTES)), dropped)
-
-
 def _flag(value: int) -> bool:
     if value > 1:
         raise ProtocolError(f"a flag of {value} is neither 0 nor 1")
@@ -460,7 +444,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Load: (MessageType.LOAD, _write_load),
     LoadedPages: (MessageType.LOADED, _write_loaded),
     CancelLoad: (MessageType.CANCEL_LOAD, lambda message: _LENGTH.pack(message.request)),
-    Looked: (MessageType.LOOKED, _write_looked),
+    Looked: (MessageType.LOOKED, write_looked),
     Detach: (MessageType.DETACH, _write_nothing),
     Ping: (MessageType.PING, _write_nothing),
     Done: (MessageType.DONE, _write_nothing),
@@ -476,7 +460,7 @@ _CLIENT_READERS: dict[int, Callable[[Body], ClientMessage]] = {
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),
     MessageType.LOAD: _read_load,
     MessageType.CANCEL_LOAD: lambda body: CancelLoad(body.unpack(_LENGTH)[0]),
-    MessageType.LOOKED: _read_looked,
+    MessageType.LOOKED: read_looked,
     MessageType.DETACH: lambda body: Detach(),
     MessageType.PING: lambda body: Ping(),
 }

@@ -109,6 +109,7 @@ class Salted:
 @contextlib.contextmanager
 def _recording(sidecar: Sidecar, within_s: float | None) -> Iterator[Iterator[admin_pb2.RecordResponse]]:
     """Look-ups as they come; the sidecar records them from here on until this is left."""
+    sidecar.status()  # nobody is waited for who does not answer
     call: Any = sidecar.admin.record(admin_pb2.RecordRequest(), timeout=within_s)
     try:
         if next(call, None) is None:

@@ -13,6 +13,7 @@ from cache_l2 import attach_wire as wire
 from cache_l2.attach_channel import AttachChannel
 from cache_l2.attach_messages import Looked, Ping, Pong, Register, Registered
 from cache_l2.attach_socket import send_datagram
+from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX
 from kv_types.trace_limits import LOOKED_PAGES_MAX
 from tests.support.attach_raw import attach_raw, hear, still_serves
 from tests.support.attach_site import AttachSite
@@ -57,7 +58,7 @@ def test_a_channel_tells_what_goes_at_once_and_nothing_else() -> None:
         while channel.tell(longest):
             told += 1
             assert told < 1000, "the socket took everything"
-        heard = [wire.decode_client_message(far.recv(wire.ATTACH_MESSAGE_BYTES_MAX))[1] for _ in range(told)]
+        heard = [wire.decode_client_message(far.recv(ATTACH_MESSAGE_BYTES_MAX))[1] for _ in range(told)]
         assert heard == [longest] * told
         assert told > 0
         assert channel.tell(Looked(1, DIGESTS)), "there is room again"
