@@ -17,7 +17,7 @@ ENOUGH = 0.9
 """The part of the hits that a cache without bounds has, which is worth its memory: what is left costs ever more."""
 _GAP_LEAST = 0.01
 """Between LRU and Belady; where there is less, nothing is to be won."""
-_PLAIN = re.compile(r"(\d+)\s*(pages?)?")
+_PLAIN = re.compile(r"(\d{1,18})\s*(pages?)?")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _NARROWED = 1.02
 """How exactly the advice is looked for: two parts in a hundred."""

@@ -334,6 +334,13 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   if (!resident(page)) throw std::invalid_argument("page is not resident");
   Page& gone = pages_[page];
   const std::uint32_t number = gone.run;
+  if (page != runs_[number].tail && runs_[number].first != kNoPage) {  // what stands on it goes too, but not yet
+    if (page == runs_[number].first) {
+      runs_[number].first = kNoPage;
+    } else {
+      cut_above(page);
+    }
+  }
   Run& run = runs_[number];
   if (evicted) ++counts_.evicted;
   if (evicted && gone.digest != 0) {

@@ -168,6 +168,7 @@ def test_a_wrong_line_ends_it_and_is_named(plain: Path) -> None:
         ((TAU, "--capacity", "0%"), "no part of a trace's pages"),
         ((TAU, "--capacity", "101%"), "no part of a trace's pages"),
         ((TAU, "--capacity", "0"), "a cache has 1 to"),
+        ((TAU, "--capacity", "9" * 5000), "no capacity"),
         ((TAU, "--capacity", "1%,,2%"), "'' is no capacity"),
         ((TAU, "--capacity", "64GiB"), "say how large a page is"),
         ((TAU, "--capacity", "1KiB", "--page-bytes", "1MiB"), "1KiB is 0 pages"),
@@ -177,7 +178,7 @@ def test_a_wrong_line_ends_it_and_is_named(plain: Path) -> None:
         ((TAU, "--plot", "/no/such/dir/file.png"), "can't be written"),
         ((TAU, "--plot", "picture.txt"), "can't be written"),
     ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value[1:]) or value[0],
+    ids=lambda value: (value if isinstance(value, str) else " ".join(value[1:]) or value[0])[:60],
 )  # fmt: skip
 def test_what_is_wrong_is_said_and_is_a_usage_error(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
