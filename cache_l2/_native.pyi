@@ -91,6 +91,9 @@ class Arena:
     def publish_event(self, *, incarnation: bytes, revision: int, kind: int, payload: bytes) -> int:
         """Append to the ring, then publish the next view; returns it. Hide pages before (rule R14)."""
     def publish_freshness(self, freshness_ns: int) -> None: ...
+    def record(self, on: bool) -> None:
+        """Whether clients are to tell of their look-ups over the attach connection."""
+
     def grant_keep(self, granted: bool) -> None:
         """Whether engines may claim freshness without limit from now on (rule R18)."""
     def close_header(self) -> None: ...
@@ -351,6 +354,10 @@ class Reader:
     def life(self) -> bytes: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def recording(self) -> bool:
+        """Whether the sidecar wants to be told of look-ups, for a trace; False once closed."""
+
     @property
     def keep_granted(self) -> bool:
         """Whether the log knows of this node's engines of mode keep, so that they may claim without limit."""

@@ -128,6 +128,23 @@ class AttachChannel:
                 self._end_use()
         return call
 
+    def tell(self, message: ClientMessage) -> bool:
+        """Send `message`, to which no reply comes, if that can be done without waiting; whether it was. Never raises for I/O."""
+        data = encode_message(message, self.draw_request())
+        with self._state:
+            if self._broken is not None:
+                return False
+            self._users += 1
+        try:
+            send_datagram(self._socket, data)
+        except OSError:  # no room, or gone: whoever calls next learns which
+            return False
+        else:
+            return True
+        finally:
+            with self._state:
+                self._end_use()
+
     def poll(self) -> None:
         """Take the replies that are there, without waiting. Raises ConnectionBroken."""
         taker = Call(self.draw_request())

@@ -31,6 +31,7 @@ class MessageType(IntEnum):
     LOAD = 17
     LOADED = 18
     CANCEL_LOAD = 19
+    LOOKED = 20
 
 
 class Role(IntEnum):
@@ -233,6 +234,19 @@ class CancelLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """A look-up that this client has made while look-ups are recorded. Never answered.
+
+    `digests` is DIGEST_BYTES of each key of the whole chain; `dropped` counts look-ups since the last message that could not
+    be told.
+    """
+
+    namespace_number: int
+    digests: bytes
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Detach:
     """The client leaves and has unmapped, or will not touch, the arena any more."""
 
@@ -262,7 +276,9 @@ class Failed:
     text: str
 
 
-ClientMessage = Hello | Register | Unregister | Reserve | Commit | Abort | Load | CancelLoad | Detach | Ping
+ClientMessage = (
+    Hello | Register | Unregister | Reserve | Commit | Abort | Load | CancelLoad | Looked | Detach | Ping
+)
 SidecarMessage = (
     Welcome | Refused | Registered | ReservedPages | CommittedPages | LoadedPages | Done | Pong | Failed
 )

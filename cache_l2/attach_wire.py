@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cache_l2.attach_body import COUNT, Body
+from cache_l2.attach_looked import read_looked, write_looked
 from cache_l2.attach_messages import (
     Abort,
     CancelLoad,
@@ -30,6 +31,7 @@ from cache_l2.attach_messages import (
     Load,
     LoadedPages,
     LoadedRow,
+    Looked,
     MessageType,
     Ping,
     Pong,
@@ -442,6 +444,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Load: (MessageType.LOAD, _write_load),
     LoadedPages: (MessageType.LOADED, _write_loaded),
     CancelLoad: (MessageType.CANCEL_LOAD, lambda message: _LENGTH.pack(message.request)),
+    Looked: (MessageType.LOOKED, write_looked),
     Detach: (MessageType.DETACH, _write_nothing),
     Ping: (MessageType.PING, _write_nothing),
     Done: (MessageType.DONE, _write_nothing),
@@ -457,6 +460,7 @@ _CLIENT_READERS: dict[int, Callable[[Body], ClientMessage]] = {
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),
     MessageType.LOAD: _read_load,
     MessageType.CANCEL_LOAD: lambda body: CancelLoad(body.unpack(_LENGTH)[0]),
+    MessageType.LOOKED: read_looked,
     MessageType.DETACH: lambda body: Detach(),
     MessageType.PING: lambda body: Ping(),
 }

@@ -27,6 +27,7 @@ from cache_l2.attach_messages import (
     Failed,
     Load,
     LoadedRow,
+    Looked,
     Ping,
     Pong,
     Register,
@@ -221,6 +222,10 @@ class AttachedArena:
         if not isinstance(reply, Registered):
             raise self._unexpected(reply)
         return Registration(reply.namespace, reply.number, reply.counter, reply.page_bytes)
+
+    def tell_looked(self, message: Looked) -> bool:
+        """Tell of a look-up while look-ups are recorded, if that needs no waiting; whether it was told."""
+        return not self._closed and not self._forked and self._channel.tell(message)
 
     def unregister(self, registration: Registration, *, deadline_s: float) -> bool:
         """Say that nothing of this process uses a namespace any more, so that its counter is free for another one.

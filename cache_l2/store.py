@@ -256,6 +256,10 @@ class ArenaStore(PageIntake):
         """Vouch for the published view until a time of CLOCK_BOOTTIME."""
         self._arena.publish_freshness(freshness_ns)
 
+    def record(self, on: bool) -> None:
+        """Whether clients are to tell of their look-ups."""
+        self._arena.record(on)
+
     @property
     def keep_opened(self) -> int:
         """How often a client has attached whose engine keeps its pages: the same number, the same clients or fewer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from cache_l2.attach_messages import Looked
 from cache_l2.reader import AttachedArena, Registration
 from inference_worker.accounting import PageCounts, of_row
 from inference_worker.deadlines import Deadline
@@ -16,11 +17,15 @@ from inference_worker.outlived import OutlivedHeader
 from inference_worker.settings import ClientSettings
 from inference_worker.view_hold import ViewHold
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
-from kv_types.ids import LifeId, LogIncarnation, Stamp
+from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, Stamp
+from kv_types.page_keys import key_digests
+from kv_types.trace_limits import LOOKED_PAGES_MAX
 from kv_types.validity import ObservedView
 
 _DEATH_S = 1.0
 """How long a broken connection's process is given to end: the kernel closes its connections first."""
+
+_UNTOLD_MOST = 2**32 - 1
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -30,7 +35,7 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_writer",
+        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_untold", "_writer",
         "loader", "reader",
     )  # fmt: skip
 
@@ -51,6 +56,7 @@ class LocalArena(Home):
         self._requests: set[object] = set()
         self._is_leaving = False
         self._applied_view = 0
+        self._untold = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
         self.reader = attached.reader
 
@@ -287,6 +293,14 @@ class LocalArena(Home):
                 with contextlib.suppress(ValueError):  # another thread does the same
                     self._last_counts = self._read_counts()
             self._attached.close()
+
+    def looked(self, namespace_number: int, packed: bytes) -> None:
+        """Tell the sidecar of a look-up, for a recording; never waits, and what can't be told is counted with the next."""
+        untold = self._untold
+        told = len(packed) // KEY_BYTES <= LOOKED_PAGES_MAX and self._attached.tell_looked(
+            Looked(namespace_number, key_digests(packed), min(untold, _UNTOLD_MOST))
+        )
+        self._untold = 0 if told else untold + 1
 
     def connection(self) -> AttachedArena:
         """Return the attach connection, for puts."""

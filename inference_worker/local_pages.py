@@ -99,7 +99,8 @@ class LocalPages:
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; nothing but a native call for packed keys that are all there."""
         try:
-            if self._loader is None or (deadline is not None and not deadline.may_wait):
+            may_load = self._loader is not None and (deadline is None or deadline.may_wait)
+            if not may_load:
                 held = self._take(self._counter, keys, namespace=self._number, start=start)  # type: ignore[arg-type]
             else:
                 held = self._take(
@@ -109,9 +110,11 @@ class LocalPages:
                     start=start,
                     may_load=True,
                 )
-                if held.reason == MissReason.ABSENT:
-                    deadline = Deadline(self._deadline_s) if deadline is None else deadline
-                    return self._load_and_lease(keys, start, held, deadline, reused)
+            if self._reader.recording:
+                self._tell_look_up(keys)
+            if may_load and held.reason == MissReason.ABSENT:
+                deadline = Deadline(self._deadline_s) if deadline is None else deadline
+                return self._load_and_lease(keys, start, held, deadline, reused)
         except (ValueError, TypeError) as error:
             packed, _ = packed_chain(keys, start)
             if packed is not keys:
@@ -230,6 +233,8 @@ class LocalPages:
             instances=words,
             may_load=may_load,
         )
+        if self._reader.recording:
+            self._tell_look_up(keys)
         got, pages_l3 = _Got(pages, reason, last, words), 0
         if may_load and reason == MissReason.ABSENT:
             pages, reason, last, pages_l3 = self._load_and_get(
@@ -239,6 +244,10 @@ class LocalPages:
             packed, _ = packed_chain(keys, start)
             self._note_copied(reused, packed, start, got, pages=pages, last=last)
         return outcome_of((pages, reason)) if not pages_l3 else _outcome_with_l3(pages, reason, pages_l3)
+
+    def _tell_look_up(self, keys: Keys) -> None:
+        """Tell of a counted look-up, which is being recorded; never waits."""
+        self._arena.looked(self._number, packed_chain(keys, 0)[0])
 
     # --- what L2 lacks: the look-up was begun, and is counted when the load is over ---
 

@@ -7,12 +7,14 @@ part of the chain from the root on is of use, so that a hit ends at the first bl
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kv_policy.trace import Trace
 from kv_types.errors import InvalidArgumentError
@@ -50,18 +52,16 @@ class ReplayPolicy(Protocol):
         ...
 
 
-def replay(trace: Trace, policy: ReplayPolicy, *, progress: Callable[[int], None] | None = None) -> Replayed:
-    """Send all requests of a trace through a policy. `progress` hears how many requests are done, now and then."""
-    hit, offsets = 0, trace.offsets.tolist()
-    for request in range(trace.requests):
-        blocks: list[int] = trace.blocks[offsets[request] : offsets[request + 1]].tolist()
+def replay(trace: Trace, policy: ReplayPolicy) -> Replayed:
+    """Send all requests of a trace through a policy."""
+    hit = 0
+    for begin, end in itertools.pairwise(trace.offsets.tolist()):
+        blocks: list[int] = trace.blocks[begin:end].tolist()
         for block in blocks:
             if block not in policy:
                 break
             hit += 1
         policy.request(blocks)
-        if progress is not None and request % 1024 == 0:
-            progress(request)
     return Replayed(len(trace.blocks), hit)
 
 
@@ -255,14 +255,13 @@ def belady(capacity: int, trace: Trace) -> BeladyReplay:
     """Belady's optimum for one trace."""
     nexts = _next_uses(trace)
     offsets = trace.offsets.tolist()
-    return BeladyReplay(
-        capacity, (nexts[begin:end].tolist() for begin, end in zip(offsets, offsets[1:], strict=False))
-    )
+    return BeladyReplay(capacity, (nexts[begin:end].tolist() for begin, end in itertools.pairwise(offsets)))
 
 
-def _next_uses(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _next_uses(trace: Trace) -> npt.NDArray[np.int64]:
     """For each block of each request, the next request that asks for it; _NEVER where none does."""
-    requests = np.repeat(np.arange(trace.requests), np.diff(trace.offsets.astype(np.int64)))
+    ends = trace.offsets.astype(np.int64)
+    requests = np.repeat(np.arange(trace.requests), ends[1:] - ends[:-1])
     order = np.argsort(trace.blocks, kind="stable")
     ordered = trace.blocks[order]
     nexts = np.full(len(ordered), _NEVER, dtype=np.int64)

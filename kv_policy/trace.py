@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import (
-    CHAIN_PAGES_MAX,
-    PAGE_TOKENS_MAX,
+from kv_types.limits import CHAIN_PAGES_MAX, PAGE_TOKENS_MAX
+from kv_types.trace_limits import (
     TRACE_BLOCKS_MAX,
     TRACE_LINE_BYTES_MAX,
     TRACE_REQUESTS_MAX,
@@ -150,7 +149,9 @@ class BlockTokens:
         """The only number of tokens, or the only power of two, that all requests allow; None where they leave it open."""
         found: set[int] = set()
         for low, high in (self._full, self._partial):
-            powers = [1 << power for power in range(PAGE_TOKENS_MAX.bit_length()) if low <= 1 << power <= high]
+            powers = [
+                1 << power for power in range(PAGE_TOKENS_MAX.bit_length()) if low <= 1 << power <= high
+            ]
             if low == high:
                 found.add(low)
             elif len(powers) == 1:
@@ -219,7 +220,9 @@ def _field(told: dict[str, Any], name: str, where: str) -> Any:
 def _count(told: dict[str, Any], name: str, most: int, where: str) -> int:
     value = _field(told, name, where)
     if type(value) is not int or not 0 <= value <= most:
-        raise InvalidArgumentError(f"{where}: {name} is {value!r:.60}; it is a whole number from 0 to {most:,}")
+        raise InvalidArgumentError(
+            f"{where}: {name} is {value!r:.60}; it is a whole number from 0 to {most:,}"
+        )
     return value
 
 
@@ -239,7 +242,9 @@ def _ids(told: dict[str, Any], where: str) -> list[int]:
     if not isinstance(value, list):
         raise InvalidArgumentError(f"{where}: hash_ids is {value!r:.60}; it is a list of numbers, root first")
     if len(value) > CHAIN_PAGES_MAX:
-        raise LimitExceededError(f"{where}: hash_ids has {len(value):,} blocks; at most {CHAIN_PAGES_MAX:,} go")
+        raise LimitExceededError(
+            f"{where}: hash_ids has {len(value):,} blocks; at most {CHAIN_PAGES_MAX:,} go"
+        )
     for index, one in enumerate(value):
         if type(one) is not int or not 0 <= one < _ID_END:
             raise InvalidArgumentError(
@@ -260,4 +265,5 @@ def _spread(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     place = np.arange(len(times)) - np.repeat(first, counts)
     spread = np.repeat(lengths, counts) * place / np.repeat(counts, counts)
     spread_ns = ((times - times[0]) + spread) * (_NS_PER_MS / 1024)
-    return spread_ns.astype(np.int64)
+    whole: npt.NDArray[np.int64] = spread_ns.astype(np.int64)
+    return whole

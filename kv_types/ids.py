@@ -21,6 +21,8 @@ LogIncarnation = NewType("LogIncarnation", bytes)
 """16 random bytes: one life of the invalidation log."""
 
 KEY_BYTES = 32
+DIGEST_BYTES = 8
+"""Of a page key, what a recording of look-ups tells pages apart by: its first bytes."""
 LIFE_BYTES = 16
 INCARNATION_BYTES = 16
 

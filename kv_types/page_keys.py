@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 
 from kv_types.errors import InvalidArgumentError, InvalidIdentifierError, LimitExceededError
-from kv_types.ids import KEY_BYTES, NamespaceId, PageKey, namespace_id
+from kv_types.ids import DIGEST_BYTES, KEY_BYTES, NamespaceId, PageKey, namespace_id
 from kv_types.limits import (
     CHAIN_PAGES_MAX,
     EXTRA_DIGEST_BYTES_MAX,
@@ -39,6 +39,11 @@ _TOKEN_BYTES = 4
 _LENGTH = struct.Struct("<I")
 # array's "I" is C's unsigned int: four bytes on every platform that the arena supports
 assert array("I").itemsize == _TOKEN_BYTES
+
+
+def key_digests(packed: bytes) -> bytes:
+    """The first DIGEST_BYTES of each of packed keys, concatenated: enough to tell pages apart."""
+    return memoryview(packed).cast("B").cast("Q")[:: KEY_BYTES // DIGEST_BYTES].tobytes()
 
 
 def pack_keys(keys: Keys) -> bytes:

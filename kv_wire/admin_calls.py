@@ -63,3 +63,8 @@ class AdminCalls:
             request_serializer=admin_pb2.SetReplicasRequest.SerializeToString,
             response_deserializer=admin_pb2.SetReplicasResponse.FromString,
         )
+        self.record = channel.unary_stream(
+            f"/{ADMIN_SERVICE}/Record",
+            request_serializer=admin_pb2.RecordRequest.SerializeToString,
+            response_deserializer=admin_pb2.RecordResponse.FromString,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from cache_l2.attach_messages import Looked
 from cache_l2.store import ArenaStore
 from invalidation.listing import Listings
 from invalidation.validity import Validity
@@ -24,6 +25,7 @@ from sidecar.log.following import Following
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
 from sidecar.metrics_server import MetricsServer
+from sidecar.recording import Recorder
 from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.cache_service import CacheService
 from sidecar.serving.calls import Calls
@@ -64,9 +66,10 @@ class Services:
             store, validity, choose_l3(settings, log_candidates=chosen.candidates), settings, clock=clock,
             observe=self.metrics.observe_load,
         )  # fmt: skip
+        self._recorder = Recorder(store.record, clock=clock)
         service = ArenaService(
             store, directory=self.following.directory, loads=self._l3.loads, clock=clock,
-            prefetch_s=settings.l3_deadline,
+            prefetch_s=settings.l3_deadline, recorder=self._recorder,
         )  # fmt: skip
         self.memory = MemoryPicture(store)
         self._report = StatusReport(
@@ -86,6 +89,7 @@ class Services:
             engine_came=self.following.shell.look_at_clients,
             directory=self.following.directory,
             loads=self._l3.loads,
+            looked=self._on_looked,
         )
         self._calls = Calls(self.metrics.observe_call)
         self._admin_calls = Calls(self.metrics.observe_call, calls_max=limits.ADMIN_CALLS_MAX)
@@ -94,7 +98,9 @@ class Services:
             admit_replicas=chosen.admit_replicas, call_s=settings.log_deadline,
         )  # fmt: skip
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
-        admin = AdminService(self._administration, inspection, self._admin_calls, fleet=chosen.fleet)
+        admin = AdminService(
+            self._administration, inspection, self._admin_calls, fleet=chosen.fleet, recorder=self._recorder
+        )
         self._grpc = GrpcServer(
             CacheService(service, self._calls, self._status, load_s=settings.l3_deadline).handler(),
             admin.handler(),
@@ -132,6 +138,7 @@ class Services:
         await self._grpc.stop_serving()
         self._store.drain()
         self._administration.end()
+        self._recorder.end_all()
         finished, _, _, _ = await asyncio.gather(
             self._calls.drain(drain_s), self._admin_calls.drain(drain_s), self._attach.stop(drain_s),
             self._l3.drain(drain_s),
@@ -150,6 +157,10 @@ class Services:
             await self._attach.stop(0.0)
         await self._l3.close()
         await self._metrics_server.stop()
+
+    def _on_looked(self, message: Looked) -> None:
+        record = self._store.namespace_of_number(message.namespace_number)
+        self._recorder.looked(record.namespace.page_tokens, message.digests, dropped=message.dropped)
 
     def _status(self) -> cache_pb2.StatusResponse:
         return self._report.message(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,12 @@ def terminal_chart(curves: Curves, *, width: int) -> list[str]:
     columns = max(20, min(_WIDTH_MOST, width - _MARGIN))
     top = max([curves.achievable, *(one.ratio for points in curves.points.values() for one in points)]) or 1.0
     canvas = [[" "] * columns for _ in range(_HEIGHT)]
-    for policy, points in reversed(curves.points.items()):
+    for policy, points in reversed(list(curves.points.items())):
         places = [
             (_column(pages, curves.capacities, columns), one.ratio)
             for pages, one in zip(curves.capacities, points, strict=True)
         ]
-        for (left, low), (right, high) in zip(places, places[1:], strict=False):
+        for (left, low), (right, high) in itertools.pairwise(places):
             for column in range(left + 1, right):
                 ratio = low + (high - low) * (column - left) / (right - left)
                 line = canvas[_line(ratio, top)]
@@ -55,7 +56,8 @@ def save_picture(curves: Sequence[Curves], path: Path) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed: pip install 'stratakv[plot]'; the chart in the terminal needs nothing"
+            "--plot needs matplotlib, which is not installed: pip install 'stratakv[plot]'; "
+            "the chart in the terminal needs nothing"
         ) from error
     figure = Figure(figsize=(7.0, 4.2 * len(curves)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -19,8 +19,9 @@ from kv_policy.baselines import Replayed
 from kv_policy.replays import LEARNED, POLICIES, replay_named
 from kv_policy.trace import Trace
 from kv_types.errors import ConfigError, StrataError
-from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX, SIMULATE_JOBS_MAX
-from sidecar.units import format_size, parse_size
+from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX
+from kv_types.trace_limits import SIMULATE_JOBS_MAX
+from sidecar.units import parse_size
 from stratakv.charts import save_picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of
 from stratakv.sizing import ENOUGH, Advice, Curves, PageBytes, advise, capacities, mean_closed
@@ -41,7 +42,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def simulate(
     traces: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="JSONL files of requests, plain, .gz or .zst; - is standard input."),
+        typer.Argument(
+            metavar="TRACE…", help="JSONL files of requests, plain, .gz or .zst; - is standard input."
+        ),
     ],
     capacity: Annotated[
         str,
@@ -55,17 +58,27 @@ def simulate(
     ] = None,
     bytes_per_token: Annotated[
         int | None,
-        typer.Option(min=1, max=PAGE_BYTES_MAX, help="KV bytes of one token: 2 × layers × KV heads × head size × element size."),
+        typer.Option(
+            min=1,
+            max=PAGE_BYTES_MAX,
+            help="KV bytes of one token: 2 × layers × KV heads × head size × element size.",
+        ),
     ] = None,
     page_tokens: Annotated[
         int | None,
         typer.Option(min=1, max=PAGE_TOKENS_MAX, help="Tokens of a block, where the trace leaves it open."),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Take all files as parts of one trace, in the order of their times.")
+        bool,
+        typer.Option("--merge", help="Take all files as parts of one trace, in the order of their times."),
     ] = False,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - is standard output, and nothing else goes there.")
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write all figures as JSON; - is standard output, and nothing else goes there.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves into a picture (.png, .svg, .pdf).")
@@ -87,7 +100,10 @@ def simulate(
         if json_file != STANDARD_INPUT:
             _print(curves, sizes)
     except BrokenProcessPool:
-        say(_VERB, "a process that replayed was ended, for want of memory perhaps: try --jobs 1, or a part of the trace")
+        say(
+            _VERB,
+            "a process that replayed was ended, for want of memory perhaps: try --jobs 1, or a part of the trace",
+        )
         raise typer.Exit(_FAILED) from None
     except StrataError as error:
         say(_VERB, str(error))
@@ -148,9 +164,7 @@ def _curves(
     ]
 
 
-def _replayed(
-    traces: Sequence[Trace], cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, Replayed]]:
+def _replayed(traces: Sequence[Trace], cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Replayed]]:
     work = sum(len(traces[number].blocks) for number, _, _ in cells)
     if jobs == 1 or work <= _ALONE_BLOCKS:
         for number, policy, pages in cells:
@@ -158,7 +172,10 @@ def _replayed(
         return
     # Not forked: who has threads, as numpy may, can't be forked safely.
     pool = ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=get_context("spawn"), initializer=_take_traces, initargs=(list(traces),)
+        min(jobs, len(cells)),
+        mp_context=get_context("spawn"),
+        initializer=_take_traces,
+        initargs=(list(traces),),
     )
     try:
         under_way = {pool.submit(_replay_cell, cell): cell for cell in cells}
@@ -191,8 +208,8 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         tokens = sizes.tokens(trace)
         page = "" if tokens is None else f" of {tokens} tokens"
         paper.print(
-            f"{plain(trace.name)}: {trace.requests:,} requests over {trace.span_s:,.0f} s ask for {len(trace.blocks):,} pages{page}, "
-            f"{trace.distinct:,} of them different; a cache without bounds hits {100 * one.achievable:.1f} %",
+            f"{plain(trace.name)}: {trace.requests:,} requests over {trace.span_s:,.0f} s ask for {len(trace.blocks):,} "
+            f"pages{page}, {trace.distinct:,} of them different; a cache without bounds hits {100 * one.achievable:.1f} %",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         headings = ["capacity", "pages", *(["size"] if page_bytes else []), *one.points]
@@ -202,9 +219,9 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         for row, pages in enumerate(one.capacities):
             part = closed[row] if has_gap else None
             table.add_row(
-                f"{100 * pages / max(1, trace.distinct):.3g} %",
+                f"{100 * pages / max(1, trace.distinct):.2g} %",
                 f"{pages:,}",
-                *([format_size(pages * page_bytes)] if page_bytes else []),
+                *([_gib(pages * page_bytes)] if page_bytes else []),
                 *(f"{100 * points[row].ratio:.2f}" for points in one.points.values()),
                 *([] if not has_gap else ["" if part is None else f"{100 * part:.0f} %"]),
             )
@@ -225,7 +242,7 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
     if advice is None or advice.pages is None:
         return "no page is asked for twice: no cache of any size would hit"
     size = (
-        f" ({format_size(advice.pages * page_bytes)})"
+        f" ({_gib(advice.pages * page_bytes)})"
         if page_bytes
         else " (--page-bytes or --bytes-per-token tells how much memory that is)"
     )
@@ -235,8 +252,15 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
     )
 
 
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.3g} GiB" if size < 100 * 2**30 else f"{size / 2**30:,.0f} GiB"
+
+
 def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:
-    text = json.dumps({"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)}, indent=2)
+    text = json.dumps(
+        {"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)},
+        indent=2,
+    )
     if file == STANDARD_INPUT:
         sys.stdout.write(text + "\n")
         return

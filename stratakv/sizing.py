@@ -1,4 +1,4 @@
-"""What a trace says about sizes: capacities as people write them, curves, what of Belady's gap is closed, and how much is enough."""
+"""What a trace says about sizes: capacities as people write them, curves, gaps to Belady's optimum, and how much is enough."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENOUGH = 0.9
 """The part of the hits that a cache without bounds has, which is worth its memory: what is left costs ever more."""
 _GAP_LEAST = 0.01
 """Between LRU and Belady; where there is less, nothing is to be won."""
-_PLAIN = re.compile(r"(\d+)\s*(pages?)?")
+_PLAIN = re.compile(r"(\d{1,18})\s*(pages?)?")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _NARROWED = 1.02
 """How exactly the advice is looked for: two parts in a hundred."""
@@ -73,9 +73,13 @@ def _capacity(text: str, trace: Trace, sizes: PageBytes) -> int:
     page_bytes = sizes.of(trace)
     if page_bytes is None:
         needed = "" if sizes.bytes_per_token is None else " and --page-tokens, for the trace doesn't tell"
-        raise ConfigError(f"--capacity: {text} is a size; say how large a page is, by --page-bytes or --bytes-per-token{needed}")
+        raise ConfigError(
+            f"--capacity: {text} is a size; say how large a page is, by --page-bytes or --bytes-per-token{needed}"
+        )
     if not 1 <= size // page_bytes <= ARENA_PAGES_MAX:
-        raise ConfigError(f"--capacity: {text} is {size // page_bytes:,} pages; 1 to {ARENA_PAGES_MAX:,} can be replayed")
+        raise ConfigError(
+            f"--capacity: {text} is {size // page_bytes:,} pages; 1 to {ARENA_PAGES_MAX:,} can be replayed"
+        )
     return size // page_bytes
 
 
@@ -118,7 +122,9 @@ class Curves:
 
 def mean_closed(curves: Sequence[Curves], policy: str) -> float | None:
     """The mean over all capacities of all traces at which there is a gap; None: there is none."""
-    parts = [part for one in curves if policy in one.points for part in one.closed(policy) if part is not None]
+    parts = [
+        part for one in curves if policy in one.points for part in one.closed(policy) if part is not None
+    ]
     return math.fsum(parts) / len(parts) if parts else None
 
 

@@ -9,13 +9,13 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import cast
 
 import zstandard
 
 from kv_policy.trace import Trace, TraceBuilder
 from kv_types.errors import InvalidArgumentError, LimitExceededError
-from kv_types.limits import TRACE_LINE_BYTES_MAX
+from kv_types.trace_limits import TRACE_LINE_BYTES_MAX
 
 STANDARD_INPUT = "-"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -54,30 +54,36 @@ def _name(file: str) -> str:
 @contextlib.contextmanager
 def _lines(file: str) -> Iterator[Iterator[bytes]]:
     try:
-        with contextlib.ExitStack() as open_files:
-            raw: BinaryIO = (
-                sys.stdin.buffer
-                if file == STANDARD_INPUT
-                else open_files.enter_context(Path(file).open("rb"))  # closed with the stack
-            )
-            yield _bounded(_unpacked(raw), file)
+        with contextlib.ExitStack() as stack:
+            if file == STANDARD_INPUT:
+                raw = _buffered(sys.stdin.buffer)
+                stack.callback(raw.detach)  # it is not ours to close
+            else:
+                raw = stack.enter_context(Path(file).open("rb"))
+            yield _bounded(_unpacked(raw, stack), file)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         why = getattr(error, "strerror", None) or str(error) or "it ends too early"
         raise InvalidArgumentError(f"{file} can't be read: {why}") from error
 
 
-def _unpacked(raw: BinaryIO) -> io.BufferedReader:
-    buffered = io.BufferedReader(raw)  # type: ignore[type-var]
-    begins = buffered.peek(len(_ZSTD))
+def _unpacked(raw: io.BufferedReader, stack: contextlib.ExitStack) -> io.BufferedIOBase:
+    begins = raw.peek(len(_ZSTD))
     if begins.startswith(_GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=buffered))  # type: ignore[type-var]
+        return stack.enter_context(gzip.GzipFile(fileobj=raw))
     if begins.startswith(_ZSTD):
         reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-        return io.BufferedReader(reader.stream_reader(buffered, read_across_frames=True))
-    return buffered
+        return stack.enter_context(
+            _buffered(reader.stream_reader(raw, read_across_frames=True, closefd=False))
+        )
+    return raw
 
 
-def _bounded(source: io.BufferedReader, file: str) -> Iterator[bytes]:
+def _buffered(source: object) -> io.BufferedReader:
+    """What can be read, with lines and a peek; the kinds of it have no type in common."""
+    return io.BufferedReader(cast("io.RawIOBase", source))
+
+
+def _bounded(source: io.BufferedIOBase, file: str) -> Iterator[bytes]:
     number = 0
     while line := source.readline(TRACE_LINE_BYTES_MAX + 1):
         number += 1

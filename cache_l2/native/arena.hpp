@@ -125,6 +125,7 @@ class Arena {
   void publish_freshness(std::uint64_t freshness_ns);
   // Whether clients whose engines keep their pages may claim them without limit (rule R18).
   void grant_keep(bool granted);
+  void record(bool on) { view_.header->recording.store(on ? 1 : 0, std::memory_order_relaxed); }
   void close_header();
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_relaxed); }
 

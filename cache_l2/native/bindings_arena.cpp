@@ -428,6 +428,7 @@ void bind_arena(nb::module_& m) {
            nb::arg("payload"))
       .def("publish_freshness", [](const PyArena& self, std::uint64_t ns) { self.core().publish_freshness(ns); },
            nb::arg("freshness_ns"))
+      .def("record", [](const PyArena& self, bool on) { self.core().record(on); }, nb::arg("on"))
       .def("grant_keep", [](const PyArena& self, bool granted) { self.core().grant_keep(granted); }, nb::arg("granted"))
       .def("close_header", [](const PyArena& self) { self.core().close_header(); })
       .def_prop_ro("view", [](const PyArena& self) { return self.core().view_number(); })

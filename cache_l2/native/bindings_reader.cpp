@@ -64,6 +64,12 @@ class PyReader {
   }
 
   std::shared_ptr<Reader> core() const { return checked(reader_); }
+
+  // Asked after a look-up was counted, so that a close in between must be no error.
+  bool recording() const {
+    const std::shared_ptr<Reader> reader = reader_;
+    return reader != nullptr && reader->recording();
+  }
   nb::bytes life() const { return give_bytes(life_, sizeof(life_)); }
   // Every call takes its reference and lets go of it under the GIL, as this does: no reference, no call, lease or view.
   bool close() {
@@ -425,6 +431,7 @@ void bind_reader(nb::module_& m) {
       .def_prop_ro("life", &PyReader::life)
       .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
+      .def_prop_ro("recording", &PyReader::recording)
       .def_prop_ro("keep_granted", [](const PyReader& self) { return self.core()->keep_granted(); })
       .def_prop_ro("view", [](const PyReader& self) { return self.core()->view_number(); })
       .def("stamp", &PyReader::stamp)

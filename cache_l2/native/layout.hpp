@@ -56,7 +56,8 @@ struct alignas(kCacheLine) Header {
   Word closed;                             // 1: draining or ended, no look-up may hit
   alignas(kCacheLine) Word freshness_ns;   // F: hits are served while CLOCK_BOOTTIME < F
   Word keep_granted;                       // 1: the log knows of this node's clients that serve on past F (rule R18)
-  Word reserved1[6];
+  Word recording;                          // 1: look-ups are being recorded: clients tell of theirs over the attach connection
+  Word reserved1[5];
 };
 static_assert(sizeof(Header) % kCacheLine == 0);
 

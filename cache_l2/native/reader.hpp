@@ -76,6 +76,7 @@ class Reader {
   bool closed() const { return view_.header->closed.load(std::memory_order_acquire) != 0; }
   std::uint64_t view_number() const { return view_.header->view.load(std::memory_order_acquire); }
   std::uint64_t freshness_ns() const { return view_.header->freshness_ns.load(std::memory_order_acquire); }
+  bool recording() const { return view_.header->recording.load(std::memory_order_relaxed) != 0; }
   bool keep_granted() const { return view_.header->keep_granted.load(std::memory_order_acquire) != 0; }
   void set_applied_view(std::uint64_t view) { row().applied_view.store(view, std::memory_order_release); }
   // Says until when an index of this client's own may serve without asking, then loads the view: (what was said, view)

@@ -338,3 +338,25 @@ class SetReplicasRequest(_message.Message):
 class SetReplicasResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecordedLookUp(_message.Message):
+    __slots__ = ("at_us", "input_tokens", "digests")
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    at_us: int
+    input_tokens: int
+    digests: bytes
+    def __init__(self, at_us: _Optional[int] = ..., input_tokens: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class RecordResponse(_message.Message):
+    __slots__ = ("look_ups", "dropped")
+    LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    look_ups: _containers.RepeatedCompositeFieldContainer[RecordedLookUp]
+    dropped: int
+    def __init__(self, look_ups: _Optional[_Iterable[_Union[RecordedLookUp, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...

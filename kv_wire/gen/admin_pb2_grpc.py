@@ -86,6 +86,11 @@ class AdminStub:
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.SetReplicasRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.SetReplicasResponse.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/stratakv.v1.Admin/Record',
+                request_serializer=stratakv_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_admin__pb2.RecordResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -170,6 +175,15 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """Streams the look-ups of this sidecar's clients as they are made, until the caller goes: what a trace is written from. The
+        first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
+        recordings: whoever writes them down salts them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +236,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetReplicas,
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.SetReplicasRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.SetReplicasResponse.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=stratakv_dot_v1_dot_admin__pb2.RecordRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_admin__pb2.RecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -496,6 +515,33 @@ class Admin:
             '/stratakv.v1.Admin/SetReplicas',
             stratakv_dot_v1_dot_admin__pb2.SetReplicasRequest.SerializeToString,
             stratakv_dot_v1_dot_admin__pb2.SetReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stratakv.v1.Admin/Record',
+            stratakv_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
+            stratakv_dot_v1_dot_admin__pb2.RecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

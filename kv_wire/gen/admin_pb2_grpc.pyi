@@ -72,6 +72,11 @@ class AdminStub:
     """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
     none, and without `force` where fewer are in sync.
     """
+    Record: _grpc.UnaryStreamMultiCallable[_admin_pb2.RecordRequest, _admin_pb2.RecordResponse]
+    """Streams the look-ups of this sidecar's clients as they are made, until the caller goes: what a trace is written from. The
+    first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
+    recordings: whoever writes them down salts them.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -111,6 +116,11 @@ class AdminAsyncStub(AdminStub):
     SetReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetReplicasRequest, _admin_pb2.SetReplicasResponse]  # type: ignore[assignment]
     """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
     none, and without `force` where fewer are in sync.
+    """
+    Record: _aio.UnaryStreamMultiCallable[_admin_pb2.RecordRequest, _admin_pb2.RecordResponse]  # type: ignore[assignment]
+    """Streams the look-ups of this sidecar's clients as they are made, until the caller goes: what a trace is written from. The
+    first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
+    recordings: whoever writes them down salts them.
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -208,6 +218,17 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.SetReplicasResponse, _abc.Awaitable[_admin_pb2.SetReplicasResponse]]:
         """Sets the number of configured replicas of the log, without which nothing is confirmed. Refused where the log can have
         none, and without `force` where fewer are in sync.
+        """
+
+    @_abc_1.abstractmethod
+    def Record(
+        self,
+        request: _admin_pb2.RecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.RecordResponse], _abc.AsyncIterator[_admin_pb2.RecordResponse]]:
+        """Streams the look-ups of this sidecar's clients as they are made, until the caller goes: what a trace is written from. The
+        first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
+        recordings: whoever writes them down salts them.
         """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,8 +35,11 @@ from kv_wire.gen import admin_pb2
 from sidecar.admin.administration import Administration, Fleet, KnownNamespaces
 from sidecar.admin.fencing import FenceResult, Unconfirmed
 from sidecar.admin.inspection import Inspection, PageReport
+from sidecar.logs import logger
+from sidecar.recording import LookUp, Recorder
 from sidecar.serving.calls import Calls, Context, StreamBody, UnaryBody, parse, within_idle_limit
 
+_log = logger("admin")
 _LOCAL_PEER = "unix:"
 _ANSWER_S = 0.3
 """What an answer may take on its way: so long before the caller's deadline a wait ends, to say how far it got."""
@@ -71,12 +74,14 @@ class AdminService:
         calls: Calls,
         *,
         fleet: str,
+        recorder: Recorder,
         idle_s: float = limits.GRPC_IDLE_S_MAX,
     ) -> None:
         self._administration = administration
         self._inspection = inspection
         self._calls = calls
         self._fleet = fleet
+        self._recorder = recorder
         self._idle_s = idle_s
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -93,6 +98,7 @@ class AdminService:
             "Inspect": unary(self._guard("Inspect", self.inspect)),
             "Namespaces": stream(self._guard("Namespaces", self.namespaces)),
             "SetReplicas": unary(self._guard("SetReplicas", self.set_replicas)),
+            "Record": stream(self._guard("Record", self.record)),
         }
         return grpc.method_handlers_generic_handler(ADMIN_SERVICE, bodies)
 
@@ -214,6 +220,22 @@ class AdminService:
         await self._administration.set_replicas(request.replicas, force=request.force)
         return admin_pb2.SetReplicasResponse().SerializeToString()
 
+    async def record(self, raw: bytes, context: Context) -> None:
+        """Stream look-ups as they come, until the caller goes or reads no more."""
+        _parsed(admin_pb2.RecordRequest(), raw)
+        recording = self._recorder.begin()
+        _log.info("look-ups are recorded", recordings=self._recorder.recordings)
+        what = "the reader of the recording"
+        try:
+            await self._write(admin_pb2.RecordResponse(), context, what=what)
+            while await recording.wait():
+                await self._write(
+                    _recorded(*recording.take(bytes_about=limits.GRPC_CHUNK_BYTES)), context, what=what
+                )
+        finally:
+            self._recorder.end(recording)
+            _log.info("a recording of look-ups has ended", recordings=self._recorder.recordings)
+
     async def _write(self, message: Message, context: Context, *, what: str) -> None:
         await within_idle_limit(context.write(message.SerializeToString()), what=what, idle_s=self._idle_s)
 
@@ -311,6 +333,14 @@ def _record(stamp: Stamp, record: LogRecord) -> admin_pb2.LogRecord:
     return record_to_wire(
         stamp, entry.event, reason=entry.reason, author=entry.author, appended_wall_ms=entry.appended_wall_ms
     )
+
+
+def _recorded(look_ups: Sequence[LookUp], dropped: int) -> admin_pb2.RecordResponse:
+    told = [
+        admin_pb2.RecordedLookUp(at_us=one.at_us, input_tokens=one.input_tokens, digests=one.digests)
+        for one in look_ups
+    ]
+    return admin_pb2.RecordResponse(look_ups=told, dropped=dropped)
 
 
 def _page(report: PageReport) -> admin_pb2.PageStatus:

@@ -25,6 +25,7 @@ from cache_l2.attach_messages import (
     Hello,
     Load,
     LoadedPages,
+    Looked,
     Refusal,
     Refused,
     Register,
@@ -36,10 +37,7 @@ from cache_l2.namespaces import NamespaceRecord
 from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import LimitExceededError, OverloadedError, ProtocolError, StrataError
-from kv_types.limits import (
-    CLIENT_ROWS_PER_PROCESS_MAX,
-    LISTINGS_IN_FLIGHT_PER_CLIENT_MAX,
-)
+from kv_types.limits import CLIENT_ROWS_PER_PROCESS_MAX, LISTINGS_IN_FLIGHT_PER_CLIENT_MAX
 from kv_types.validity import EngineMode
 from sidecar.attach.connection import (
     Asked,
@@ -83,20 +81,19 @@ class AttachServer:
         loads: Loads,
         observe: Observer | None = None,
         engine_came: Callable[[], object] = lambda: None,
+        looked: Callable[[Looked], None] = lambda message: None,
     ) -> None:
         """`directory` must list a namespace before its registration is answered: what a client begins then may be stored.
-
         `loads` brings what clients ask for from L3.
-
         `observe` is told the name and the seconds of each request that was carried out.
-
         `engine_came` is called when a client has attached whose engine keeps its pages: the log is to know of it soon.
+        `looked` hears of look-ups that clients tell of, if they may use the namespace.
         """
         self._store = store
         self._directory = directory
         self._loads = ClientLoads(store, loads, clock=clock)
         self._observe = observe
-        self._engine_came = engine_came
+        self._engine_came, self._looked = engine_came, looked
         self._path = path
         self._clock = clock
         self._seldom = SeldomLogger(_log, clock)
@@ -293,8 +290,12 @@ class AttachServer:
         if reply is not None:
             self._answer(asked, reply)
 
-    def _reply_to(self, asked: Asked, message: Request | Load | CancelLoad) -> SidecarMessage | None:
+    def _reply_to(self, asked: Asked, message: Request | Load | CancelLoad | Looked) -> SidecarMessage | None:
         """Carry out a request; None where it is answered later. Raises StrataError."""
+        if isinstance(message, Looked):
+            if message.namespace_number in asked.process.registered:
+                self._looked(message)
+            return None
         if isinstance(message, Load):
             return self._loads.begin(asked.process, asked.request, message, partial(self._answer_load, asked))
         if isinstance(message, CancelLoad):

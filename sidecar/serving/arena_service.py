@@ -19,9 +19,11 @@ from kv_types.outcomes import (
     RefuseReason,
     put_outcome,
 )
+from kv_types.page_keys import key_digests
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from sidecar.l3.loads import LoadRow, Loads, RowLoaded
 from sidecar.log.directory import ListsNamespaces
+from sidecar.recording import Recorder
 from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 
 
@@ -56,12 +58,14 @@ class ArenaService:
         loads: Loads,
         clock: Clock,
         prefetch_s: float,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`loads` brings what the arena lacks; a prefetch may take `prefetch_s` seconds."""
+        """`loads` brings what the arena lacks; a prefetch may take `prefetch_s` seconds. `recorder` hears of look-ups."""
         self._store = store
         self._loads = loads
         self._clock = clock
         self._prefetch_s = prefetch_s
+        self._recorder = recorder
         self._directory = directory
         self._mask = int.from_bytes(store.life[:8], "little")
 
@@ -100,6 +104,8 @@ class ArenaService:
         self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
     ) -> ArenaLease:
         """Pin what can be served of keys[start:], after a load of what the arena lacks."""
+        if self._recorder is not None and self._recorder.recordings:
+            self._recorder.looked(self._store.namespace(namespace).namespace.page_tokens, key_digests(keys))
         if not self._loads.is_available or wait_s <= 0:
             return self._leased(self._store.lease(namespace, keys, start=start))
         self._store.settle_posts()

@@ -23,6 +23,7 @@ from cache_l2.attach_messages import (
     Load,
     LoadedPages,
     LoadedRow,
+    Looked,
     MessageType,
     Ping,
     Pong,
@@ -43,6 +44,7 @@ from kv_types.limits import (
     LOAD_ROWS_MAX,
     NAMESPACE_BYTES_MAX,
 )
+from kv_types.trace_limits import LOOKED_PAGES_MAX
 from tests.support.attach_strategies import CLIENT_MESSAGES, SIDECAR_MESSAGES, U32
 
 
@@ -167,12 +169,29 @@ GOLDEN: list[tuple[ClientMessage | SidecarMessage, str]] = [
         "534b5641040012000900000009000000" "0100" "0c00" "0400" "08" "0300",
     ),
     (CancelLoad(8), "534b5641040013000900000004000000" "08000000"),
+    (
+        Looked(5, b"\x11" * 8 + b"\x22" * 8, 3),
+        "534b564104001400090000001a000000" "05000000" "03000000" "0200" + "11" * 8 + "22" * 8,
+    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "data"), GOLDEN)
 def test_the_bytes_of_loads_are_these(message: ClientMessage | SidecarMessage, data: str) -> None:
     assert wire.encode_message(message, 9).hex() == data
+
+
+def test_a_look_up_beyond_the_limit_is_refused_on_both_sides() -> None:
+    longest = Looked(1, bytes(8 * LOOKED_PAGES_MAX))
+    data = wire.encode_message(longest, 1)
+    assert wire.decode_client_message(data) == (1, longest)
+    with pytest.raises(LimitExceededError, match=str(LOOKED_PAGES_MAX)):
+        wire.encode_message(Looked(1, bytes(8 * (LOOKED_PAGES_MAX + 1))), 1)
+    longer = bytearray(data + bytes(8))
+    longer[12:16] = (len(longer) - 16).to_bytes(4, "little")
+    longer[24:26] = (LOOKED_PAGES_MAX + 1).to_bytes(2, "little")
+    with pytest.raises(ProtocolError, match=str(LOOKED_PAGES_MAX)):
+        wire.decode_client_message(bytes(longer))
 
 
 def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:

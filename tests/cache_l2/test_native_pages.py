@@ -459,3 +459,19 @@ def _constant(text: str, name: str) -> int:
     assert found is not None, name
     value, _, shift = found.group(1).replace("'", "").replace("ULL", "").partition("<<")
     return int(value) << int(shift or 0)
+
+
+def test_readers_see_whether_look_ups_are_recorded() -> None:
+    native = NativeArena()
+    readers = [native.attach(1), native.attach(2)]
+
+    def seen() -> list[bool]:
+        return [reader.recording for reader in readers]
+
+    assert seen() == [False, False]
+    native.arena.record(True)
+    assert seen() == [True, True]
+    assert readers[0].close()
+    assert seen() == [False, True], "a closed one has nobody to tell"
+    native.arena.record(False)
+    assert seen() == [False, False]

@@ -43,6 +43,10 @@ class ModelReader(Poster):
         return self._arena.closed
 
     @property
+    def recording(self) -> bool:
+        return False
+
+    @property
     def keep_granted(self) -> bool:
         self._check()
         return self._arena.keep_granted

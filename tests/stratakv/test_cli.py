@@ -44,7 +44,8 @@ def test_help_lists_the_verbs_without_loading_them() -> None:
     result = run_command("--help")
     assert result.returncode == 0
     for verb in (
-        "serve", "status", "invalidate", "log", "members", "namespaces", "inspect", "weights", "replicas", "bench",
+        "serve", "status", "invalidate", "log", "members", "namespaces", "inspect", "weights", "replicas", "record",
+        "simulate", "bench",
     ):  # fmt: skip
         assert verb in result.stdout
     script = (

@@ -22,6 +22,7 @@ from kv_wire.gen import cache_pb2
 from sidecar.admin.administration import Administration
 from sidecar.admin.inspection import Inspection
 from sidecar.admin.service import AdminService
+from sidecar.recording import Recorder
 from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
 from tests.support.grpc_servers import end_server
@@ -99,7 +100,8 @@ class AdminSite:
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62
         )
         self.calls = Calls(lambda method, code, seconds: None, calls_max=self._calls_max)
-        self.service = AdminService(self.admin, inspection, self.calls, fleet="test")
+        self.recorder = Recorder(lambda on: None, clock=clock)
+        self.service = AdminService(self.admin, inspection, self.calls, fleet="test", recorder=self.recorder)
         await self._listen()
         self._ready.set()
         stopped = asyncio.ensure_future(self._stopping.wait())

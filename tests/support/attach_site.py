@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from cache_l2.attach_messages import Looked
 from cache_l2.reader import AttachedArena, Registration
 from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
@@ -53,6 +54,8 @@ class AttachSite:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attach site")
         self._failure: BaseException | None = None
+        self.looked: list[Looked] = []
+        """What clients have told of their look-ups."""
         self.loop: asyncio.AbstractEventLoop
         self.store: FollowedStore
         self.server: AttachServer
@@ -106,8 +109,9 @@ class AttachSite:
         self.store = FollowedStore(self._config, lease_s=self._lease_s)
         self.loads = self._make_loads(self.store)
         self.server = AttachServer(
-            self.store, self.path, clock=BoottimeClock(), directory=self._directory, loads=self.loads
-        )
+            self.store, self.path, clock=BoottimeClock(), directory=self._directory, loads=self.loads,
+            looked=self.looked.append,
+        )  # fmt: skip
         await self.server.start()
         self._ready.set()
         try:

@@ -18,6 +18,7 @@ from cache_l2.attach_messages import (
     Load,
     LoadedPages,
     LoadedRow,
+    Looked,
     Ping,
     Pong,
     Refused,
@@ -84,6 +85,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(Abort, IDS),
     st.builds(Load, st.lists(CHAINS_TO_LOAD, max_size=8).map(tuple), U32, st.booleans()),
     st.builds(CancelLoad, U32),
+    st.builds(Looked, U32, st.lists(st.binary(min_size=8, max_size=8), max_size=20).map(b"".join), U32),
     st.just(Detach()),
     st.just(Ping()),
 )  # fmt: skip
