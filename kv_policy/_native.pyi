@@ -93,5 +93,6 @@ def replay(
 ) -> tuple[int, int, int, int, int]:
     """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request) of a trace.
 
-    Request i is blocks[offsets[i]:offsets[i + 1]]. A hit counts only when every earlier block is resident on arrival. Without the GIL.
+    Request i is blocks[offsets[i]:offsets[i + 1]]. A hit counts only when every earlier block is resident on arrival.
+    Runs without the GIL. Raises ValueError.
     """

@@ -30,11 +30,7 @@ class LruShadow {
   // Pages that were last used at `before_ns`, or so, are used now. `counts`: each would have been a hit of the request.
   void used(std::uint64_t before_ns, std::uint64_t pages, std::uint64_t tolerance_ns, bool counts) {
     if (filled_ == 0 || before_ns + tolerance_ns < slot(0).touched_ns) return;
-    std::uint64_t low = 0, high = filled_;  // the last slot that begins at or before
-    while (high - low > 1) {
-      const std::uint64_t middle = (low + high) / 2;
-      (slot(middle).touched_ns <= before_ns ? low : high) = middle;
-    }
+    const std::uint64_t low = place_of(before_ns);
     std::uint64_t taken = slot(low).until_ns + tolerance_ns >= before_ns ? take(low, pages) : 0;
     for (std::uint64_t i = low + 1; taken < pages && i < filled_ && slot(i).touched_ns < before_ns + tolerance_ns; ++i) {
       taken += take(i, pages - taken);
@@ -45,19 +41,15 @@ class LruShadow {
     if (counts) account_ -= static_cast<double>(taken);
   }
 
-  // So many pages, new or just used, were last used now; no more than `room_pages` of all stay.
-  void touched(std::uint64_t now_ns, std::uint64_t pages, std::uint64_t room_pages) {
-    const std::uint64_t least = room_pages / (slots_.size() / 2);
-    const bool shares = filled_ != 0 && (slot(filled_ - 1).until_ns >= now_ns || slot(filled_ - 1).pages < least);
-    if (!shares && filled_ == slots_.size()) drop_oldest();
-    if (!shares) slot(filled_++) = Slot{now_ns, now_ns, 0};
-    Slot& last = slot(filled_ - 1);
-    if (last.pages == 0) last.touched_ns = now_ns;
-    last.until_ns = std::max(last.until_ns, now_ns);
-    last.pages += pages;
+  // So many pages, new or just used, were last used at `at_ns`; no more than `room_pages` of all stay.
+  void touched(std::uint64_t at_ns, std::uint64_t pages, std::uint64_t room_pages) {
+    Slot& slot = slot_at(at_ns, room_pages / (slots_.size() / 2));
+    if (slot.pages == 0 && &slot == &this->slot(filled_ - 1)) slot.touched_ns = at_ns;
+    slot.until_ns = std::max(slot.until_ns, at_ns);
+    slot.pages += pages;
     held_ += pages;
     while (held_ > room_pages && filled_ != 0) {
-      Slot& oldest = slot(0);
+      Slot& oldest = this->slot(0);
       const std::uint64_t gone = std::min(oldest.pages, held_ - room_pages);
       oldest.pages -= gone;
       held_ -= gone;
@@ -80,6 +72,26 @@ class LruShadow {
   struct Slot {
     std::uint64_t touched_ns = 0, until_ns = 0, pages = 0;
   };
+
+  // The last slot that begins at or before a time, or else the first; `filled_` is not 0.
+  std::uint64_t place_of(std::uint64_t at_ns) {
+    std::uint64_t low = 0, high = filled_;
+    while (high - low > 1) {
+      const std::uint64_t middle = (low + high) / 2;
+      (slot(middle).touched_ns <= at_ns ? low : high) = middle;
+    }
+    return low;
+  }
+
+  // That of a time: a request may have been asked a while before its pages come. The last one is used again while it holds
+  // less than `least_pages`.
+  Slot& slot_at(std::uint64_t at_ns, std::uint64_t least_pages) {
+    if (filled_ != 0 && slot(filled_ - 1).until_ns >= at_ns) return slot(place_of(at_ns));
+    if (filled_ != 0 && slot(filled_ - 1).pages < least_pages) return slot(filled_ - 1);
+    if (filled_ == slots_.size()) drop_oldest();
+    slot(filled_++) = Slot{at_ns, at_ns, 0};
+    return slot(filled_ - 1);
+  }
 
   std::uint64_t take(std::uint64_t i, std::uint64_t pages) {
     const std::uint64_t taken = std::min(pages, slot(i).pages);

@@ -18,7 +18,7 @@ inline void PrefixPolicy::used_since(std::uint32_t number, std::uint64_t touched
   ++counts_.made_up;
   hazards_.used(run.cell, seconds_between(run.touched_ns, touched_ns), weight(run.pages));
   shadow_.used(run.touched_ns, run.pages, 0, false);
-  shadow_.touched(now_ns_, run.pages, room());
+  shadow_.touched(touched_ns, run.pages, room());
   run.touched_ns = touched_ns;
   run.reused = true;
   run.last = false;

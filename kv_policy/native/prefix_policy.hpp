@@ -2,8 +2,8 @@
 //
 // The owner of the memory tells what happens to its pages and asks for victims; it carries them out. A page is a handle below
 // `pages`. Only pages without a resident page on top of them are ever victims, so that what stays is closed under prefixes.
-// There is no clock, no I/O and no lock in here; times are ns of one clock that never steps. Memory is 16 bytes a page, 64 and
-// 16 a run (consecutive pages that one request used), and that of the ghosts (ghosts.hpp).
+// There is no clock, no I/O and no lock in here; times are ns of one clock that never steps. Memory is 16 bytes a page, 56 and
+// 24 a run (consecutive pages that one request used), that of the ghosts (ghosts.hpp), and 2 MB at most besides.
 #pragma once
 
 #include <algorithm>
@@ -139,7 +139,6 @@ class PrefixPolicy {
   static constexpr std::uint32_t kAsks = 64;             // requests of which nothing was there, that are remembered
   static constexpr std::uint64_t kOpenNs = 30'000'000'000;  // for so long is the rest of a request waited for
   static constexpr std::uint64_t kPutsWithinNs = 120'000'000'000;  // after a look-up
-  static constexpr std::uint32_t kNoQueue = 0xFFFFFFFFu;
 
   struct Page {
     std::uint32_t parent = kNoPage;

@@ -316,8 +316,8 @@ inline void PrefixPolicy::insert(std::uint32_t page, std::uint32_t parent, std::
     hazards_.used(ghost->cell, ghost->age_s, ghost_weight(ghost->weight_class));
   }
   join(page, parent, queue, ghost);
-  shadow_.touched(now_ns_, 1, room());
   const std::uint32_t run = added.run;
+  shadow_.touched(runs_[run].touched_ns, 1, room());
   if (expires_ns != kNever) {
     const auto expires_s = static_cast<std::uint32_t>(std::min<std::uint64_t>(expires_ns / 1'000'000'000 + 1, 0xFFFFFFFFu));
     Run& own = runs_[run];
