@@ -25,8 +25,10 @@ class Ghosts {
   // As many ghosts as `pages` times a factor that falls from eight to two as caches grow.
   explicit Ghosts(std::uint64_t pages) {
     const std::uint64_t wanted = pages * 8 <= kDeepGhosts ? pages * 8 : (pages * 2 > kDeepGhosts ? pages * 2 : kDeepGhosts);
+    // Of a large cache an eighth less will do rather than twice the memory.
+    const std::uint64_t least = wanted > kDeepGhosts ? wanted - wanted / 8 : wanted;
     std::uint64_t buckets = kLeastBuckets;
-    while (buckets * kWays < wanted && buckets < kMostBuckets) buckets *= 2;
+    while (buckets * kWays < least && buckets < kMostBuckets) buckets *= 2;
     while (1ULL << bits_ < buckets) ++bits_;
     buckets_.resize(buckets);
   }
