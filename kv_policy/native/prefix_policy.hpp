@@ -137,6 +137,7 @@ class PrefixPolicy {
   static constexpr std::uint32_t kFanPages = 2;          // so much of a path may be left out without having gone elsewhere
   static constexpr std::uint32_t kMissingMost = 65'536;  // pages of one request that are believed to come
   static constexpr std::uint32_t kAsks = 64;             // requests of which nothing was there, that are remembered
+  static constexpr std::uint64_t kOpenShare = 8;  // of the cache that a request may take which is waited for
   static constexpr std::uint64_t kOpenNs = 30'000'000'000;  // for so long is the rest of a request waited for
   static constexpr std::uint64_t kPutsWithinNs = 120'000'000'000;  // after a look-up
 
@@ -176,7 +177,12 @@ class PrefixPolicy {
   double value_of(const LeafHeap::Leaf& leaf) const;
   std::uint32_t kind_of(const Run& run) const;
   std::uint64_t room() const { return options_.cached_pages != 0 ? options_.cached_pages : full_pages_; }
-  bool is_open(const Run& run) const { return run.left != 0 && now_ns_ - std::min(now_ns_, run.touched_ns) < kOpenNs; }
+  // Whether more is being put on top of a run; in a cache of a few requests, which would have room for little else, it is taken
+  // for what it is so far.
+  bool is_open(const Run& run) const {
+    return run.left != 0 && std::uint64_t{run.path_depth} * kOpenShare <= room() &&
+           now_ns_ - std::min(now_ns_, run.touched_ns) < kOpenNs;
+  }
   std::uint32_t least_of_samples(const LeafHeap& heap);
   std::uint64_t estimate_every() const {
     return std::clamp<std::uint64_t>(pages_.size() / 512, kEstimateEvery, kEstimateSeldom);
