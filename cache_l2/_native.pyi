@@ -79,10 +79,12 @@ class Arena:
         prefault: bool = True,
         huge_pages: int = 1,
         commit_through_mapping: bool = False,
+        learns: bool = True,
     ) -> None:
         """Commits all memory. `huge_pages`: 0 off, 1 transparent, 2 explicit (of 2 MiB, out of the machine's pool).
         `commit_through_mapping`: for kernels that give transparent ones only to mappings that ask for them. Raises
-        MemoryError, OSError where memory or such pages are not to be had."""
+        MemoryError, OSError where memory or such pages are not to be had.
+        `learns`: victims are chosen by what look-ups have shown; else the least recently used leaf goes."""
     @property
     def geometry(self) -> dict[str, int]: ...
     def duplicate_descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -208,6 +210,12 @@ class Arena:
         """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
         row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
     def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
+    def read_notes(self, *, notes_max: int, now_ns: int) -> int:
+        """Tell the eviction policy of look-ups that clients have noted, up to so many; returns how many."""
+    def export_policy(self) -> bytes:
+        """What the eviction policy has learned: versioned, checked, bounded; nothing of the pages themselves."""
+    def import_policy(self, state: bytes, *, now_ns: int) -> None:
+        """Go on with what was exported in an earlier life; ValueError, and nothing has changed, when it is damaged."""
     def expire(self, now_ns: int) -> int:
         """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
         lease any more; bounded work a call; returns pages hidden."""

@@ -12,6 +12,7 @@ from cache_l2._native import Arena, Reader
 from cache_l2.huge_pages import ArenaMemory, HugePages, transparent_note
 from cache_l2.memory import ArenaSizes, arena_sizes, check_arena_fits, mebibytes
 from cache_l2.memory_probe import MemoryProbe
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.ids import LifeId
 from kv_types.limits import (
@@ -60,6 +61,7 @@ class ArenaConfig:
     prefault: bool = True
     huge_pages: HugePages = HugePages.TRANSPARENT
     numa_node: str = numa.AUTO
+    eviction_policy: EvictionChoice = EvictionChoice.LEARNED
 
     def __post_init__(self) -> None:
         _check_range("client_rows", self.client_rows, 2, CLIENT_ROWS_MAX)
@@ -159,6 +161,7 @@ def _native_arena(
             life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
             warm_copy_kernel=config.warm_copy_kernel, prefault=config.prefault,
             huge_pages=huge_pages, commit_through_mapping=through_mapping,
+            learns=config.eviction_policy is EvictionChoice.LEARNED,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"the arena's settings do not fit together: {error}") from error

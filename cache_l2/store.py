@@ -36,6 +36,8 @@ __all__ = [
 ]  # fmt: skip
 
 _SECOND_NS = 1_000_000_000
+_NOTES_PER_TICK = 8192
+"""Of look-ups, all clients together: a ms or two."""
 
 
 class ArenaStore(PageIntake):
@@ -112,10 +114,22 @@ class ArenaStore(PageIntake):
         return self._position
 
     def tick(self) -> int:
-        """Expire pages and reservations, bounded work a call; returns the pages hidden."""
+        """Expire pages and reservations, read notes of look-ups, bounded work a call; returns the pages hidden."""
         self.settle_posts()
         self._posted.recall_idle()
+        self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
         return self._arena.expire(self._clock.now_ns())
+
+    def export_policy(self) -> bytes:
+        """What the eviction policy has learned of the workload, for the next life; nothing of the pages themselves."""
+        return self._arena.export_policy()
+
+    def import_policy(self, state: bytes) -> None:
+        """Go on with what an earlier life has learned; raises InvalidArgumentError, and nothing has changed, when it is damaged."""
+        try:
+            self._arena.import_policy(state, now_ns=self._clock.now_ns())
+        except ValueError as error:
+            raise InvalidArgumentError(f"the state of the eviction policy: {error}") from error
 
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""

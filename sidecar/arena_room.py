@@ -53,6 +53,7 @@ def base_config(settings: Settings) -> ArenaConfig:
         prefault=settings.prefault,
         huge_pages=settings.huge_pages,
         numa_node=settings.numa_node,
+        eviction_policy=settings.eviction_policy,
     )
 
 

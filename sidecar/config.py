@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from cache_l2 import numa
 from cache_l2.huge_pages import HugePages
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types import limits
 from kv_types.errors import ConfigError
 from kv_wire.addresses import default_runtime_dir, host_and_port
@@ -173,6 +174,11 @@ class Settings(BaseSettings):
 
     pages_max: CountOrAuto = Field(default=None, ge=1, le=limits.ARENA_PAGES_MAX)
     """Pages that the index can hold; auto: by the arena's size."""
+
+    eviction_policy: EvictionChoice = EvictionChoice.LEARNED
+    """By what the page is chosen that goes when memory is needed, always the tail of a chain: learned, the one that is least
+    likely to be asked for again by what this workload's look-ups have shown, least recently used ones before enough have; lru,
+    the least recently used one. What was learned is kept in the runtime directory and outlives a restart of the sidecar."""
 
     client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
@@ -413,6 +419,8 @@ def accepted(name: str) -> str:
         return f"number, {', '.join(_NODE_WORDS[:-1])} or {_NODE_WORDS[-1]}"
     if name == "huge_pages":
         return ", ".join(HugePages)
+    if name == "eviction_policy":
+        return ", ".join(EvictionChoice)
     if get_origin(annotation) is UnionType:
         kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
     return kind

@@ -18,6 +18,7 @@ from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State
 from sidecar.log.metrics import log_metrics
 from sidecar.log.state import LogState
+from sidecar.policy_metrics import policy_metrics
 
 OTHER = "other"
 _LATENCY_S = (
@@ -250,6 +251,7 @@ def _arena_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         if name.startswith(_EVICTION_PREFIX):
             evictions.add_metric((name.removeprefix(_EVICTION_PREFIX),), value)
     yield evictions
+    yield from policy_metrics(arena)
     puts = CounterMetricFamily(
         "stratakv_pages_put", "Pages of puts, by what became of them.", labels=("outcome",)
     )

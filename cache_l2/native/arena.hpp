@@ -20,8 +20,10 @@
 #include "index.hpp"
 #include "limits.hpp"
 #include "mapping.hpp"
+#include "notes.hpp"
 #include "outcomes.hpp"
 #include "posts.hpp"
+#include "prefix_policy.hpp"
 #include "ring.hpp"
 #include "segment_policy.hpp"
 #include "segments.hpp"
@@ -95,6 +97,9 @@ struct ArenaStatistics {
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
   std::uint64_t posted = 0, loaded = 0, gave_way = 0;
   std::uint64_t oldest_hidden_view = 0;
+  std::uint64_t notes_read = 0, notes_lost = 0;
+  std::uint64_t policy_learned = 0;  // 1: victims are chosen by what look-ups have shown, 0: the least recently used
+  PolicyCounts policy;
 };
 
 struct Tally {
@@ -153,6 +158,8 @@ class Arena {
   std::optional<Post> next_post(std::uint32_t row);
   void settle_post(std::uint32_t row);
   std::uint64_t expire(std::uint64_t now_ns);
+  // Tells the eviction policy of look-ups that clients have noted, bounded work a call; returns how many.
+  std::uint64_t read_notes(std::uint64_t notes_max, std::uint64_t now_ns);
   // Whether each reservation, once committed, has the instance `rests_on` among its ancestors; false where it is not held.
   std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
   // The same of a page to be published by publish_loaded.
@@ -243,6 +250,7 @@ class Arena {
     std::vector<std::uint32_t> grants;  // entries, as in the shared row; empty until the first one
     std::uint64_t settled_bytes = 0, settled_pages = 0;
     std::uint64_t post_bytes = 0, post_pages = 0;  // of the post that was read last, until it is settled
+    std::uint64_t notes_read = 0;  // of its notes, or passed over
     bool garbled = false;  // its ring held what no client writes
   };
   struct Vacating {
@@ -351,12 +359,19 @@ class Arena {
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
   bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns);
-  void survey_leases();
-  std::optional<Victim> coldest_victim(std::uint32_t size_class);
+  void survey_leases(std::uint64_t now_ns);
+  std::uint16_t queue_of(std::uint32_t entry) const { return pages_[entry].size_class; }
+  std::uint64_t last_access(std::uint32_t entry);
+  std::optional<ColdPage> coldest_victim(std::uint16_t queue);
   std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
   std::uint64_t evict_for_entries(std::uint64_t pages);
   void note_evicted(std::uint32_t entry);
   void note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns);
+  // arena_notes.cpp
+  void read_last_notes(std::uint32_t row, std::uint64_t now_ns);
+  void collect_notes(std::uint32_t row, std::uint64_t notes_max);
+  std::uint64_t tell_notes(std::uint64_t now_ns);
+  void tell_note(const ReadNote& note, std::uint64_t now_ns);
   // arena_segments.cpp
   void follow_demand(std::uint32_t size_class, std::uint64_t now_ns);
   bool take_in_need(std::uint32_t size_class, std::uint64_t now_ns);
@@ -382,14 +397,14 @@ class Arena {
   Segments segments_;
   SegmentPolicy segment_policy_;
   EvictedKeys evicted_keys_;
-  std::unique_ptr<EvictionPolicy> policy_;
+  PrefixPolicy policy_;                  // knows the visible pages
   Births births_;
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
   FreeEntries free_entries_{pages_};
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
-  std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
+  std::vector<std::uint32_t> walk_, gone_;  // scratch of hide_subtree
   std::vector<std::uint32_t> evicted_;        // by size class, modulo 2^32
   std::vector<std::uint32_t> donor_cursors_;  // by size class: which of its segments are looked at next
   std::uint32_t donor_classes_cursor_ = 0;
@@ -406,8 +421,11 @@ class Arena {
   ArenaStatistics counters_;
   Tally tallies_[kPageStates];           // of all states but free
   std::vector<Cover> covers_;            // scratch of scan_leases
+  std::vector<ReadNote> notes_;          // scratch of read_notes
+  std::uint32_t notes_row_ = 0;          // whose notes are read next
   std::uint32_t epoch_ = 0;
   std::uint64_t round_began_ns_ = 0;     // when room was last looked for
+  std::uint32_t looks_left_ = 0;         // at access times of victims, in this round
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };
 

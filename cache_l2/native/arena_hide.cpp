@@ -74,7 +74,7 @@ std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
   const TreePlace place{pages_[top].parent, pages_[top].next_sibling};
   unlink_child(top);
   walk_.assign(1, top);
-  std::uint64_t hidden = 0;
+  gone_.clear();
   while (!walk_.empty()) {
     const std::uint32_t entry = walk_.back();
     walk_.pop_back();
@@ -88,12 +88,15 @@ std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
     pages_[entry].first_child = kNoEntry;
     if (pages_[entry].state == PageState::kVisible) {
       hide_one(entry, cause);
-      ++hidden;
+      gone_.push_back(entry);
     } else {
       cut_off(entry, reason);
     }
   }
-  return hidden;
+  // From the leaves on. What was evicted may be asked for again; what is valid no more will not.
+  const bool is_evicted = cause == HideCause::kCapacity || cause == HideCause::kSegment;
+  for (std::size_t i = gone_.size(); i-- > 0;) policy_.remove(gone_[i], is_evicted);
+  return gone_.size();
 }
 
 void Arena::hide_one(std::uint32_t entry, HideCause cause) {

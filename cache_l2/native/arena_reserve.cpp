@@ -8,6 +8,7 @@ namespace stratakv {
 namespace {
 
 constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+constexpr std::uint64_t kNotesAtOnce = 4'096;  // a ms or so
 
 }  // namespace
 
@@ -26,6 +27,7 @@ std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
   if (request.namespace_slot >= kNamespacesMax) {
     throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
   }
+  read_notes(kNotesAtOnce, request.now_ns);  // the look-up that these pages are put, or loaded, for among them
   ReserveWalk walk;
   const std::optional<std::uint32_t> size_class = segments_.class_of(request.payload_bytes);
   walk.size_class = size_class.value_or(0);

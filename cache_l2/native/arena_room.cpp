@@ -16,7 +16,7 @@ bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_re
   const auto slots = [&] { return segments_.available(size_class); };
   if (!free_entries_.empty() && slots() > 0) return true;
   reclaim();
-  survey_leases();
+  survey_leases(now_ns);
   go_on_vacating(now_ns);
   if (slots() == 0 && may_rebalance) follow_demand(size_class, now_ns);
   for (int round = 0; round < kRounds && slots() == 0; ++round) {
@@ -32,10 +32,11 @@ bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_re
 }
 
 // Looks at all leases once; leaves parked for a lease that has ended are victims again.
-void Arena::survey_leases() {
+void Arena::survey_leases(std::uint64_t now_ns) {
   scan_leases();
   round_began_ns_ = boottime_ns();
-  policy_->begin_round(round_began_ns_);
+  looks_left_ = kLooksPerRound;
+  policy_.begin_round(now_ns);
   for (std::size_t i = parked_.size(); i-- > 0;) {
     const std::uint32_t entry = parked_[i];
     if (leased(entry)) continue;
@@ -44,21 +45,28 @@ void Arena::survey_leases() {
   }
 }
 
-// The coldest leaf of a class that nobody leases; leased ones are parked on the way.
-std::optional<Victim> Arena::coldest_victim(std::uint32_t size_class) {
+// What clients wrote of a page's last use, for notes that were lost; in the steps of notes, which tell the same.
+std::uint64_t Arena::last_access(std::uint32_t entry) {
+  if (looks_left_ == 0) return 0;
+  --looks_left_;
+  return read_ns(view_, entry, round_began_ns_) / kNoteStepNs * kNoteStepNs;
+}
+
+// The leaf of a queue that goes next and that nobody leases; leased ones are parked on the way.
+std::optional<ColdPage> Arena::coldest_victim(std::uint16_t queue) {
   for (;;) {
-    const std::optional<Victim> victim = policy_->coldest(size_class);
-    if (!victim || !leased(victim->entry)) return victim;
-    park(victim->entry);
+    const std::optional<ColdPage> victim = policy_.coldest(queue, [&](std::uint32_t entry) { return last_access(entry); });
+    if (!victim || !leased(victim->page)) return victim;
+    park(victim->page);
   }
 }
 
 std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages) {
   std::uint64_t evicted = 0;
   while (evicted < pages) {
-    const std::optional<Victim> victim = coldest_victim(size_class);
+    const std::optional<ColdPage> victim = coldest_victim(static_cast<std::uint16_t>(size_class));
     if (!victim) break;
-    evicted += hide_subtree(victim->entry, HideCause::kCapacity);
+    evicted += hide_subtree(victim->page, HideCause::kCapacity);
   }
   return evicted;
 }
@@ -67,13 +75,13 @@ std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages) {
 std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
   std::uint64_t evicted = 0;
   while (evicted < pages) {
-    std::optional<Victim> coldest;
+    std::optional<ColdPage> coldest;
     for (std::uint32_t c = 0; c < segments_.classes(); ++c) {
-      const std::optional<Victim> victim = coldest_victim(c);
-      if (victim && (!coldest || victim->accessed_ns < coldest->accessed_ns)) coldest = victim;
+      const std::optional<ColdPage> victim = coldest_victim(static_cast<std::uint16_t>(c));
+      if (victim && (!coldest || victim->value < coldest->value)) coldest = victim;
     }
     if (!coldest) break;
-    evicted += hide_subtree(coldest->entry, HideCause::kCapacity);
+    evicted += hide_subtree(coldest->page, HideCause::kCapacity);
   }
   return evicted;
 }

@@ -26,9 +26,9 @@ constexpr std::uint64_t kVacatingNsMax = 10'000'000'000ULL;  // then whoever hol
 void Arena::follow_demand(std::uint32_t size_class, std::uint64_t now_ns) {
   if (!segment_policy_.asks(size_class, segments_.slots_per_segment(size_class))) return;
   if (segments_.segments_of_class(size_class) == segments_.total() || !vacating_.empty()) return;
-  const std::optional<Victim> victim = coldest_victim(size_class);
+  const std::optional<ColdPage> victim = coldest_victim(static_cast<std::uint16_t>(size_class));
   if (!victim) return;
-  const std::uint64_t own_age_ns = now_ns - std::min(now_ns, victim->accessed_ns);
+  const std::uint64_t own_age_ns = now_ns - std::min(now_ns, victim->touched_ns);
   const std::uint32_t donors = survey_donors(size_class, now_ns);
   const Donor* donor = segment_policy_.choose(size_class, segments_.slots_per_segment(size_class), own_age_ns, donors_.data(), donors);
   segment_policy_.answered(size_class, donor != nullptr);
