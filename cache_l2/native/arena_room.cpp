@@ -45,11 +45,14 @@ void Arena::survey_leases(std::uint64_t now_ns) {
   }
 }
 
-// What clients wrote of a page's last use, for notes that were lost; in the steps of notes, which tell the same.
+// What clients wrote of a page's last use, for notes that were lost; in the steps of notes, which tell the same. That it was
+// stored later than its request asked for it is no use of it, where uses are counted.
 std::uint64_t Arena::last_access(std::uint32_t entry) {
   if (looks_left_ == 0) return 0;
   --looks_left_;
-  return read_ns(view_, entry, round_began_ns_) / kNoteStepNs * kNoteStepNs;
+  const bool learns = policy_.options().mode == PolicyMode::kLearned;
+  const std::uint64_t last = learns ? read_ns(view_, entry, round_began_ns_) : accessed_ns(view_, entry, round_began_ns_);
+  return last / kNoteStepNs * kNoteStepNs;
 }
 
 // The leaf of a queue that goes next and that nobody leases; leased ones are parked on the way.
