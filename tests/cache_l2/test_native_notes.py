@@ -132,27 +132,16 @@ def test_what_a_client_noted_before_it_ended_is_read(world: NativeArena) -> None
 def test_readers_that_are_killed_leave_notes_or_none(world: NativeArena) -> None:
     keys = chain("a", 6)
     world.put(keys)
-    for number in range(6):
-        row = world.arena.open_row(os.getpid())
-        ready, say = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            reader = world.attach(row)
-            for at in range(10**9):
-                reader.lease(0, b"".join(keys[: 1 + at % 6]), namespace=1).release()
-                if at == 100 * number:
-                    os.write(say, b"!")
-        os.read(ready, 1)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(say)
-        world.arena.orphan_row(row)
-        world.arena.end_row(row)
+    for seed in range(4):
+        with reading_process(world, {"do": "stamp", "chains": [keys], "seed": seed}) as (process, row):
+            wait_for(lambda: world.arena.read_notes(notes_max=100, now_ns=now_ns()) > 0, "a note")
+            process.kill()
+            process.wait()
+            world.arena.orphan_row(row)
+            world.arena.end_row(row)
         world.arena.check_invariants()
     figures = world.arena.statistics()
-    assert figures["notes_read"] > 500
-    assert figures["policy_requests"] == figures["notes_read"]
+    assert figures["policy_requests"] == figures["notes_read"] >= 4
 
 
 WORLD = NativeArena(slots=256, learns=True)
@@ -197,7 +186,7 @@ def test_a_note_of_the_future_is_one_of_now(world: NativeArena) -> None:
     keys = chain("a", 3)
     world.put(keys)
     with notes_of(world) as notes:
-        forged(notes, world, keys, at_ns=2**58)
+        forged(notes, world, keys, at_ns=2**57)
         assert told(world) == (1, 0)
         for number in range(400):
             world.put(chain(f"b{number}", 1))
