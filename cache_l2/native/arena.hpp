@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -184,6 +185,10 @@ class Arena {
   const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }
   // Entries that still go by a namespace's number: visible, reserved, quarantined, or hidden and leased.
   std::uint64_t namespace_entries(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].entries; }
+  // What the eviction policy has learned, for another arena's: one checked block, at most kPolicyStateBytesMax.
+  std::string export_policy() const;
+  // Throws invalid_argument, with the policy as it was, when the block is damaged.
+  void import_policy(std::string_view state, std::uint64_t now_ns);
   // Evicts all pages of a namespace that nothing is reserved in; returns the entries that are left.
   std::uint64_t evict_namespace(std::uint32_t namespace_slot);
   // Throws runtime_error naming the first broken invariant.
@@ -405,7 +410,7 @@ class Arena {
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
   std::vector<std::uint32_t> walk_, gone_;  // scratch of hide_subtree
-  std::vector<std::uint32_t> evicted_;        // by size class, modulo 2^32
+  std::vector<std::uint64_t> evicted_;        // by size class
   std::vector<std::uint32_t> donor_cursors_;  // by size class: which of its segments are looked at next
   std::uint32_t donor_classes_cursor_ = 0;
   std::array<Donor, kDonorsMax> donors_;      // scratch of survey_donors

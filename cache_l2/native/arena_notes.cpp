@@ -5,9 +5,13 @@
 #include <algorithm>
 
 #include "arena.hpp"
+#include "limits.hpp"
 #include "notes.hpp"
+#include "policy_state.hpp"
 
 namespace stratakv {
+
+static_assert(PolicyState::kBytesMost <= kPolicyStateBytesMax);
 
 // Reads up to `notes_max` notes, all rows by turns, and tells the policy of them in the order of their times. Returns how many.
 std::uint64_t Arena::read_notes(std::uint64_t notes_max, std::uint64_t now_ns) {
@@ -66,5 +70,9 @@ void Arena::tell_note(const ReadNote& note, std::uint64_t now_ns) {
   const std::uint32_t pages = is_there ? pages_[note.entry].depth + 1 : 0;
   policy_.looked(note.entry, pages, note.missing, std::min(note.time_ns, now_ns), note.digest);
 }
+
+std::string Arena::export_policy() const { return PolicyState::exported(policy_); }
+
+void Arena::import_policy(std::string_view state, std::uint64_t now_ns) { PolicyState::restore(policy_, state, now_ns); }
 
 }  // namespace stratakv

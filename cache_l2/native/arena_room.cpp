@@ -99,8 +99,9 @@ void Arena::note_evicted(std::uint32_t entry) {
 void Arena::note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns) {
   const std::uint32_t slots = segments_.slots_per_segment(size_class);
   segment_policy_.took(slots, now_ns);
-  const std::optional<std::uint32_t> at = evicted_keys_.take(key);
-  if (at && evicted_.size() > size_class) segment_policy_.returned(size_class, slots, evicted_[size_class] - *at);
+  if (evicted_.size() <= size_class) return;
+  const std::optional<std::uint64_t> distance = evicted_keys_.take(key, evicted_[size_class]);
+  if (distance) segment_policy_.returned(size_class, slots, *distance);
 }
 
 }  // namespace stratakv

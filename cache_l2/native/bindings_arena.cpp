@@ -402,6 +402,13 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("read_notes", [](const PyArena& self, std::uint64_t notes_max, std::uint64_t now_ns) {
              return self.core().read_notes(notes_max, now_ns);
            }, nb::kw_only(), nb::arg("notes_max"), nb::arg("now_ns"))
+      .def("export_policy", [](const PyArena& self) {
+             const std::string state = self.core().export_policy();
+             return give_bytes(state.data(), state.size());
+           })
+      .def("import_policy", [](const PyArena& self, const nb::bytes& state, std::uint64_t now_ns) {
+             self.core().import_policy(std::string_view(state.c_str(), state.size()), now_ns);
+           }, nb::arg("state"), nb::kw_only(), nb::arg("now_ns"))
       .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
       .def("hide_step", hide_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
            nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),

@@ -442,6 +442,7 @@ def test_limits_and_numbers_are_those_of_kv_types() -> None:
         "kChainPagesMax": limits.CHAIN_PAGES_MAX,
         "kNamespacesMax": limits.NAMESPACES_MAX,
         "kAncestorsWalkedMax": limits.ANCESTORS_WALKED_MAX,
+        "kPolicyStateBytesMax": limits.POLICY_STATE_BYTES_MAX,
     }.items():
         assert _constant(text, name) == value, name
     assert _constant((NATIVE / "layout.hpp").read_text(), "kGrantsPerRow") == limits.GRANTS_PER_CLIENT_MAX
