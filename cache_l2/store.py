@@ -20,6 +20,7 @@ from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
 from cache_l2.selecting import Selecting
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
@@ -119,6 +120,11 @@ class ArenaStore(PageIntake):
         self._posted.recall_idle()
         self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
         return self._arena.expire(self._clock.now_ns())
+
+    @property
+    def learns(self) -> bool:
+        """Whether victims are chosen by what look-ups have shown."""
+        return self._config.eviction_policy is EvictionChoice.LEARNED
 
     def export_policy(self) -> bytes:
         """What the eviction policy has learned of the workload, for the next life; nothing of the pages themselves."""

@@ -20,15 +20,21 @@ _log = logger("policy")
 
 
 class PolicyState:
-    """One file, whole or not there; one that can't be used costs what was learned, and never a start."""
+    """One file, whole or not there; one that can't be used costs what was learned, and never a start.
+
+    Where the plain policy is chosen it is left alone: what it holds may be wanted again.
+    """
 
     def __init__(self, store: ArenaStore, directory: Path) -> None:
         self._store = store
         self._path = directory / STATE_NAME
+        self._kept_requests = 0
         self._told = ""
 
     def load(self) -> None:
         """Hand the policy what the sidecar before has left."""
+        if not self._store.learns:
+            return
         try:
             state = _read(self._path)
             if state is None:
@@ -37,17 +43,28 @@ class PolicyState:
         except (OSError, InvalidArgumentError) as error:
             _log.warning("the eviction policy begins anew", path=str(self._path), reason=str(error))
         else:
+            self._kept_requests = self._store.statistics()["policy_requests"]
             _log.info("the eviction policy goes on", path=str(self._path), state_bytes=len(state))
 
     async def keep(self) -> None:
         """Save once a minute, off the event loop; what is lost when the sidecar is killed is a minute's learning."""
         while True:
             await asyncio.sleep(_SAVE_S)
-            await asyncio.to_thread(self._write, self._store.export_policy())
+            if (state := self._exported()) is not None:
+                await asyncio.to_thread(self._write, state)
 
     def save(self) -> None:
         """Save now: the sidecar ends."""
-        self._write(self._store.export_policy())
+        if (state := self._exported()) is not None:
+            self._write(state)
+
+    def _exported(self) -> bytes | None:
+        """What there is to keep, if anything was learned since it was kept last."""
+        requests = self._store.statistics()["policy_requests"]
+        if not self._store.learns or requests == self._kept_requests:
+            return None
+        self._kept_requests = requests
+        return self._store.export_policy()
 
     def _write(self, state: bytes) -> None:
         try:
@@ -79,9 +96,10 @@ def _read(path: Path) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InvalidArgumentError("it is no regular file; move it away")
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InvalidArgumentError("it is no regular file; move it away")
         state = file.read(POLICY_STATE_BYTES_MAX + 1)
     if len(state) > POLICY_STATE_BYTES_MAX:
         raise InvalidArgumentError(f"it has more than {POLICY_STATE_BYTES_MAX} bytes; remove it")

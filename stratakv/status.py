@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,6 +183,8 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
         "reserved",
         "pages",
         "evicted",
+        "came back",
+        "eviction policy",
         "expired",
         "huge pages",
         "NUMA",
@@ -193,7 +196,9 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
         format_size(arena.get("leased_bytes", 0)),
         format_size(arena.get("reserved_bytes", 0)),
         f"{arena.get('entries_visible', 0):,}",
-        f"{arena.get('evictions_capacity', 0):,}",
+        f"{arena.get('evictions_capacity', 0) + arena.get('evictions_segment', 0):,}",
+        f"{arena.get('policy_returns', 0):,}",
+        _policy(arena),
         f"{arena.get('evictions_ttl', 0):,}",
         _huge_pages(memory),
         plain(memory.placement),
@@ -202,6 +207,12 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     # What was asked for and not got is worth a colour; that the machine offers no transparent ones is not.
     style = "dim" if memory.huge_pages_asked == "transparent" and not memory.placement_note else "yellow"
     return [table, *(Text(plain(note).plain, style=style) for note in notes)]
+
+
+def _policy(arena: Mapping[str, int]) -> str:
+    if not arena.get("policy_learned"):
+        return "lru"
+    return f"learned, {arena.get('policy_requests', 0):,} look-ups"
 
 
 def _huge_pages(memory: cache_pb2.MemoryStatus) -> str:
