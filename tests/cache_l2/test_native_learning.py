@@ -87,7 +87,9 @@ def replayed(trace: Trace, *, share: float, learns: bool, pages_at_once: int = 0
 
 @pytest.mark.parametrize("pages_at_once", [0, 8, 1])
 @pytest.mark.parametrize("learns", [False, True])
-def test_c12_a_hundredth_of_an_agents_trace_serves_what_fits_whatever_the_pieces(learns: bool, pages_at_once: int) -> None:
+def test_c12_a_hundredth_of_an_agents_trace_serves_what_fits_whatever_the_pieces(
+    learns: bool, pages_at_once: int
+) -> None:
     trace = read("miniswe_c64")
     assert replayed(trace, share=0.01, learns=learns, pages_at_once=pages_at_once) >= 0.23
 

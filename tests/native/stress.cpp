@@ -75,7 +75,19 @@ class ReaderThread {
     return true;
   }
 
+  // What a client could write there, too: the writer bounds all of it.
+  void scribble() {
+    Notes& notes = shared_.view.row(static_cast<std::uint32_t>(row_)).notes;
+    for (int i = 0; i < 8; ++i) {
+      Note& note = notes.ring[random_() % kNotesPerRow];
+      note.page.store(random_(), std::memory_order_relaxed);
+      note.time.store(random_(), std::memory_order_release);
+    }
+    notes.written.fetch_add(random_() % 4 == 0 ? random_() : random_() % 64, std::memory_order_relaxed);
+  }
+
   void step() {
+    if (random_() % 256 == 0) scribble();
     const Prompt& prompt = prompts_[random_() % prompts_.size()];
     const std::size_t count = 1 + random_() % kDepth;
     const std::size_t start = random_() % 4 == 0 ? random_() % count : 0;
@@ -125,7 +137,9 @@ class ReaderThread {
   void look(const Prompt& prompt, std::size_t start, std::size_t count) {
     FoundPage pages[kDepth];
     reader_->begin_counting(0, count);
-    const LookUpResult result = reader_->pin(prompt.chain(start, count), kLeaseView, 0, pages);
+    Chain chain = prompt.chain(start, count);
+    chain.is_noted = true;
+    const LookUpResult result = reader_->pin(chain, kLeaseView, 0, pages);
     account(result, prompt.chain(start, count));
     met_ = {&prompt, start, result.pages == 0 ? FoundPage{} : pages[0], 0};
     ChainCheck check(shared_.told, prompt, result.view);
@@ -299,6 +313,8 @@ int run(double seconds, std::uint64_t seed) {
   show("copy leases that ran out", shared.expired.load());
   show("events followed", shared.events.load());
   show("pages pinned again", shared.pins.load());
+  show("notes read", s.notes_read);
+  show("notes lost", s.notes_lost);
   show("posts", shared.posts.load());
   show("stored out of posts", s.posted);
   show("views ended after their lease", shared.views.load());
@@ -310,7 +326,7 @@ int run(double seconds, std::uint64_t seed) {
   show("expired", s.evictions_ttl);
   show("hidden", s.evictions_invalidated);
   for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), shared.views.load(),
-                                  s.loaded, s.posted, s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
+                                  s.loaded, s.posted, s.gave_way, s.evictions_capacity, s.evictions_invalidated, s.notes_read, s.notes_lost}) {
     if (met == 0) fail("the run was too short to meet what it is there to meet");
   }
   std::printf("PASSED\n");

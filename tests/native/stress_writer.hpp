@@ -65,6 +65,8 @@ class Writer {
       case 23: case 24: case 25: case 26: grant(); break;
       case 27: case 28: case 29: case 30: case 31: settle_posts(); break;
       case 32: recall(); break;
+      case 33: arena_.read_notes(1 + random_() % 200, boottime_ns()); break;
+      case 34: if (random_() % 16 == 0) arena_.import_policy(arena_.export_policy(), boottime_ns()); break;
       default: commit(fill(reserve(row_, 10 * kNs)));
     }
     arena_.publish_freshness(boottime_ns() + 5 * kNs);

@@ -45,7 +45,7 @@ class FakeStore:
 
 
 def state_of(store: FakeStore, directory: Path) -> PolicyState:
-    return PolicyState(cast(ArenaStore, store), directory)
+    return PolicyState(cast("ArenaStore", store), directory)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ class NotingTree(PostingTree):
     def _read_row(self, row: Row) -> int:
         notes, row.notes = row.notes, []
         for deepest in notes:
-            is_there = (
-                deepest is None or deepest[0].state == VISIBLE and deepest[0].generation == deepest[1]
+            is_there = deepest is None or (
+                deepest[0].state == VISIBLE and deepest[0].generation == deepest[1]
             )
             self.counters["notes_read" if is_there else "notes_lost"] += 1
         return len(notes)
