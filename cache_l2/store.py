@@ -131,7 +131,7 @@ class ArenaStore(PageIntake):
         return self._arena.export_policy()
 
     def import_policy(self, state: bytes) -> None:
-        """Go on with what an earlier life has learned. Raises InvalidArgumentError when it is damaged; nothing has changed then."""
+        """Go on with what an earlier life has learned. Raises InvalidArgumentError, and changes nothing, when it is damaged."""
         try:
             self._arena.import_policy(state, now_ns=self._clock.now_ns())
         except ValueError as error:
