@@ -19,7 +19,9 @@ from cache_l2.memory_probe import MemoryProbe
 from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
+from cache_l2.pins import PinBoard
 from cache_l2.selecting import Selecting
+from cache_l2.tenants import Tenants
 from kv_policy.eviction_choice import EvictionChoice
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
@@ -72,6 +74,11 @@ class ArenaStore(PageIntake):
         self._selecting = Selecting(
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
         )
+        arena_bytes = config.sizes().arena_bytes
+        self.tenants = Tenants(self._arena, config.tenant_shares, arena_bytes=arena_bytes)
+        self.pins = PinBoard(
+            self._arena, quota_bytes=int(config.pin_quota * arena_bytes), find=namespaces.find
+        )
         self._rows: dict[int, str] = {}
         self._engines: dict[int, EngineMode] = {}
         self._keep_opened = 0
@@ -118,6 +125,7 @@ class ArenaStore(PageIntake):
         """Expire pages and reservations, read notes of look-ups, bounded work a call; returns the pages hidden."""
         self.settle_posts()
         self._posted.recall_idle()
+        self.pins.expire(self._clock.now_ns())
         self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
         return self._arena.expire(self._clock.now_ns())
 
@@ -165,7 +173,11 @@ class ArenaStore(PageIntake):
 
         Raises ProtocolError, LayoutConflictError, LimitExceededError (clients use all of them).
         """
-        return self._namespaces.register(canonical, page_bytes)
+        serial = self._namespaces.registrations
+        record = self._namespaces.register(canonical, page_bytes)
+        if record.serial >= serial:
+            self.tenants.assign(record)
+        return record
 
     def namespace(self, namespace: NamespaceId) -> NamespaceRecord:
         """Look up a namespace that is about to be used; raises UnknownNamespaceError."""

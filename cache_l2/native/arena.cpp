@@ -271,6 +271,10 @@ void Arena::set_state(std::uint32_t entry, PageState state) {
     tally(state).bytes += bytes;
   }
   const auto has_namespace = [](PageState one) { return one != PageState::kFree && one != PageState::kGranted; };
+  const auto is_used = [](PageState one) { return one != PageState::kFree && one != PageState::kHidden; };
+  const std::uint64_t slot_bytes = segments_.slot_bytes(pages_[entry].size_class);
+  if (is_used(was)) shares_.take(pages_[entry].tenant, slot_bytes);
+  if (is_used(state)) shares_.add(pages_[entry].tenant, slot_bytes);
   namespace_of(entry).entries += has_namespace(state);
   namespace_of(entry).entries -= has_namespace(was);
 }

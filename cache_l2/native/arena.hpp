@@ -23,12 +23,14 @@
 #include "mapping.hpp"
 #include "notes.hpp"
 #include "outcomes.hpp"
+#include "pins.hpp"
 #include "posts.hpp"
 #include "prefix_policy.hpp"
 #include "ring.hpp"
 #include "segment_policy.hpp"
 #include "segments.hpp"
 #include "selection.hpp"
+#include "shares.hpp"
 #include "timed_queue.hpp"
 #include "tree_walk.hpp"
 
@@ -69,6 +71,7 @@ struct GrantTerms {
   std::uint64_t bytes_max = 0;  // of what is granted to all rows together
   std::uint64_t now_ns = 0;
   std::uint64_t spared = kNoInstance;  // the chain up to this page is not evicted for it
+  std::uint64_t namespace_slot = 0;    // whose tenant the slots count for
 };
 
 struct CommitStamp {
@@ -191,6 +194,19 @@ class Arena {
   void import_policy(std::string_view state, std::uint64_t now_ns);
   // Evicts all pages of a namespace that nothing is reserved in; returns the entries that are left.
   std::uint64_t evict_namespace(std::uint32_t namespace_slot);
+  // arena_pins.cpp. A pin charges every key what its page takes, of which 0 payload bytes say that nobody knows it yet; false,
+  // and nothing has changed, where that is more than the quota leaves.
+  void set_pin_quota(std::uint64_t bytes) { pins_.set_quota(bytes); }
+  std::uint64_t pin_cost(const std::uint8_t* keys, std::size_t pages, std::uint64_t payload_bytes);
+  bool pin(const std::uint8_t* keys, std::size_t pages, std::uint64_t payload_bytes);
+  void unpin(const std::uint8_t* keys, std::size_t pages);
+  Tally held_among(const std::uint8_t* keys, std::size_t pages) const;
+  PinStatistics pin_statistics() const { return pins_.statistics(); }
+  // arena_shares.cpp. Tenants are numbered from 1 on, in the order of their shares.
+  void set_tenant_shares(const std::vector<std::uint64_t>& share_bytes);
+  void set_tenant(std::uint64_t namespace_slot, std::uint32_t tenant);
+  std::uint32_t tenants() const { return shares_.tenants(); }
+  const TenantStatistics& tenant_statistics(std::uint32_t tenant) const { return shares_.of(tenant); }
   // Throws runtime_error naming the first broken invariant.
   void check_invariants();
 
@@ -202,6 +218,7 @@ class Arena {
     bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
     std::uint8_t reason = kRefuseNone;
     std::uint8_t size_class = 0;
+    std::uint8_t tenant = 0;
     std::uint16_t row = 0;
     std::uint32_t parent = kNoEntry, first_child = kNoEntry, next_sibling = kNoEntry, previous_sibling = kNoEntry;
     std::uint32_t next_in_row = kNoEntry;  // reservations of one client
@@ -262,6 +279,7 @@ class Arena {
     std::uint32_t segment;
     std::uint32_t next_slot;  // to be looked at, modulo its slots
     std::uint64_t since_ns;
+    std::uint32_t taker;  // the tenant that it is for
   };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
 
@@ -270,6 +288,9 @@ class Arena {
   void set_state(std::uint32_t entry, PageState state);
   std::uint64_t offset_of(std::uint32_t entry) const {
     return (view_.entries[entry].place.load(std::memory_order_relaxed) >> 32) * kSlotAlign;
+  }
+  std::uint64_t namespace_slot_of(std::uint32_t entry) const {
+    return view_.entries[entry].namespace_slot.load(std::memory_order_relaxed);
   }
   std::uint64_t generation_of(std::uint32_t entry) const {
     return view_.entries[entry].generation.load(std::memory_order_relaxed);
@@ -363,12 +384,11 @@ class Arena {
   void leave(TreeWalk& walk, const TreePlace& place);
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
-  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns);
+  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns, bool spares_own = false);
   void survey_leases(std::uint64_t now_ns);
-  std::uint16_t queue_of(std::uint32_t entry) const { return pages_[entry].size_class; }
   std::uint64_t last_access(std::uint32_t entry);
-  std::optional<ColdPage> coldest_victim(std::uint16_t queue);
-  std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
+  std::optional<ColdPage> coldest_of(std::uint16_t queue);
+  std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages, bool spares_owed = true);
   std::uint64_t evict_for_entries(std::uint64_t pages);
   void note_evicted(std::uint32_t entry);
   void note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns);
@@ -384,11 +404,25 @@ class Arena {
   void survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work);
   SegmentOffer look_at_segment(Donor& donor, std::uint32_t segment, std::uint64_t now_ns);
   void examine_offer(SegmentOffer& offer, std::uint64_t& work) const;
+  bool may_all_lose(const std::array<std::uint64_t, kTenantsMax>& lost_bytes) const;
   void prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const;
   void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
   void go_on_vacating(std::uint64_t now_ns);
   void vacate(Vacating& vacating);
-  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages, std::uint64_t& looks);
+  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, const Vacating& vacating, std::uint64_t pages, std::uint64_t& looks);
+  // arena_pins.cpp
+  std::uint64_t charge_of(std::uint64_t payload_bytes);
+  void hold_if_pinned(std::uint32_t entry);
+  void check_pins() const;
+  // arena_shares.cpp
+  std::uint16_t queue_of(std::uint32_t size_class, std::uint32_t tenant) const {
+    return static_cast<std::uint16_t>(size_class * shares_.tenants() + tenant);
+  }
+  std::uint16_t queue_of(std::uint32_t entry) const { return queue_of(pages_[entry].size_class, pages_[entry].tenant); }
+  std::optional<ColdPage> coldest_victim(std::uint32_t size_class, bool is_owed);
+  bool may_lose_namespace(std::uint64_t namespace_slot) const;
+  bool is_kept(std::uint32_t entry, std::uint32_t taker) const;
+  void check_shares() const;
   // arena_check.cpp
   void check_index() const;
   void check_entry(std::uint32_t entry) const;
@@ -431,6 +465,9 @@ class Arena {
   std::uint32_t epoch_ = 0;
   std::uint64_t round_began_ns_ = 0;     // when room was last looked for
   std::uint32_t looks_left_ = 0;         // at access times of victims, in this round
+  Pins pins_;
+  Shares shares_;
+  std::uint32_t taker_ = kNobody;           // the tenant for which room is made
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };
 

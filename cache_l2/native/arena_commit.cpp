@@ -187,6 +187,7 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_
   resident.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
   policy_.insert(entry, page.parent, digest_of(key_of(shared)), queue_of(entry), now_ns, expiry_s * kNsPerSecond);
   if (expiry_s != 0) schedule_expiry({expiry_s, entry, static_cast<std::uint32_t>(generation)});
+  if (!pins_.empty()) hold_if_pinned(entry);
   refresh_leaf(entry);
 }
 

@@ -58,7 +58,8 @@ bool Arena::hide_expired(std::uint32_t entry) {
 // The caller, who knows how many pages there are, bounds the work.
 std::uint64_t Arena::evict_namespace(std::uint32_t namespace_slot) {
   const NamespacePages& space = namespaces_[namespace_slot];
-  if (space.entries != space.resident.pages) return space.entries;
+  if (space.entries != space.resident.pages || pins_.holds_any_of(namespace_slot)) return space.entries;
+  if (!may_lose_namespace(namespace_slot)) return space.entries;
   while (space.first_root != kNoEntry) hide_subtree(space.first_root, HideCause::kCapacity);
   reclaim();
   return space.entries;
@@ -105,6 +106,7 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   // Odd: every reader that loads it from here on misses; who pinned the page before is found by the next scan.
   shared.generation.store(shared.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   index_.remove(key_of(shared), entry);
+  pins_.forget(key_of(shared), entry, namespace_slot_of(entry));
   set_state(entry, PageState::kHidden);
   refresh_leaf(entry);
   Tally& resident = namespace_of(entry).resident;

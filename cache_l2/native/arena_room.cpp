@@ -11,8 +11,8 @@ constexpr int kRounds = 3;  // a lease may be taken on a victim between the surv
 
 // True when there are an entry and a slot of the class to give away. Evicts for up to `pages` at once, so that a batch
 // scans the clients' leases once and not once a page. Memory moves ahead of need only where it follows demand: a load
-// makes no more room than it takes.
-bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns) {
+// makes no more room than it takes. `spares_own`: whoever is owed the room evicts nothing of its own for it.
+bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns, bool spares_own) {
   const auto slots = [&] { return segments_.available(size_class); };
   if (!free_entries_.empty() && slots() > 0) return true;
   reclaim();
@@ -22,7 +22,9 @@ bool Arena::make_room(std::uint32_t size_class, std::uint64_t pages, bool may_re
   for (int round = 0; round < kRounds && slots() == 0; ++round) {
     const std::uint64_t evicted = evict(size_class, pages);
     reclaim();
-    if (evicted == 0 && !take_in_need(size_class, now_ns)) break;
+    if (evicted != 0 || take_in_need(size_class, now_ns)) continue;
+    if (spares_own || evict(size_class, pages, false) == 0) break;  // nobody else has what may go: its own pages do, owed or not
+    reclaim();
   }
   for (int round = 0; round < kRounds && free_entries_.empty(); ++round) {
     if (evict_for_entries(pages) == 0) break;
@@ -56,7 +58,7 @@ std::uint64_t Arena::last_access(std::uint32_t entry) {
 }
 
 // The leaf of a queue that goes next and that nobody leases; leased ones are parked on the way.
-std::optional<ColdPage> Arena::coldest_victim(std::uint16_t queue) {
+std::optional<ColdPage> Arena::coldest_of(std::uint16_t queue) {
   for (;;) {
     const std::optional<ColdPage> victim = policy_.coldest(queue, [&](std::uint32_t entry) { return last_access(entry); });
     if (!victim || !leased(victim->page)) return victim;
@@ -64,10 +66,12 @@ std::optional<ColdPage> Arena::coldest_victim(std::uint16_t queue) {
   }
 }
 
-std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages) {
+// Whoever is owed the room for another page does not make it by a page of its own, unless told that nobody else can.
+std::uint64_t Arena::evict(std::uint32_t size_class, std::uint64_t pages, bool spares_owed) {
   std::uint64_t evicted = 0;
   while (evicted < pages) {
-    const std::optional<ColdPage> victim = coldest_victim(static_cast<std::uint16_t>(size_class));
+    const bool is_owed = spares_owed && shares_.is_owed(taker_, (evicted + 1) * segments_.slot_bytes(size_class));
+    const std::optional<ColdPage> victim = coldest_victim(size_class, is_owed);
     if (!victim) break;
     evicted += hide_subtree(victim->page, HideCause::kCapacity);
   }
@@ -80,7 +84,7 @@ std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
   while (evicted < pages) {
     std::optional<ColdPage> coldest;
     for (std::uint32_t c = 0; c < segments_.classes(); ++c) {
-      const std::optional<ColdPage> victim = coldest_victim(static_cast<std::uint16_t>(c));
+      const std::optional<ColdPage> victim = coldest_victim(c, false);
       if (victim && (!coldest || victim->value < coldest->value)) coldest = victim;
     }
     if (!coldest) break;
@@ -94,6 +98,7 @@ void Arena::note_evicted(std::uint32_t entry) {
   if (evicted_.size() <= size_class) evicted_.resize(size_class + 1);
   evicted_keys_.add(key_of(view_.entries[entry]), ++evicted_[size_class]);
   segment_policy_.evicted(size_class, segments_.slots_per_segment(size_class));
+  shares_.evicted(pages_[entry].tenant, taker_);
 }
 
 void Arena::note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns) {

@@ -38,7 +38,7 @@ void Arena::unlink_child(std::uint32_t child) {
 // visible, or are no more, it is told elsewhere.
 void Arena::refresh_leaf(std::uint32_t entry) {
   const Page& page = pages_[entry];
-  const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_;
+  const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_ && !pins_.holds(entry);
   if (!may_go) unpark(entry);
   if (page.state != PageState::kVisible) return;
   if (may_go && page.parked_at == kNoEntry) {

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "arena.hpp"
-#include "bindings.hpp"
+#include "bindings_arena.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
 #include "limits.hpp"
@@ -17,25 +17,6 @@ namespace nb = nanobind;
 
 namespace stratakv {
 namespace {
-
-class PyArena {
- public:
-  explicit PyArena(const ArenaSettings& settings) {
-    const nb::gil_scoped_release unlocked;
-    arena_ = std::make_unique<Arena>(settings);
-  }
-
-  Arena& core() const {
-    if (arena_ == nullptr) throw nb::value_error("this arena is closed");
-    if (!arena_->present()) throw nb::value_error("this arena belongs to the process that this one was forked from");
-    return *arena_;
-  }
-
-  void close() { arena_.reset(); }
-
- private:
-  std::unique_ptr<Arena> arena_;
-};
 
 void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
                std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
@@ -312,11 +293,6 @@ nb::dict namespace_statistics(const PyArena& self) {
   return out;
 }
 
-std::uint32_t checked_slot(std::uint64_t number) {
-  if (number >= kNamespacesMax) throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
-  return static_cast<std::uint32_t>(number);
-}
-
 // The arguments of hide_step and count_step; borrows the bitmaps.
 struct PySelection {
   PySelection(const std::optional<nb::bytes>& key, const std::optional<nb::bytes>& namespaces,
@@ -373,10 +349,10 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
             nb::arg("gives_way") = false, nb::arg("granted") = std::vector<std::uint64_t>{})
       .def("grant", [](const PyArena& self, std::uint32_t row, std::uint64_t payload_bytes, std::uint32_t wanted,
-                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared) {
-             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared});
+                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared, std::uint64_t number) {
+             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared, checked_slot(number)});
            }, nb::kw_only(), nb::arg("row"), nb::arg("payload_bytes"), nb::arg("wanted"), nb::arg("bytes_max"),
-           nb::arg("now_ns"), nb::arg("spared") = 0)
+           nb::arg("now_ns"), nb::arg("spared") = 0, nb::arg("namespace_slot") = 0)
       .def("recall_grants", [](const PyArena& self, std::uint32_t row) { self.core().recall_all_grants(row); }, nb::arg("row"))
       .def("posting_rows", [](const PyArena& self) { return self.core().posting_rows(); })
       .def("next_post", next_post, nb::arg("row"))
@@ -460,6 +436,7 @@ void bind_arena(nb::module_& m) {
              clear_counts(self.core().counts(row, counter));
            }, nb::arg("row"), nb::arg("counter"));
   bind_pages(arena);
+  bind_operator(arena);
 }
 
 }  // namespace stratakv

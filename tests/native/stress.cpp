@@ -278,6 +278,9 @@ int run(double seconds, std::uint64_t seed) {
   settings.leases_per_row = 64;
   settings.ring_records = 8;
   Arena arena(settings);
+  arena.set_pin_quota(settings.arena_bytes / 4);
+  arena.set_tenant_shares({settings.arena_bytes / 4, settings.arena_bytes / 4});
+  for (std::uint32_t group = 0; group < kGroups; ++group) arena.set_tenant(group, group + 1);
   Shared shared(arena);
   const std::vector<Prompt> prompts = make_prompts();
   arena.publish_event(event_of(2));
@@ -306,6 +309,8 @@ int run(double seconds, std::uint64_t seed) {
   const ArenaStatistics s = arena.statistics();
   const auto show = [](const char* what, std::uint64_t number) { std::printf("%s %llu\n", what, static_cast<unsigned long long>(number)); };
   show("writer steps", steps);
+  show("pages pinned", arena.pin_statistics().held_pages);
+  for (std::uint32_t tenant = 1; tenant < arena.tenants(); ++tenant) show("pages evicted for another tenant", arena.tenant_statistics(tenant).evictions_suffered);
   show("views published", arena.view_number());
   show("look-ups", shared.looks.load());
   show("pages found", shared.hits.load());
