@@ -192,6 +192,8 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
         freshness_remaining_s=-1.5,
         log=log_state(),
         l3=NO_L3,
+        tenants={},
+        pins={},
         calls_running=4,
         calls_refused=6,
     )
