@@ -383,6 +383,7 @@ _DURATIONS = frozenset(
     }
 )  # fmt: skip
 _URLS = frozenset({"l3_url", "log_url"})
+_KINDS = {**dict.fromkeys(_URLS, "URLs"), "grpc_tcp": "host:port", "tenant_shares": "tenant=share, …"}
 _OFF_WHEN_NONE = frozenset({"grpc_tcp", "metrics_port"})
 
 
@@ -418,12 +419,8 @@ def accepted(name: str) -> str:
         kind = "size"
     elif name in _DURATIONS:
         kind = "duration"
-    elif name == "grpc_tcp":
-        kind = "host:port"
-    elif name in _URLS:
-        kind = "URLs"
-    elif name == "tenant_shares":
-        kind = "tenant=share, …"
+    elif name in _KINDS:
+        kind = _KINDS[name]
     elif annotation is Path:
         kind = "directory"
     elif annotation is bool:

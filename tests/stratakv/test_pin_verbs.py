@@ -15,7 +15,7 @@ from sidecar.l3.loads import RowLoaded
 from sidecar.pin_file import PIN_FILE, read_pins
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
-from tests.support.daemon import start_command
+from tests.support.daemon import ROOT, start_command
 from tests.support.node import PINNED_MAX
 from tests.support.polling import wait_until
 
@@ -150,3 +150,10 @@ def test_a_pin_beyond_the_quota_is_refused_with_the_numbers(
     assert result.exit_code == 2
     assert "takes 36864 bytes more and 0 of the quota of 32768 are taken" in result.stderr
     assert stratakv.json("pins")["pins"] == []
+
+
+def test_every_key_of_the_json_is_documented(site: AdminSite, stratakv: Command, prefix: str) -> None:
+    page = (ROOT / "docs" / "pins-and-shares.md").read_text(encoding="utf-8")
+    pinned = stratakv.json("pin", "--prefix-tokens", prefix, "--tenant", "alice", "--for", "1h")
+    for key in (*pinned, *stratakv.json("pins")):
+        assert f"`{key}`" in page, key
