@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,7 +128,7 @@ class PinBoard:
         """Those that last, by name, in the order in which they were made."""
         return self._pins
 
-    def pinning(self, pin: Pin) -> Iterator[None]:
+    def pinning(self, pin: Pin) -> Generator[None, None, None]:
         """Take a pin, in the place of one that has its name. Nothing of it is left where that fails, or is given up.
 
         Raises LimitExceededError: too many pins or pages, or more than the quota leaves.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,8 +87,7 @@ class PinAdministration:
         sized = tuple(self._sized(chain) for chain in chains)
         pin = Pin(name, sized, self._clock.now_ns() + int(lasting_s * _SECOND_NS))
         async with self._changing:
-            for _ in self._store.pins.pinning(pin):
-                await asyncio.sleep(0)
+            await self._take(pin)
             await self._settled()
             await self._save()
         _log.info("pinned", name=name, pages=pin.pages, chains=len(pin.chains), lasting_s=lasting_s)
@@ -138,8 +138,7 @@ class PinAdministration:
             if pin.ends_ns <= self._clock.now_ns():
                 continue
             try:
-                for _ in self._store.pins.pinning(pin):
-                    await asyncio.sleep(0)
+                await self._take(pin)
             except LimitExceededError as error:
                 _log.warning("a pin of the sidecar before was not taken", name=pin.name, reason=str(error))
         if kept:
@@ -151,6 +150,13 @@ class PinAdministration:
             return replace(chain, page_bytes=self._store.namespace(chain.namespace).page_bytes)
         except UnknownNamespaceError:  # of another node's, so far
             return chain
+
+    async def _take(self, pin: Pin) -> None:
+        with contextlib.closing(
+            self._store.pins.pinning(pin)
+        ) as steps:  # a call that is cancelled leaves nothing
+            for _ in steps:
+                await asyncio.sleep(0)
 
     async def _load(self, pin: Pin) -> None:
         rows = [LoadRow(chain.namespace, None, chain.keys) for chain in pin.chains]

@@ -103,7 +103,7 @@ def test_a_pin_that_is_given_up_half_way_leaves_nothing(make_arena: Callable[[],
     for _ in itertools.islice(steps, 5):  # three to know its cost, two that pin
         pass
     assert board.figures()["keys"] == 2 * PIN_STEP_KEYS
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     settle(board)
     assert (board.figures()["keys"], dict(board.pins)) == (0, {})
 
