@@ -68,6 +68,9 @@ class AdminCalls:
             request_serializer=admin_pb2.RecordRequest.SerializeToString,
             response_deserializer=admin_pb2.RecordResponse.FromString,
         )
+        self._add_pins(channel)
+
+    def _add_pins(self, channel: grpc.Channel) -> None:
         self.pin = channel.unary_unary(
             f"/{ADMIN_SERVICE}/Pin",
             request_serializer=admin_pb2.PinRequest.SerializeToString,

@@ -75,14 +75,9 @@ class Services:
         )  # fmt: skip
         self.memory = MemoryPicture(store)
         self._report = StatusReport(
-            store,
-            self.following.picture,
-            self._l3.state,
-            self.memory.message,
-            version=version,
-            clock=clock,
+            store, self.following.picture, self._l3.state, self.memory.message, version=version, clock=clock,
             addresses=self._addresses,
-        )
+        )  # fmt: skip
         self._attach = AttachServer(
             store,
             directory.attach_path,

@@ -13,7 +13,7 @@ std::uint64_t Arena::charge_of(std::uint64_t payload_bytes) {
   return size_class ? segments_.slot_bytes(*size_class) : 0;
 }
 
-// A key that comes twice counts once in a chain: no chain has it twice.
+// What comes twice is counted twice, though it is charged once: no chain has a key twice.
 std::uint64_t Arena::pin_cost(const std::uint8_t* keys, std::size_t pages, std::uint64_t payload_bytes) {
   const std::uint64_t slot_bytes = charge_of(payload_bytes);
   std::uint64_t cost = 0;
