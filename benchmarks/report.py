@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, huge_pages, l3, layers, local, loop_turns, million, start, swings, vllm
+from benchmarks import (
+    fleet_report,
+    huge_pages,
+    l3,
+    layers,
+    local,
+    loop_turns,
+    million,
+    start,
+    swings,
+    tenants,
+    vllm,
+)
 from kv_types.errors import StrataError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -52,6 +64,7 @@ class Part(StrEnum):
     LOOP = "loop"
     MILLION = "million"
     SWINGS = "swings"
+    TENANTS = "tenants"
     VLLM = "vllm"
 
 
@@ -174,6 +187,12 @@ def measured_swings(console: Console) -> str:
     return "\n".join(swings.lines())
 
 
+def measured_tenants(console: Console) -> str:
+    """A share beside a scan."""
+    del console
+    return "\n".join(tenants.lines())
+
+
 def measured_vllm(console: Console) -> str | None:
     """Real vLLM engines; None where there is no vLLM, which is told."""
     try:
@@ -256,6 +275,7 @@ MEASURED: Mapping[Part, Callable[[Console], str | None]] = {
     Part.LOOP: measured_loop,
     Part.MILLION: measured_million,
     Part.SWINGS: measured_swings,
+    Part.TENANTS: measured_tenants,
     Part.VLLM: measured_vllm,
 }
 """How each part but the first is measured; None: it can't be here, and the old one stays."""

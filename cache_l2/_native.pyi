@@ -79,10 +79,12 @@ class Arena:
         prefault: bool = True,
         huge_pages: int = 1,
         commit_through_mapping: bool = False,
+        learns: bool = True,
     ) -> None:
         """Commits all memory. `huge_pages`: 0 off, 1 transparent, 2 explicit (of 2 MiB, out of the machine's pool).
         `commit_through_mapping`: for kernels that give transparent ones only to mappings that ask for them. Raises
-        MemoryError, OSError where memory or such pages are not to be had."""
+        MemoryError, OSError where memory or such pages are not to be had.
+        `learns`: victims are chosen by what look-ups have shown; else the least recently used leaf goes."""
     @property
     def geometry(self) -> dict[str, int]: ...
     def duplicate_descriptors(self, *, writable: bool) -> tuple[int, int, int]:
@@ -144,10 +146,19 @@ class Arena:
         `granted`: ids of slots of `grant` that hold the pages already, one a key; those of pages that aren't reserved end.
         """
     def grant(
-        self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0
+        self,
+        *,
+        row: int,
+        payload_bytes: int,
+        wanted: int,
+        bytes_max: int,
+        now_ns: int,
+        spared: int = 0,
+        namespace_slot: int = 0,
     ) -> int:
         """Bring the slots for such pages that are on offer to a row up to `wanted`; returns how many there are. Evicts for
-        them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes."""
+        them, but nothing of the chain up to the instance `spared`. All rows together have at most `bytes_max` bytes. They
+        count for the tenant of the namespace."""
     def recall_grants(self, row: int) -> None:
         """Take back what is on offer to a row; what its client has taken stays its."""
     def drop_grants(self, *, row: int, ids: Sequence[int]) -> None:
@@ -208,6 +219,12 @@ class Arena:
         """What `commit` of these would find out about their lineage, for whoever judges them before; False for ids that the
         row doesn't hold. A page whose stamp is older than a record about origins must not be published on a False."""
     def abort(self, *, row: int, reservations: Sequence[int]) -> None: ...
+    def read_notes(self, *, notes_max: int, now_ns: int) -> int:
+        """Tell the eviction policy of look-ups that clients have noted, up to so many; returns how many."""
+    def export_policy(self) -> bytes:
+        """What the eviction policy has learned: versioned, checked, bounded; nothing of the pages themselves."""
+    def import_policy(self, state: bytes, *, now_ns: int) -> None:
+        """Go on with what was exported in an earlier life; ValueError, and nothing has changed, when it is damaged."""
     def expire(self, now_ns: int) -> int:
         """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
         lease any more; bounded work a call; returns pages hidden."""
@@ -281,6 +298,31 @@ class Arena:
     def evict_namespace(self, namespace_slot: int) -> int:
         """Evict all pages of a namespace, unless something is reserved or waits for leases there; returns the entries left.
         Work grows with its entries: ask how many there are before."""
+    # what an operator sets apart
+    def set_pin_quota(self, quota_bytes: int) -> None:
+        """Bytes of slots that pinned keys may be charged together; 0 until it is set."""
+    def pin(self, *, keys: bytes, payload_bytes: int) -> bool:
+        """Name each of these keys (n × 32 bytes) once more; their pages are held while they are resident. Each is charged the
+        slot of a page of `payload_bytes` (0: unknown, and charged once a page comes). False, and nothing has changed: the
+        quota does not allow it."""
+    def pin_cost(self, *, keys: bytes, payload_bytes: int) -> int:
+        """Bytes that pinning these would charge beyond what is charged already."""
+    def unpin(self, *, keys: bytes) -> None:
+        """Name each of these keys once less; others are ignored."""
+    def held_among(self, *, keys: bytes) -> tuple[int, int]:
+        """(pages, payload bytes) of these keys that are resident and held."""
+    def pin_statistics(self) -> dict[str, int]:
+        """keys, held_pages, held_bytes and charged_bytes (of slots), quota_bytes, beyond_quota (pages that came under a pinned
+        key and were not held, for the quota was used up)."""
+    def set_tenant_shares(self, share_bytes: Sequence[int]) -> None:
+        """Give tenants 1, 2, … these shares of the arena: none is evicted below its own for another tenant. Before anything is
+        stored. Tenant 0 is everybody else, and has none."""
+    def set_tenant(self, namespace_slot: int, tenant: int) -> None:
+        """Say whose a namespace is, before it has pages; 0 at first."""
+    def tenant_statistics(self) -> list[dict[str, int]]:
+        """By tenant, from 0 on: share_bytes, used_bytes (of slots: visible, reserved, quarantined or granted), and pages evicted
+        for want of room: evictions_own (for itself), evictions_caused (of others, for it), evictions_suffered (of its own, for
+        others)."""
     def check_invariants(self) -> None:
         """Walk everything; raises RuntimeError naming the first broken invariant. For tests and `--debug`."""
     def close(self) -> None: ...

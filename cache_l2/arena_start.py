@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -12,6 +14,7 @@ from cache_l2._native import Arena, Reader
 from cache_l2.huge_pages import ArenaMemory, HugePages, transparent_note
 from cache_l2.memory import ArenaSizes, arena_sizes, check_arena_fits, mebibytes
 from cache_l2.memory_probe import MemoryProbe
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types.errors import ArenaTooLargeError, ConfigError
 from kv_types.ids import LifeId
 from kv_types.limits import (
@@ -22,6 +25,7 @@ from kv_types.limits import (
     SKEW_BOUND_S_DEFAULT,
     TTL_S_MAX,
 )
+from kv_types.operator_limits import PIN_QUOTA_DEFAULT, TENANT_SHARES_MAX
 
 # Upper bounds of the layout's sizes, for the estimate before the arena is there; the arena itself knows exactly.
 _INDEX_BYTES_PER_PAGE = 128 + 16 + 64
@@ -42,6 +46,7 @@ class ArenaConfig:
     `copy_kernel` and `warm_copy_kernel` number one of `_native.COPY_KERNELS`, for destinations out of
     the caches and in them; `default_ttl_s` 0: pages never expire;
     `numa_node` is what numa.placement_of takes;
+    `tenant_shares` and `pin_quota` are parts of the arena;
     `client_rows` includes the sidecar's own; `skew_bound_s` widens the times of selectors (rule R3). Raises ConfigError.
     """
 
@@ -60,6 +65,9 @@ class ArenaConfig:
     prefault: bool = True
     huge_pages: HugePages = HugePages.TRANSPARENT
     numa_node: str = numa.AUTO
+    tenant_shares: Mapping[str, float] = field(default_factory=dict)
+    pin_quota: float = PIN_QUOTA_DEFAULT
+    eviction_policy: EvictionChoice = EvictionChoice.LEARNED
 
     def __post_init__(self) -> None:
         _check_range("client_rows", self.client_rows, 2, CLIENT_ROWS_MAX)
@@ -69,7 +77,24 @@ class ArenaConfig:
         _check_range("index_hash_bits", self.index_hash_bits, 1, 64)
         _check_range("skew_bound_s", self.skew_bound_s, 0, 3600)
         _check_range("reservation_s", self.reservation_s, 0.01, 3600)
+        _check_range("pin_quota", self.pin_quota, 0, 1)
+        self._check_shares()
         self.sizes()
+
+    def _check_shares(self) -> None:
+        if len(self.tenant_shares) > TENANT_SHARES_MAX:
+            raise ConfigError(
+                f"at most {TENANT_SHARES_MAX} tenants have a share; got {len(self.tenant_shares)}"
+            )
+        for tenant, share in self.tenant_shares.items():
+            if not tenant:
+                raise ConfigError("pages without a tenant have no share: they live in what is left")
+            _check_range(f"the share of tenant {tenant!r}", share, 0, 1)
+        total = math.fsum(self.tenant_shares.values())
+        if total > 1:
+            raise ConfigError(
+                f"the tenants' shares make {total:g} together; they are parts of one arena, so 1 at most"
+            )
 
     def sizes(self) -> ArenaSizes:
         """Sizes of the arena's parts; raises ConfigError."""
@@ -159,6 +184,7 @@ def _native_arena(
             life=life, index_hash_bits=config.index_hash_bits, copy_kernel=config.copy_kernel,
             warm_copy_kernel=config.warm_copy_kernel, prefault=config.prefault,
             huge_pages=huge_pages, commit_through_mapping=through_mapping,
+            learns=config.eviction_policy is EvictionChoice.LEARNED,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"the arena's settings do not fit together: {error}") from error

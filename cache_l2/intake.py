@@ -121,10 +121,10 @@ class PageIntake:
         rest = iter(published)
         return [(int(PutStatus.REFUSED), int(reason)) if reason else next(rest) for reason in reasons]
 
-    def offer_slots(self, row: int, page_bytes: int, outcomes: Sequence[tuple[int, int]]) -> None:
-        """Grant slots in advance to a client whose put of pages of this size has just ended so."""
+    def offer_slots(self, row: int, record: NamespaceRecord, outcomes: Sequence[tuple[int, int]]) -> None:
+        """Grant slots in advance to a client whose put in this namespace has just ended so."""
         if any(status == PutStatus.STORED for status, _ in outcomes):
-            self._posted.offer(row, page_bytes, pages=len(outcomes), spared=self._stored_last)
+            self._posted.offer(row, record, pages=len(outcomes), spared=self._stored_last)
 
     def settle_posts(self) -> None:
         """Carry out all that clients have posted before: whoever looks from here on finds it."""

@@ -94,16 +94,19 @@ class PostedPuts:
             if not self._settle_next(row):
                 return
 
-    def offer(self, row: int, page_bytes: int, *, pages: int, spared: int = NO_INSTANCE) -> None:
-        """Keep slots on offer to a row that has just put so many pages, without evicting the chain of the page `spared`."""
+    def offer(self, row: int, record: NamespaceRecord, *, pages: int, spared: int = NO_INSTANCE) -> None:
+        """Keep slots on offer to a row that has just put so many pages of a namespace, and count them for its tenant.
+
+        The chain of the page `spared` is not evicted for them.
+        """
         wanted = slots_to_offer(
-            arena_bytes=self._arena_bytes, slot_bytes=size_class(page_bytes), put_pages=pages
+            arena_bytes=self._arena_bytes, slot_bytes=size_class(record.page_bytes), put_pages=pages
         )
         if wanted:
             self._put_ns[row] = self._clock.now_ns()
             self._arena.grant(
-                row=row, payload_bytes=page_bytes, wanted=wanted, bytes_max=granted_bytes_max(self._arena_bytes),
-                now_ns=self._put_ns[row], spared=spared,
+                row=row, payload_bytes=record.page_bytes, wanted=wanted, bytes_max=granted_bytes_max(self._arena_bytes),
+                now_ns=self._put_ns[row], spared=spared, namespace_slot=record.number,
             )  # fmt: skip
 
     def recall_idle(self) -> None:
@@ -134,14 +137,14 @@ class PostedPuts:
         return pages
 
     def _carry_out(self, row: int, post: _Post) -> None:
-        _, payload_bytes, _, _, granted, _, _ = post
+        granted = post[4]
         try:
             put = self._read(row, *post)
             stored_last = self._store(row, put)
         except BaseException:
             self._arena.drop_grants(row=row, ids=granted)
             raise
-        self.offer(row, payload_bytes, pages=len(granted), spared=stored_last)
+        self.offer(row, put.record, pages=len(granted), spared=stored_last)
 
     def _read(
         self,

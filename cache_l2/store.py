@@ -19,7 +19,10 @@ from cache_l2.memory_probe import MemoryProbe
 from cache_l2.namespace_numbers import NamespaceNumbers
 from cache_l2.namespaces import NamespaceRecord, NamespaceRegistry
 from cache_l2.own_puts import put_pages
+from cache_l2.pins import PinBoard
 from cache_l2.selecting import Selecting
+from cache_l2.tenants import Tenants
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
@@ -36,6 +39,8 @@ __all__ = [
 ]  # fmt: skip
 
 _SECOND_NS = 1_000_000_000
+_NOTES_PER_TICK = 8192
+"""Of look-ups, all clients together: a ms or two."""
 
 
 class ArenaStore(PageIntake):
@@ -68,6 +73,11 @@ class ArenaStore(PageIntake):
         self._numbers = NamespaceNumbers(self._arena, self._accounts)
         self._selecting = Selecting(
             self._arena, self._namespaces, self._provenances, skew_ms=int(config.skew_bound_s * 1000)
+        )
+        arena_bytes = config.sizes().arena_bytes
+        self.tenants = Tenants(self._arena, config.tenant_shares, arena_bytes=arena_bytes)
+        self.pins = PinBoard(
+            self._arena, quota_bytes=int(config.pin_quota * arena_bytes), find=namespaces.find
         )
         self._rows: dict[int, str] = {}
         self._engines: dict[int, EngineMode] = {}
@@ -112,10 +122,28 @@ class ArenaStore(PageIntake):
         return self._position
 
     def tick(self) -> int:
-        """Expire pages and reservations, bounded work a call; returns the pages hidden."""
+        """Expire pages and reservations, read notes of look-ups, bounded work a call; returns the pages hidden."""
         self.settle_posts()
         self._posted.recall_idle()
+        self.pins.expire(self._clock.now_ns())
+        self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
         return self._arena.expire(self._clock.now_ns())
+
+    @property
+    def learns(self) -> bool:
+        """Whether victims are chosen by what look-ups have shown."""
+        return self._config.eviction_policy is EvictionChoice.LEARNED
+
+    def export_policy(self) -> bytes:
+        """What the eviction policy has learned of the workload, for the next life; nothing of the pages themselves."""
+        return self._arena.export_policy()
+
+    def import_policy(self, state: bytes) -> None:
+        """Go on with what an earlier life has learned. Raises InvalidArgumentError, and changes nothing, when it is damaged."""
+        try:
+            self._arena.import_policy(state, now_ns=self._clock.now_ns())
+        except ValueError as error:
+            raise InvalidArgumentError(f"the state of the eviction policy: {error}") from error
 
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
@@ -145,7 +173,11 @@ class ArenaStore(PageIntake):
 
         Raises ProtocolError, LayoutConflictError, LimitExceededError (clients use all of them).
         """
-        return self._namespaces.register(canonical, page_bytes)
+        serial = self._namespaces.registrations
+        record = self._namespaces.register(canonical, page_bytes)
+        if record.serial >= serial:
+            self.tenants.assign(record)
+        return record
 
     def namespace(self, namespace: NamespaceId) -> NamespaceRecord:
         """Look up a namespace that is about to be used; raises UnknownNamespaceError."""

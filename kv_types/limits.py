@@ -98,7 +98,7 @@ PROVENANCES_MAX = 65_536
 """Different (producer, tags) that a sidecar tells apart; more are anything to a selector."""
 TTL_S_MAX = 365 * 86_400
 """Longest time to live of a page, one year; 0 stands for no end."""
-
+POLICY_STATE_BYTES_MAX = 4 * 1024 * 1024  # what an eviction policy has learned, in a file
 EVICTION_DEAD_PLACES_MAX = 64
 """Left-over places in a queue of victims, beyond as many as there are pages, before it is rebuilt."""
 

@@ -68,3 +68,21 @@ class AdminCalls:
             request_serializer=admin_pb2.RecordRequest.SerializeToString,
             response_deserializer=admin_pb2.RecordResponse.FromString,
         )
+        self._add_pins(channel)
+
+    def _add_pins(self, channel: grpc.Channel) -> None:
+        self.pin = channel.unary_unary(
+            f"/{ADMIN_SERVICE}/Pin",
+            request_serializer=admin_pb2.PinRequest.SerializeToString,
+            response_deserializer=admin_pb2.PinResponse.FromString,
+        )
+        self.pins = channel.unary_unary(
+            f"/{ADMIN_SERVICE}/Pins",
+            request_serializer=admin_pb2.PinsRequest.SerializeToString,
+            response_deserializer=admin_pb2.PinsResponse.FromString,
+        )
+        self.unpin = channel.unary_unary(
+            f"/{ADMIN_SERVICE}/Unpin",
+            request_serializer=admin_pb2.UnpinRequest.SerializeToString,
+            response_deserializer=admin_pb2.UnpinResponse.FromString,
+        )

@@ -53,6 +53,9 @@ def base_config(settings: Settings) -> ArenaConfig:
         prefault=settings.prefault,
         huge_pages=settings.huge_pages,
         numa_node=settings.numa_node,
+        tenant_shares=settings.tenant_shares,
+        pin_quota=settings.pin_quota,
+        eviction_policy=settings.eviction_policy,
     )
 
 

@@ -10,13 +10,16 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cache_l2 import numa
 from cache_l2.huge_pages import HugePages
+from kv_policy.eviction_choice import EvictionChoice
 from kv_types import limits
 from kv_types.errors import ConfigError
+from kv_types.operator_limits import PIN_QUOTA_DEFAULT
 from kv_wire.addresses import default_runtime_dir, host_and_port
+from sidecar.tenant_shares import format_shares, parse_shares
 from sidecar.units import format_duration, format_size, parse_duration, parse_size
 
 ENVIRONMENT_PREFIX = "STRATAKV_"
@@ -127,6 +130,7 @@ TextOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, lambda value: val
 TextOrOff = Annotated[str | None, BeforeValidator(_word(OFF, lambda value: value))]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Fraction = Annotated[float, BeforeValidator(_number)]
+Shares = Annotated[dict[str, float], NoDecode, BeforeValidator(parse_shares)]
 Name = Annotated[str, BeforeValidator(_name)]
 NodeOrWord = Annotated[str, BeforeValidator(_node)]
 ServersOrAuto = Annotated[str | None, BeforeValidator(_word(AUTO, _servers))]
@@ -173,6 +177,20 @@ class Settings(BaseSettings):
 
     pages_max: CountOrAuto = Field(default=None, ge=1, le=limits.ARENA_PAGES_MAX)
     """Pages that the index can hold; auto: by the arena's size."""
+
+    pin_quota: Fraction = Field(default=PIN_QUOTA_DEFAULT, ge=0.0, le=1.0)
+    """The part of the arena that pins may hold (`stratakv pin`), counted in whole slots. A pin that would take more is refused,
+    and what comes under a pinned key beyond it is stored and not held."""
+
+    tenant_shares: Shares = Field(default={})
+    """Parts of the arena that tenants are sure of: none with a share is evicted below it to make room for another tenant.
+    Written as tenant-a=0.3,tenant-b=0.2, as a table in a file, or as a JSON object; together 1 at most. What a tenant doesn't use
+    of its share others may, until it does; all tenants without one live in what is left. See docs/pins-and-shares.md."""
+
+    eviction_policy: EvictionChoice = EvictionChoice.LEARNED
+    """By what the page is chosen that goes when memory is needed, always the tail of a chain: learned, the one that is least
+    likely to be asked for again by what this workload's look-ups have shown, least recently used ones before enough have; lru,
+    the least recently used one. What was learned is kept in the runtime directory and outlives a restart of the sidecar."""
 
     client_rows: Number = Field(default=64, ge=2, le=limits.CLIENT_ROWS_MAX)
     """Workers that can be attached at once, one row being the sidecar's own."""
@@ -365,6 +383,7 @@ _DURATIONS = frozenset(
     }
 )  # fmt: skip
 _URLS = frozenset({"l3_url", "log_url"})
+_KINDS = {**dict.fromkeys(_URLS, "URLs"), "grpc_tcp": "host:port", "tenant_shares": "tenant=share, …"}
 _OFF_WHEN_NONE = frozenset({"grpc_tcp", "metrics_port"})
 
 
@@ -372,15 +391,18 @@ def shown(name: str, value: object) -> str:
     """Write a setting's value the way it can be written in a file or flag, but for passwords."""
     if value is None:
         return OFF if name in _OFF_WHEN_NONE else AUTO
+    text = str(value)
     if name in _SIZES and isinstance(value, int):
-        return format_size(value)
-    if name in _DURATIONS and isinstance(value, float):
-        return format_duration(value) if value else "0"
-    if name in _URLS and isinstance(value, str):
-        return without_secrets(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+        text = format_size(value)
+    elif isinstance(value, dict):
+        text = format_shares(value)
+    elif name in _DURATIONS and isinstance(value, float):
+        text = format_duration(value) if value else "0"
+    elif name in _URLS and isinstance(value, str):
+        text = without_secrets(value)
+    elif isinstance(value, bool):
+        text = "true" if value else "false"
+    return text
 
 
 def default_shown(name: str) -> str:
@@ -397,10 +419,8 @@ def accepted(name: str) -> str:
         kind = "size"
     elif name in _DURATIONS:
         kind = "duration"
-    elif name == "grpc_tcp":
-        kind = "host:port"
-    elif name in _URLS:
-        kind = "URLs"
+    elif name in _KINDS:
+        kind = _KINDS[name]
     elif annotation is Path:
         kind = "directory"
     elif annotation is bool:
@@ -413,6 +433,8 @@ def accepted(name: str) -> str:
         return f"number, {', '.join(_NODE_WORDS[:-1])} or {_NODE_WORDS[-1]}"
     if name == "huge_pages":
         return ", ".join(HugePages)
+    if name == "eviction_policy":
+        return ", ".join(EvictionChoice)
     if get_origin(annotation) is UnionType:
         kind += f" or {OFF if name in _OFF_WHEN_NONE else AUTO}"
     return kind

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cache_l2.store import NamespaceCounts
+from cache_l2.tenants import TenantFigures
 from kv_types import limits
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
@@ -18,6 +19,8 @@ from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State
 from sidecar.log.metrics import log_metrics
 from sidecar.log.state import LogState
+from sidecar.operator_metrics import operator_metrics
+from sidecar.policy_metrics import policy_metrics
 
 OTHER = "other"
 _LATENCY_S = (
@@ -62,6 +65,8 @@ class Snapshot:
     freshness_remaining_s: float
     log: LogState
     l3: L3State
+    tenants: Mapping[str, TenantFigures]
+    pins: Mapping[str, int]
     calls_running: int
     calls_refused: int
 
@@ -142,6 +147,7 @@ class _StoreCollector(Collector):
         yield info
         yield from _namespace_metrics(snapshot)
         yield from _arena_metrics(snapshot)
+        yield from operator_metrics(snapshot.tenants, snapshot.pins)
         yield from _daemon_metrics(snapshot)
         yield from log_metrics(snapshot.log)
         yield from l3_metrics(snapshot.l3)
@@ -250,6 +256,7 @@ def _arena_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         if name.startswith(_EVICTION_PREFIX):
             evictions.add_metric((name.removeprefix(_EVICTION_PREFIX),), value)
     yield evictions
+    yield from policy_metrics(arena)
     puts = CounterMetricFamily(
         "stratakv_pages_put", "Pages of puts, by what became of them.", labels=("outcome",)
     )

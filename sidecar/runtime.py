@@ -22,6 +22,7 @@ from sidecar.endpoint import RuntimeDirectory
 from sidecar.log.choice import ChosenLog, choose_log
 from sidecar.logs import logger
 from sidecar.metrics import Metrics
+from sidecar.policy_state import PolicyState
 from sidecar.services import Services
 
 _TICK_S = 0.5
@@ -91,7 +92,7 @@ class Sidecar:
             clock=self._clock,
         )  # fmt: skip
         try:
-            await self._serve_until_ended(store, services)
+            await self._serve_until_ended(store, services, directory)
         except ExceptionGroup as group:
             # One cause ends the daemon; what it took down with it is only logged.
             first, *others = group.exceptions
@@ -101,13 +102,18 @@ class Sidecar:
         finally:
             await services.close()
 
-    async def _serve_until_ended(self, store: ArenaStore, services: Services) -> None:
+    async def _serve_until_ended(
+        self, store: ArenaStore, services: Services, directory: RuntimeDirectory
+    ) -> None:
         following = services.following
+        learned = PolicyState(store, directory.path)
+        learned.load()
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(_periodically(_TICK_S, store.tick), name="expiry"),
                 tasks.create_task(_measure_lag(services.metrics), name="lag"),
                 tasks.create_task(services.memory.watch(), name="memory"),
+                tasks.create_task(learned.keep(), name="policy state"),
                 *following.start(tasks),
             ]
             if not await following.wait_confirmed(self._settings.log_deadline):
@@ -117,6 +123,7 @@ class Sidecar:
             _log.info("ready", pid=os.getpid(), **services.described())
             await self._ending.wait()
             await services.drain(self._settings.drain_time)
+            learned.save()
             await following.shell.leave()
             for task in background:
                 task.cancel()

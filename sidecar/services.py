@@ -13,6 +13,7 @@ from kv_types.clock import Clock
 from kv_wire.gen import cache_pb2
 from sidecar.admin.administration import Administration
 from sidecar.admin.inspection import Inspection
+from sidecar.admin.pins import PinAdministration
 from sidecar.admin.service import AdminService
 from sidecar.arena_memory import MemoryPicture
 from sidecar.attach.server import AttachServer
@@ -25,6 +26,7 @@ from sidecar.log.following import Following
 from sidecar.logs import logger
 from sidecar.metrics import Metrics, Snapshot
 from sidecar.metrics_server import MetricsServer
+from sidecar.pin_file import PIN_FILE
 from sidecar.recording import Recorder
 from sidecar.serving.arena_service import ArenaService
 from sidecar.serving.cache_service import CacheService
@@ -73,14 +75,9 @@ class Services:
         )  # fmt: skip
         self.memory = MemoryPicture(store)
         self._report = StatusReport(
-            store,
-            self.following.picture,
-            self._l3.state,
-            self.memory.message,
-            version=version,
-            clock=clock,
+            store, self.following.picture, self._l3.state, self.memory.message, version=version, clock=clock,
             addresses=self._addresses,
-        )
+        )  # fmt: skip
         self._attach = AttachServer(
             store,
             directory.attach_path,
@@ -98,8 +95,14 @@ class Services:
             admit_replicas=chosen.admit_replicas, call_s=settings.log_deadline,
         )  # fmt: skip
         inspection = Inspection(store, validity, clock=clock, freshness_ns=store.reader.freshness_ns)
+        self._pins = PinAdministration(store, self._l3.loads, clock=clock, file=directory.path / PIN_FILE)
         admin = AdminService(
-            self._administration, inspection, self._admin_calls, fleet=chosen.fleet, recorder=self._recorder
+            self._administration,
+            inspection,
+            self._admin_calls,
+            self._pins,
+            fleet=chosen.fleet,
+            recorder=self._recorder,
         )
         self._grpc = GrpcServer(
             CacheService(service, self._calls, self._status, load_s=settings.l3_deadline).handler(),
@@ -114,6 +117,7 @@ class Services:
             await self._metrics_server.start(self._settings.metrics_port)
             self._addresses.metrics = self._metrics_server.address
         await self._l3.start()
+        await self._pins.restore()
         await self._grpc.start(self._directory.grpc_path, tcp=self._settings.grpc_tcp)
         self._addresses.grpc = self._grpc.addresses
         await self._attach.start()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cache_l2.store import ArenaStore, ClientRow, NamespaceCounts, NamespaceRecord
+from cache_l2.tenants import TenantFigures
 from kv_types.clock import Clock
 from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
@@ -79,6 +80,8 @@ class StatusReport:
             l3=_l3_status(self._l3()),
             memory=self._memory(),
             weights_versions=log.weights,
+            tenants=[_tenant(name, figures) for name, figures in self._store.tenants.figures().items()],
+            pins=self._store.pins.figures(),
         )
         for record in self._store.namespaces():
             count = counts.get(record.id, NamespaceCounts())
@@ -101,6 +104,8 @@ class StatusReport:
             freshness_remaining_s=self._freshness_remaining_s(),
             log=self._log().state,
             l3=self._l3(),
+            tenants=self._store.tenants.figures(),
+            pins=self._store.pins.figures(),
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
@@ -178,6 +183,17 @@ def _namespace(
         missed_pages={
             reason.name.lower(): count.missed[reason] for reason in MissReason if count.missed[reason]
         },
+    )
+
+
+def _tenant(tenant: str, figures: TenantFigures) -> cache_pb2.TenantStatus:
+    return cache_pb2.TenantStatus(
+        tenant=tenant,
+        share_bytes=figures.share_bytes,
+        used_bytes=figures.used_bytes,
+        evictions_own=figures.evictions_own,
+        evictions_caused=figures.evictions_caused,
+        evictions_suffered=figures.evictions_suffered,
     )
 
 

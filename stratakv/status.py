@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,8 @@ def render(answer: cache_pb2.StatusResponse) -> Group:
     parts: list[Any] = [_headline(answer), *_log(answer), *render_l3(answer.l3), *_memory(answer)]
     if answer.namespaces:
         parts.append(_namespaces(answer))
+    if answer.tenants:
+        parts.append(_tenants(answer))
     parts.append(_clients(answer))
     return Group(*parts)
 
@@ -181,7 +184,10 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
         "leased",
         "reserved",
         "pages",
+        "pinned",
         "evicted",
+        "came back",
+        "eviction policy",
         "expired",
         "huge pages",
         "NUMA",
@@ -193,7 +199,10 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
         format_size(arena.get("leased_bytes", 0)),
         format_size(arena.get("reserved_bytes", 0)),
         f"{arena.get('entries_visible', 0):,}",
-        f"{arena.get('evictions_capacity', 0):,}",
+        _pinned(answer.pins),
+        f"{arena.get('evictions_capacity', 0) + arena.get('evictions_segment', 0):,}",
+        f"{arena.get('policy_returns', 0):,}",
+        _policy(arena),
         f"{arena.get('evictions_ttl', 0):,}",
         _huge_pages(memory),
         plain(memory.placement),
@@ -202,6 +211,12 @@ def _memory(answer: cache_pb2.StatusResponse) -> list[Table | Text]:
     # What was asked for and not got is worth a colour; that the machine offers no transparent ones is not.
     style = "dim" if memory.huge_pages_asked == "transparent" and not memory.placement_note else "yellow"
     return [table, *(Text(plain(note).plain, style=style) for note in notes)]
+
+
+def _policy(arena: Mapping[str, int]) -> str:
+    if not arena.get("policy_learned"):
+        return "lru"
+    return f"learned, {arena.get('policy_requests', 0):,} look-ups"
 
 
 def _huge_pages(memory: cache_pb2.MemoryStatus) -> str:
@@ -229,6 +244,26 @@ def _namespaces(answer: cache_pb2.StatusResponse) -> Table:
             missed or "0",
         )
     return table
+
+
+def _tenants(answer: cache_pb2.StatusResponse) -> Table:
+    table = table_of("tenants", "tenant", "share", "used", "evicted for itself", "for others", "of others")
+    for one in answer.tenants:
+        table.add_row(
+            plain(one.tenant) if one.tenant else "everybody else",
+            format_size(one.share_bytes) if one.tenant else "what is left",
+            format_size(one.used_bytes),
+            f"{one.evictions_own:,}",
+            f"{one.evictions_suffered:,}",
+            f"{one.evictions_caused:,}",
+        )
+    return table
+
+
+def _pinned(pins: Mapping[str, int]) -> str:
+    if not pins.get("pins"):
+        return "nothing"
+    return f"{pins['pins']:,} pins, {pins['held_pages']:,} pages ({format_size(pins['held_bytes'])})"
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:

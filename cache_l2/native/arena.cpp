@@ -31,6 +31,13 @@ Geometry affordable_geometry(const ArenaSettings& settings) {
   return geometry;
 }
 
+PolicyOptions policy_options(const Geometry& geometry, const ArenaSettings& settings) {
+  PolicyOptions options;
+  options.pages = geometry.entries;
+  options.mode = settings.learns ? PolicyMode::kLearned : PolicyMode::kLru;
+  return options;
+}
+
 void clear_row(const ArenaView& view, std::uint32_t number) {
   Row& row = view.row(number);
   row.pid.store(0, std::memory_order_relaxed);
@@ -46,6 +53,7 @@ void clear_row(const ArenaView& view, std::uint32_t number) {
     word->store(0, std::memory_order_relaxed);
   }
   for (Grant& grant : posts.grants) grant.offer.store(0, std::memory_order_relaxed);
+  row.notes.written.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -56,6 +64,7 @@ Arena::Arena(const ArenaSettings& settings)
       segments_(view_.geometry.segments(), view_.geometry.segment_bytes),
       segment_policy_(view_.geometry.segments()),
       evicted_keys_(view_.geometry.entries),
+      policy_(policy_options(view_.geometry, settings)),
       births_(random_seed(), random_seed()),
       pages_(view_.geometry.entries),
       rows_(view_.geometry.rows),
@@ -81,7 +90,6 @@ Arena::Arena(const ArenaSettings& settings)
 
   view_ = view_of(g, control_->data(), clients_->data(), nullptr);
   index_ = Index(view_);
-  policy_ = std::make_unique<TailFirstLru>(view_);
   write_header(view_, settings, boottime_ns());
   for (std::uint32_t entry = g.entries; entry-- > 0;) {
     view_.entries[entry].generation.store(1, std::memory_order_relaxed);
@@ -163,6 +171,7 @@ void Arena::orphan_row(std::uint32_t row) {
 void Arena::end_row(std::uint32_t row) {
   check_row(row, false);
   if (rows_[row].state == kRowFree) return;
+  read_last_notes(row, boottime_ns());
   while (rows_[row].first_reservation != kNoEntry) end_reservation(rows_[row].first_reservation);
   end_grants(row);
   Lease* leases = view_.leases(row);
@@ -244,6 +253,8 @@ ArenaStatistics Arena::statistics() {
   out.segments_total = segments_.total();
   out.segments_free = segments_.unassigned();
   out.oldest_hidden_view = oldest_hidden_view();
+  out.policy_learned = policy_.options().mode == PolicyMode::kLearned;
+  out.policy = policy_.counts();
   return out;
 }
 
@@ -260,6 +271,10 @@ void Arena::set_state(std::uint32_t entry, PageState state) {
     tally(state).bytes += bytes;
   }
   const auto has_namespace = [](PageState one) { return one != PageState::kFree && one != PageState::kGranted; };
+  const auto is_used = [](PageState one) { return one != PageState::kFree && one != PageState::kHidden; };
+  const std::uint64_t slot_bytes = segments_.slot_bytes(pages_[entry].size_class);
+  if (is_used(was)) shares_.take(pages_[entry].tenant, slot_bytes);
+  if (is_used(state)) shares_.add(pages_[entry].tenant, slot_bytes);
   namespace_of(entry).entries += has_namespace(state);
   namespace_of(entry).entries -= has_namespace(was);
 }

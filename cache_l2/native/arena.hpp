@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,12 +21,16 @@
 #include "index.hpp"
 #include "limits.hpp"
 #include "mapping.hpp"
+#include "notes.hpp"
 #include "outcomes.hpp"
+#include "pins.hpp"
 #include "posts.hpp"
+#include "prefix_policy.hpp"
 #include "ring.hpp"
 #include "segment_policy.hpp"
 #include "segments.hpp"
 #include "selection.hpp"
+#include "shares.hpp"
 #include "timed_queue.hpp"
 #include "tree_walk.hpp"
 
@@ -66,6 +71,7 @@ struct GrantTerms {
   std::uint64_t bytes_max = 0;  // of what is granted to all rows together
   std::uint64_t now_ns = 0;
   std::uint64_t spared = kNoInstance;  // the chain up to this page is not evicted for it
+  std::uint64_t namespace_slot = 0;    // whose tenant the slots count for
 };
 
 struct CommitStamp {
@@ -95,6 +101,9 @@ struct ArenaStatistics {
   std::uint64_t stored = 0, known = 0, refused = 0, index_full = 0;
   std::uint64_t posted = 0, loaded = 0, gave_way = 0;
   std::uint64_t oldest_hidden_view = 0;
+  std::uint64_t notes_read = 0, notes_lost = 0;
+  std::uint64_t policy_learned = 0;  // 1: victims are chosen by what look-ups have shown, 0: the least recently used
+  PolicyCounts policy;
 };
 
 struct Tally {
@@ -153,6 +162,8 @@ class Arena {
   std::optional<Post> next_post(std::uint32_t row);
   void settle_post(std::uint32_t row);
   std::uint64_t expire(std::uint64_t now_ns);
+  // Tells the eviction policy of look-ups that clients have noted, bounded work a call; returns how many.
+  std::uint64_t read_notes(std::uint64_t notes_max, std::uint64_t now_ns);
   // Whether each reservation, once committed, has the instance `rests_on` among its ancestors; false where it is not held.
   std::vector<bool> lineage_known(std::uint32_t row, const std::vector<std::uint64_t>& reservations, std::uint64_t rests_on) const;
   // The same of a page to be published by publish_loaded.
@@ -177,8 +188,25 @@ class Arena {
   const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }
   // Entries that still go by a namespace's number: visible, reserved, quarantined, or hidden and leased.
   std::uint64_t namespace_entries(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].entries; }
+  // What the eviction policy has learned, for another arena's: one checked block, at most kPolicyStateBytesMax.
+  std::string export_policy() const;
+  // Throws invalid_argument, with the policy as it was, when the block is damaged.
+  void import_policy(std::string_view state, std::uint64_t now_ns);
   // Evicts all pages of a namespace that nothing is reserved in; returns the entries that are left.
   std::uint64_t evict_namespace(std::uint32_t namespace_slot);
+  // arena_pins.cpp. A pin charges every key what its page takes, of which 0 payload bytes say that nobody knows it yet; false,
+  // and nothing has changed, where that is more than the quota leaves.
+  void set_pin_quota(std::uint64_t bytes) { pins_.set_quota(bytes); }
+  std::uint64_t pin_cost(const std::uint8_t* keys, std::size_t pages, std::uint64_t payload_bytes);
+  bool pin(const std::uint8_t* keys, std::size_t pages, std::uint64_t payload_bytes);
+  void unpin(const std::uint8_t* keys, std::size_t pages);
+  Tally held_among(const std::uint8_t* keys, std::size_t pages) const;
+  PinStatistics pin_statistics() const { return pins_.statistics(); }
+  // arena_shares.cpp. Tenants are numbered from 1 on, in the order of their shares.
+  void set_tenant_shares(const std::vector<std::uint64_t>& share_bytes);
+  void set_tenant(std::uint64_t namespace_slot, std::uint32_t tenant);
+  std::uint32_t tenants() const { return shares_.tenants(); }
+  const TenantStatistics& tenant_statistics(std::uint32_t tenant) const { return shares_.of(tenant); }
   // Throws runtime_error naming the first broken invariant.
   void check_invariants();
 
@@ -190,6 +218,7 @@ class Arena {
     bool cut_off = false;  // reserved, but hidden with its ancestors: its commit will be refused with `reason`
     std::uint8_t reason = kRefuseNone;
     std::uint8_t size_class = 0;
+    std::uint8_t tenant = 0;
     std::uint16_t row = 0;
     std::uint32_t parent = kNoEntry, first_child = kNoEntry, next_sibling = kNoEntry, previous_sibling = kNoEntry;
     std::uint32_t next_in_row = kNoEntry;  // reservations of one client
@@ -243,12 +272,14 @@ class Arena {
     std::vector<std::uint32_t> grants;  // entries, as in the shared row; empty until the first one
     std::uint64_t settled_bytes = 0, settled_pages = 0;
     std::uint64_t post_bytes = 0, post_pages = 0;  // of the post that was read last, until it is settled
+    std::uint64_t notes_read = 0;  // of its notes, or passed over
     bool garbled = false;  // its ring held what no client writes
   };
   struct Vacating {
     std::uint32_t segment;
     std::uint32_t next_slot;  // to be looked at, modulo its slots
     std::uint64_t since_ns;
+    std::uint32_t taker;  // the tenant that it is for
   };
   enum : std::uint32_t { kRowFree = 0, kRowAttached = 1, kRowOrphaned = 2 };
 
@@ -257,6 +288,9 @@ class Arena {
   void set_state(std::uint32_t entry, PageState state);
   std::uint64_t offset_of(std::uint32_t entry) const {
     return (view_.entries[entry].place.load(std::memory_order_relaxed) >> 32) * kSlotAlign;
+  }
+  std::uint64_t namespace_slot_of(std::uint32_t entry) const {
+    return view_.entries[entry].namespace_slot.load(std::memory_order_relaxed);
   }
   std::uint64_t generation_of(std::uint32_t entry) const {
     return view_.entries[entry].generation.load(std::memory_order_relaxed);
@@ -350,13 +384,19 @@ class Arena {
   void leave(TreeWalk& walk, const TreePlace& place);
   void move_walks(std::uint32_t entry, const TreePlace& place);
   // arena_room.cpp
-  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns);
-  void survey_leases();
-  std::optional<Victim> coldest_victim(std::uint32_t size_class);
-  std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages);
+  bool make_room(std::uint32_t size_class, std::uint64_t pages, bool may_rebalance, std::uint64_t now_ns, bool spares_own = false);
+  void survey_leases(std::uint64_t now_ns);
+  std::uint64_t last_access(std::uint32_t entry);
+  std::optional<ColdPage> coldest_of(std::uint16_t queue);
+  std::uint64_t evict(std::uint32_t size_class, std::uint64_t pages, bool spares_owed = true);
   std::uint64_t evict_for_entries(std::uint64_t pages);
   void note_evicted(std::uint32_t entry);
   void note_taken(std::uint32_t size_class, const PageKey& key, std::uint64_t now_ns);
+  // arena_notes.cpp
+  void read_last_notes(std::uint32_t row, std::uint64_t now_ns);
+  void collect_notes(std::uint32_t row, std::uint64_t notes_max);
+  std::uint64_t tell_notes(std::uint64_t now_ns);
+  void tell_note(const ReadNote& note, std::uint64_t now_ns);
   // arena_segments.cpp
   void follow_demand(std::uint32_t size_class, std::uint64_t now_ns);
   bool take_in_need(std::uint32_t size_class, std::uint64_t now_ns);
@@ -364,11 +404,25 @@ class Arena {
   void survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work);
   SegmentOffer look_at_segment(Donor& donor, std::uint32_t segment, std::uint64_t now_ns);
   void examine_offer(SegmentOffer& offer, std::uint64_t& work) const;
+  bool may_all_lose(const std::array<std::uint64_t, kTenantsMax>& lost_bytes) const;
   void prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const;
   void begin_vacating(std::uint32_t segment, std::uint64_t now_ns);
   void go_on_vacating(std::uint64_t now_ns);
   void vacate(Vacating& vacating);
-  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages, std::uint64_t& looks);
+  std::uint64_t hide_from_leaves_but_needed(std::uint32_t top, const Vacating& vacating, std::uint64_t pages, std::uint64_t& looks);
+  // arena_pins.cpp
+  std::uint64_t charge_of(std::uint64_t payload_bytes);
+  void hold_if_pinned(std::uint32_t entry);
+  void check_pins() const;
+  // arena_shares.cpp
+  std::uint16_t queue_of(std::uint32_t size_class, std::uint32_t tenant) const {
+    return static_cast<std::uint16_t>(size_class * shares_.tenants() + tenant);
+  }
+  std::uint16_t queue_of(std::uint32_t entry) const { return queue_of(pages_[entry].size_class, pages_[entry].tenant); }
+  std::optional<ColdPage> coldest_victim(std::uint32_t size_class, bool is_owed);
+  bool may_lose_namespace(std::uint64_t namespace_slot) const;
+  bool is_kept(std::uint32_t entry, std::uint32_t taker) const;
+  void check_shares() const;
   // arena_check.cpp
   void check_index() const;
   void check_entry(std::uint32_t entry) const;
@@ -382,15 +436,15 @@ class Arena {
   Segments segments_;
   SegmentPolicy segment_policy_;
   EvictedKeys evicted_keys_;
-  std::unique_ptr<EvictionPolicy> policy_;
+  PrefixPolicy policy_;                  // knows the visible pages
   Births births_;
   std::vector<Page> pages_;
   std::vector<ClientRow> rows_;
   FreeEntries free_entries_{pages_};
   std::vector<std::uint32_t> waiting_;   // hidden, still leased when last looked at
   std::vector<std::uint32_t> parked_;    // leaves that were leased when last offered as victims
-  std::vector<std::uint32_t> walk_;      // scratch of hide_subtree
-  std::vector<std::uint32_t> evicted_;        // by size class, modulo 2^32
+  std::vector<std::uint32_t> walk_, gone_;  // scratch of hide_subtree
+  std::vector<std::uint64_t> evicted_;        // by size class
   std::vector<std::uint32_t> donor_cursors_;  // by size class: which of its segments are looked at next
   std::uint32_t donor_classes_cursor_ = 0;
   std::array<Donor, kDonorsMax> donors_;      // scratch of survey_donors
@@ -406,8 +460,14 @@ class Arena {
   ArenaStatistics counters_;
   Tally tallies_[kPageStates];           // of all states but free
   std::vector<Cover> covers_;            // scratch of scan_leases
+  std::vector<ReadNote> notes_;          // scratch of read_notes
+  std::uint32_t notes_row_ = 0;          // whose notes are read next
   std::uint32_t epoch_ = 0;
   std::uint64_t round_began_ns_ = 0;     // when room was last looked for
+  std::uint32_t looks_left_ = 0;         // at access times of victims, in this round
+  Pins pins_;
+  Shares shares_;
+  std::uint32_t taker_ = kNobody;           // the tenant for which room is made
   std::uint32_t pinned_parent_ = kNoEntry;  // of the pages being reserved: never a victim
 };
 

@@ -21,6 +21,8 @@ void Arena::check_invariants() {
   segments_.check();
   check_index();
   check_roots();
+  check_pins();
+  check_shares();
   std::vector<Tally> namespaces(kNamespacesMax);
   std::vector<std::uint64_t> entries(kNamespacesMax);
   std::vector<std::uint32_t> reservations(rows_.size());
@@ -120,9 +122,11 @@ void Arena::check_entry(std::uint32_t entry) const {
   const bool in_tree = is_visible || (page.state == PageState::kReserved && !page.cut_off);
   require(in_tree || (page.parent == kNoEntry && page.first_child == kNoEntry), entry, "left the tree but is linked");
   if (in_tree) check_links(entry);
-  const bool leaf = is_visible && page.first_child == kNoEntry;
-  require(leaf == (policy_->contains(entry) || page.parked_at != kNoEntry), entry, "is wrongly (not) offered as a victim");
-  require(!(policy_->contains(entry) && page.parked_at != kNoEntry), entry, "is parked and offered at once");
+  const bool leaf = is_visible && page.first_child == kNoEntry && !pins_.holds(entry);
+  require(policy_.resident(entry) == (page.state == PageState::kVisible), entry, "is (not) known to the eviction policy");
+  require(!policy_.resident(entry) || policy_.parent(entry) == page.parent, entry, "stands on another page for the eviction policy");
+  require(leaf == (policy_.is_offered(entry) || page.parked_at != kNoEntry), entry, "is wrongly (not) offered as a victim");
+  require(!(policy_.is_offered(entry) && page.parked_at != kNoEntry), entry, "is parked and offered at once");
 }
 
 void Arena::check_links(std::uint32_t entry) const {

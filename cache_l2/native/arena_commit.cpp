@@ -6,6 +6,11 @@
 #include "pauses.hpp"
 
 namespace stratakv {
+namespace {
+
+constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+
+}  // namespace
 
 // What one call is told of the page that its request reused, and how far that was followed up.
 struct Arena::Lineage {
@@ -180,7 +185,9 @@ void Arena::publish(std::uint32_t entry, const CommitStamp& stamp, bool lineage_
   Tally& resident = namespace_of(entry).resident;
   ++resident.pages;
   resident.bytes += shared.place.load(std::memory_order_relaxed) & 0xFFFFFFFFu;
+  policy_.insert(entry, page.parent, digest_of(key_of(shared)), queue_of(entry), now_ns, expiry_s * kNsPerSecond);
   if (expiry_s != 0) schedule_expiry({expiry_s, entry, static_cast<std::uint32_t>(generation)});
+  if (!pins_.empty()) hold_if_pinned(entry);
   refresh_leaf(entry);
 }
 

@@ -27,6 +27,7 @@ std::uint32_t Arena::grant(std::uint32_t row, std::uint64_t payload_bytes, const
   check_row(row, true);
   const std::optional<std::uint32_t> size_class = payload_bytes == 0 ? std::nullopt : segments_.class_of(payload_bytes);
   if (!size_class || rows_[row].state != kRowAttached) return 0;
+  const AsTaker as_taker(taker_, shares_.of_namespace(terms.namespace_slot));
   std::vector<std::uint32_t>& grants = rows_[row].grants;
   grants.resize(kGrantsPerRow, kNoEntry);
   std::uint32_t offered = 0;
@@ -64,6 +65,7 @@ std::uint32_t Arena::take_slot(std::uint32_t row, std::uint32_t size_class) {
   free_entries_.pop_back();
   pages_[entry].size_class = static_cast<std::uint8_t>(size_class);
   pages_[entry].row = static_cast<std::uint16_t>(row);
+  pages_[entry].tenant = static_cast<std::uint8_t>(taker_);
   const std::uint64_t offset = *segments_.allocate(size_class, entry);
   const std::uint64_t place = offset / kSlotAlign << 32 | segments_.slot_bytes(size_class);
   view_.entries[entry].place.store(place, std::memory_order_relaxed);

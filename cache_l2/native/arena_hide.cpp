@@ -58,7 +58,8 @@ bool Arena::hide_expired(std::uint32_t entry) {
 // The caller, who knows how many pages there are, bounds the work.
 std::uint64_t Arena::evict_namespace(std::uint32_t namespace_slot) {
   const NamespacePages& space = namespaces_[namespace_slot];
-  if (space.entries != space.resident.pages) return space.entries;
+  if (space.entries != space.resident.pages || pins_.holds_any_of(namespace_slot)) return space.entries;
+  if (!may_lose_namespace(namespace_slot)) return space.entries;
   while (space.first_root != kNoEntry) hide_subtree(space.first_root, HideCause::kCapacity);
   reclaim();
   return space.entries;
@@ -74,7 +75,7 @@ std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
   const TreePlace place{pages_[top].parent, pages_[top].next_sibling};
   unlink_child(top);
   walk_.assign(1, top);
-  std::uint64_t hidden = 0;
+  gone_.clear();
   while (!walk_.empty()) {
     const std::uint32_t entry = walk_.back();
     walk_.pop_back();
@@ -88,12 +89,15 @@ std::uint64_t Arena::hide_subtree(std::uint32_t top, HideCause cause) {
     pages_[entry].first_child = kNoEntry;
     if (pages_[entry].state == PageState::kVisible) {
       hide_one(entry, cause);
-      ++hidden;
+      gone_.push_back(entry);
     } else {
       cut_off(entry, reason);
     }
   }
-  return hidden;
+  // From the leaves on. What was evicted may be asked for again; what is valid no more will not.
+  const bool is_evicted = cause == HideCause::kCapacity || cause == HideCause::kSegment;
+  for (std::size_t i = gone_.size(); i-- > 0;) policy_.remove(gone_[i], is_evicted);
+  return gone_.size();
 }
 
 void Arena::hide_one(std::uint32_t entry, HideCause cause) {
@@ -102,6 +106,7 @@ void Arena::hide_one(std::uint32_t entry, HideCause cause) {
   // Odd: every reader that loads it from here on misses; who pinned the page before is found by the next scan.
   shared.generation.store(shared.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   index_.remove(key_of(shared), entry);
+  pins_.forget(key_of(shared), entry, namespace_slot_of(entry));
   set_state(entry, PageState::kHidden);
   refresh_leaf(entry);
   Tally& resident = namespace_of(entry).resident;

@@ -8,6 +8,7 @@ namespace stratakv {
 namespace {
 
 constexpr std::uint64_t kNsPerSecond = 1'000'000'000ULL;
+constexpr std::uint64_t kNotesAtOnce = 4'096;  // a ms or so
 
 }  // namespace
 
@@ -26,6 +27,8 @@ std::vector<Reserved> Arena::reserve(const ReserveRequest& request) {
   if (request.namespace_slot >= kNamespacesMax) {
     throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
   }
+  const AsTaker as_taker(taker_, shares_.of_namespace(request.namespace_slot));
+  read_notes(kNotesAtOnce, request.now_ns);  // the look-up that these pages are put, or loaded, for among them
   ReserveWalk walk;
   const std::optional<std::uint32_t> size_class = segments_.class_of(request.payload_bytes);
   walk.size_class = size_class.value_or(0);
@@ -158,6 +161,7 @@ Reserved Arena::take_reservation(const ReserveRequest& request, ReserveWalk& wal
   shared.namespace_slot.store(request.namespace_slot, std::memory_order_relaxed);
 
   Page& page = pages_[entry];
+  page.tenant = shares_.of_namespace(request.namespace_slot);
   set_state(entry, PageState::kReserved);
   page.gives_way = request.gives_way;
   page.deadline_ns = request.deadline_ns;
@@ -186,11 +190,12 @@ std::optional<std::uint32_t> Arena::take_entry(const ReserveRequest& request, co
 }
 
 // A put that asks for room takes what its own client has in advance before anything is evicted, and everybody's before it is
-// refused.
+// refused, or makes room in its own share that others have in advance.
 bool Arena::find_room(const ReserveRequest& request, const ReserveWalk& walk) {
   const bool has_room = !free_entries_.empty() && segments_.available(walk.size_class) > 0;
   if (!has_room) recall_grants_of_class(request.row, walk.size_class);
-  if (make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns)) return true;
+  const bool has_grants = tally(PageState::kGranted).pages != 0;
+  if (make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns, has_grants)) return true;
   if (tally(PageState::kGranted).pages == 0) return false;
   recall_every_grant();
   return make_room(walk.size_class, walk.missing, !request.gives_way, request.now_ns);

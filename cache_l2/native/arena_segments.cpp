@@ -26,9 +26,9 @@ constexpr std::uint64_t kVacatingNsMax = 10'000'000'000ULL;  // then whoever hol
 void Arena::follow_demand(std::uint32_t size_class, std::uint64_t now_ns) {
   if (!segment_policy_.asks(size_class, segments_.slots_per_segment(size_class))) return;
   if (segments_.segments_of_class(size_class) == segments_.total() || !vacating_.empty()) return;
-  const std::optional<Victim> victim = coldest_victim(size_class);
+  const std::optional<ColdPage> victim = coldest_victim(size_class, false);
   if (!victim) return;
-  const std::uint64_t own_age_ns = now_ns - std::min(now_ns, victim->accessed_ns);
+  const std::uint64_t own_age_ns = now_ns - std::min(now_ns, victim->touched_ns);
   const std::uint32_t donors = survey_donors(size_class, now_ns);
   const Donor* donor = segment_policy_.choose(size_class, segments_.slots_per_segment(size_class), own_age_ns, donors_.data(), donors);
   segment_policy_.answered(size_class, donor != nullptr);
@@ -85,13 +85,16 @@ void Arena::survey_donor(Donor& donor, std::uint64_t now_ns, std::uint64_t& work
   std::uint32_t& cursor = donor_cursors_[donor.size_class];
   for (std::uint32_t i = 0; i < std::min<std::size_t>(kSegmentsLookedAt, segments.size()); ++i) {
     const std::uint32_t segment = segments[cursor++ % segments.size()];
-    if (!segments_.draining(segment)) offers[count++] = look_at_segment(donor, segment, now_ns);
+    if (segments_.draining(segment)) continue;
+    offers[count] = look_at_segment(donor, segment, now_ns);
+    count += offers[count].sampled != 0;
   }
   const auto end = offers.begin() + count;
   std::sort(offers.begin(), end, SegmentPolicy::is_cheaper);
   for (std::uint32_t i = 0; i < std::min(count, kOffersExamined) && work > 0; ++i) {
     examine_offer(offers[i], work);
-    if (i == 0 || SegmentPolicy::is_cheaper(offers[i], donor.best)) donor.best = offers[i];
+    if (offers[i].sampled == 0) continue;
+    if (donor.best.sampled == 0 || SegmentPolicy::is_cheaper(offers[i], donor.best)) donor.best = offers[i];
     if (donor.best.busy == 0 && donor.best.elsewhere == 0) break;
   }
 }
@@ -103,10 +106,13 @@ SegmentOffer Arena::look_at_segment(Donor& donor, std::uint32_t segment, std::ui
   SegmentOffer offer;
   offer.segment = segment;
   offer.sampled = std::min(kSlotsLookedAt, donor.slots_per_segment);
+  const std::uint64_t sampled_bytes = segments_.segment_bytes() / offer.sampled;  // that each of them stands for
+  std::array<std::uint64_t, kTenantsMax> lost{};
   for (std::uint32_t i = 0; i < offer.sampled; ++i) {
     const std::uint32_t entry = owners[static_cast<std::uint64_t>(i) * donor.slots_per_segment / offer.sampled];
     if (is_free_slot(entry)) continue;
     ++offer.used;
+    lost[pages_[entry].tenant] += sampled_bytes;
     if (pages_[entry].state != PageState::kVisible || leased(entry)) {
       ++offer.busy;
       continue;
@@ -117,13 +123,22 @@ SegmentOffer Arena::look_at_segment(Donor& donor, std::uint32_t segment, std::ui
     if (age_ns < window_ns) ++(is_read ? offer.warm : offer.fresh);
     offer.youngest_age_ns = std::min(offer.youngest_age_ns, age_ns);
   }
-  return offer;
+  return may_all_lose(lost) ? offer : SegmentOffer{};
+}
+
+// Whether each tenant would have its share left without so much, for the one that room is made for.
+bool Arena::may_all_lose(const std::array<std::uint64_t, kTenantsMax>& lost_bytes) const {
+  for (std::uint32_t tenant = 0; tenant < shares_.tenants(); ++tenant) {
+    if (lost_bytes[tenant] != 0 && !shares_.may_lose(tenant, taker_, lost_bytes[tenant])) return false;
+  }
+  return true;
 }
 
 // Looks at all slots of an offered segment and at what stands on their pages: what is held, and how much goes with them.
 void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
   offer.busy = 0;
   std::uint64_t elsewhere = 0;
+  std::array<std::uint64_t, kTenantsMax> lost{};  // bytes, by tenant
   std::vector<std::uint32_t> open;
   const std::vector<std::uint32_t>& owners = segments_.owners(offer.segment);
   for (std::size_t slot = 0; slot < owners.size(); ++slot) {
@@ -135,6 +150,10 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
       const std::uint32_t entry = open.back();
       open.pop_back();
       const Page& page = pages_[entry];
+      if (pins_.holds(entry)) {  // the segment would never come free
+        offer = SegmentOffer{};
+        return;
+      }
       const bool is_held = page.state != PageState::kVisible || leased(entry) || entry == pinned_parent_;
       offer.busy += is_held || work == 0;
       if (is_held || work == 0) continue;
@@ -142,12 +161,14 @@ void Arena::examine_offer(SegmentOffer& offer, std::uint64_t& work) const {
       const bool is_elsewhere = entry != owner && segments_.segment_of(offset_of(entry)) != offer.segment;
       elsewhere += is_elsewhere;
       if (!is_elsewhere && entry != owner) continue;  // it comes, or came, by itself
+      lost[page.tenant] += segments_.slot_bytes(page.size_class);
       for (std::uint32_t child = page.first_child; child != kNoEntry; child = pages_[child].next_sibling) {
         open.push_back(child);
       }
     }
   }
   offer.elsewhere = static_cast<double>(elsewhere) / static_cast<double>(owners.size());
+  if (!may_all_lose(lost)) offer = SegmentOffer{};
 }
 
 void Arena::prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t slot) const {
@@ -159,7 +180,7 @@ void Arena::prefetch_page(const std::vector<std::uint32_t>& owners, std::size_t 
 void Arena::begin_vacating(std::uint32_t segment, std::uint64_t now_ns) {
   ++counters_.segments_moved;
   segments_.drain(segment);
-  vacating_.push_back({segment, 0, now_ns});
+  vacating_.push_back({segment, 0, now_ns, taker_});
   go_on_vacating(now_ns);
 }
 
@@ -189,18 +210,19 @@ void Arena::vacate(Vacating& vacating) {
     prefetch_page(owners, slot + kAhead);
     const std::uint32_t entry = owners[slot];
     if (is_free_slot(entry) || pages_[entry].state != PageState::kVisible) continue;
-    left -= std::min(left, hide_from_leaves_but_needed(entry, left, looks));
+    left -= std::min(left, hide_from_leaves_but_needed(entry, vacating, left, looks));
   }
   reclaim();
 }
 
-// As hide_from_leaves, but ends at a page that is being filled or reserved upon. Takes what it looked at off `looks`.
-std::uint64_t Arena::hide_from_leaves_but_needed(std::uint32_t top, std::uint64_t pages, std::uint64_t& looks) {
+// As hide_from_leaves, but ends at a page that is being filled or reserved upon, pinned, or owed to its tenant. Takes what it
+// looked at off `looks`.
+std::uint64_t Arena::hide_from_leaves_but_needed(std::uint32_t top, const Vacating& vacating, std::uint64_t pages, std::uint64_t& looks) {
   std::uint64_t hidden = 0;
   std::uint32_t at = top;
   while (hidden < pages) {
     for (; pages_[at].first_child != kNoEntry; looks -= looks > 0) at = pages_[at].first_child;
-    if (pages_[at].state != PageState::kVisible || at == pinned_parent_) break;
+    if (pages_[at].state != PageState::kVisible || at == pinned_parent_ || is_kept(at, vacating.taker)) break;
     const std::uint32_t parent = pages_[at].parent;
     hidden += hide_subtree(at, HideCause::kSegment);
     if (at == top) break;

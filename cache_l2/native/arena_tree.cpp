@@ -34,21 +34,23 @@ void Arena::unlink_child(std::uint32_t child) {
   if (parent != kNoEntry) refresh_leaf(parent);
 }
 
-// Brings the eviction policy and the parked list in line with what the page is now.
+// Brings the parked list, and what the eviction policy may choose, in line with what the page is now. Of pages that become
+// visible, or are no more, it is told elsewhere.
 void Arena::refresh_leaf(std::uint32_t entry) {
   const Page& page = pages_[entry];
-  const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_;
-  if (!may_go) {
-    policy_->remove(entry, page.size_class);
-    unpark(entry);
-  } else if (page.parked_at == kNoEntry) {
-    policy_->add(entry, page.size_class);
+  const bool may_go = page.state == PageState::kVisible && page.first_child == kNoEntry && entry != pinned_parent_ && !pins_.holds(entry);
+  if (!may_go) unpark(entry);
+  if (page.state != PageState::kVisible) return;
+  if (may_go && page.parked_at == kNoEntry) {
+    policy_.offer(entry);
+  } else {
+    policy_.withdraw(entry);
   }
 }
 
-// Takes a leased leaf out of the policy until a later survey finds it free.
+// A leased leaf is no victim until a later survey finds it free.
 void Arena::park(std::uint32_t entry) {
-  policy_->remove(entry, pages_[entry].size_class);
+  policy_.withdraw(entry);
   pages_[entry].parked_at = static_cast<std::uint32_t>(parked_.size());
   parked_.push_back(entry);
 }

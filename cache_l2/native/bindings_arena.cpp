@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "arena.hpp"
-#include "bindings.hpp"
+#include "bindings_arena.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
 #include "limits.hpp"
@@ -18,29 +18,10 @@ namespace nb = nanobind;
 namespace stratakv {
 namespace {
 
-class PyArena {
- public:
-  explicit PyArena(const ArenaSettings& settings) {
-    const nb::gil_scoped_release unlocked;
-    arena_ = std::make_unique<Arena>(settings);
-  }
-
-  Arena& core() const {
-    if (arena_ == nullptr) throw nb::value_error("this arena is closed");
-    if (!arena_->present()) throw nb::value_error("this arena belongs to the process that this one was forked from");
-    return *arena_;
-  }
-
-  void close() { arena_.reset(); }
-
- private:
-  std::unique_ptr<Arena> arena_;
-};
-
 void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_bytes, std::uint64_t entries, std::uint64_t rows,
                std::uint64_t leases_per_row, std::uint64_t ring_records, const nb::bytes& life, std::uint32_t index_hash_bits,
                std::uint32_t copy_kernel_number, std::uint32_t warm_copy_kernel_number, bool prefault,
-               std::uint32_t huge_pages, bool commit_through_mapping) {
+               std::uint32_t huge_pages, bool commit_through_mapping, bool learns) {
   ArenaSettings settings;
   settings.arena_bytes = arena_bytes;
   settings.segment_bytes = segment_bytes;
@@ -59,6 +40,7 @@ void construct(PyArena* at, std::uint64_t arena_bytes, std::uint64_t segment_byt
   if (huge_pages > static_cast<std::uint32_t>(HugePages::kExplicit)) throw nb::value_error("huge_pages must be 0, 1 or 2");
   settings.huge_pages = static_cast<HugePages>(huge_pages);
   settings.commit_through_mapping = commit_through_mapping;
+  settings.learns = learns;
   new (at) PyArena(settings);
 }
 
@@ -75,6 +57,7 @@ nb::dict geometry(const PyArena& self) {
   out["rows"] = g.rows;
   out["row_offset"] = g.row_offset;
   out["row_bytes"] = g.row_bytes;
+  out["notes_offset"] = offsetof(Row, notes);
   out["leases_per_row"] = g.leases_per_row;
   out["ring_records"] = g.ring_records;
   out["copy_kernel"] = g.copy_kernel;
@@ -292,6 +275,12 @@ nb::dict statistics(const PyArena& self) {
   out["loaded"] = s.loaded;
   out["gave_way"] = s.gave_way;
   out["oldest_hidden_view"] = s.oldest_hidden_view;
+  out["notes_read"] = s.notes_read;
+  out["notes_lost"] = s.notes_lost;
+  out["policy_learned"] = s.policy_learned;
+  out["policy_requests"] = s.policy.requests;
+  out["policy_returns"] = s.policy.returned;
+  out["policy_made_up"] = s.policy.made_up;
   return out;
 }
 
@@ -302,11 +291,6 @@ nb::dict namespace_statistics(const PyArena& self) {
     if (resident.pages != 0) out[nb::int_(number)] = nb::make_tuple(resident.pages, resident.bytes);
   }
   return out;
-}
-
-std::uint32_t checked_slot(std::uint64_t number) {
-  if (number >= kNamespacesMax) throw std::invalid_argument("namespace_slot must be below " + std::to_string(kNamespacesMax));
-  return static_cast<std::uint32_t>(number);
 }
 
 // The arguments of hide_step and count_step; borrows the bitmaps.
@@ -365,10 +349,10 @@ void bind_pages(nb::class_<PyArena>& arena) {
             nb::arg("keys"), nb::arg("payload_bytes"), nb::arg("expiry_s"), nb::arg("deadline_ns"), nb::arg("now_ns"),
             nb::arg("gives_way") = false, nb::arg("granted") = std::vector<std::uint64_t>{})
       .def("grant", [](const PyArena& self, std::uint32_t row, std::uint64_t payload_bytes, std::uint32_t wanted,
-                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared) {
-             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared});
+                       std::uint64_t bytes_max, std::uint64_t now_ns, std::uint64_t spared, std::uint64_t number) {
+             return self.core().grant(row, payload_bytes, {wanted, bytes_max, now_ns, spared, checked_slot(number)});
            }, nb::kw_only(), nb::arg("row"), nb::arg("payload_bytes"), nb::arg("wanted"), nb::arg("bytes_max"),
-           nb::arg("now_ns"), nb::arg("spared") = 0)
+           nb::arg("now_ns"), nb::arg("spared") = 0, nb::arg("namespace_slot") = 0)
       .def("recall_grants", [](const PyArena& self, std::uint32_t row) { self.core().recall_all_grants(row); }, nb::arg("row"))
       .def("posting_rows", [](const PyArena& self) { return self.core().posting_rows(); })
       .def("next_post", next_post, nb::arg("row"))
@@ -391,6 +375,16 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("abort", [](const PyArena& self, std::uint32_t row, const std::vector<std::uint64_t>& reservations) {
              self.core().abort(row, reservations);
            }, nb::kw_only(), nb::arg("row"), nb::arg("reservations"))
+      .def("read_notes", [](const PyArena& self, std::uint64_t notes_max, std::uint64_t now_ns) {
+             return self.core().read_notes(notes_max, now_ns);
+           }, nb::kw_only(), nb::arg("notes_max"), nb::arg("now_ns"))
+      .def("export_policy", [](const PyArena& self) {
+             const std::string state = self.core().export_policy();
+             return give_bytes(state.data(), state.size());
+           })
+      .def("import_policy", [](const PyArena& self, const nb::bytes& state, std::uint64_t now_ns) {
+             self.core().import_policy(std::string_view(state.c_str(), state.size()), now_ns);
+           }, nb::arg("state"), nb::kw_only(), nb::arg("now_ns"))
       .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
       .def("hide_step", hide_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
            nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),
@@ -421,7 +415,8 @@ void bind_arena(nb::module_& m) {
   arena.def("__init__", construct, nb::kw_only(), nb::arg("arena_bytes"), nb::arg("segment_bytes"), nb::arg("entries"),
             nb::arg("rows"), nb::arg("leases_per_row"), nb::arg("ring_records"), nb::arg("life"),
             nb::arg("index_hash_bits") = 64, nb::arg("copy_kernel") = 0, nb::arg("warm_copy_kernel") = 0,
-            nb::arg("prefault") = true, nb::arg("huge_pages") = 1, nb::arg("commit_through_mapping") = false)
+            nb::arg("prefault") = true, nb::arg("huge_pages") = 1, nb::arg("commit_through_mapping") = false,
+            nb::arg("learns") = true)
       .def_prop_ro("geometry", geometry)
       .def("duplicate_descriptors", duplicate_descriptors, nb::kw_only(), nb::arg("writable"))
       .def("publish_event", publish_event, nb::kw_only(), nb::arg("incarnation"), nb::arg("revision"), nb::arg("kind"),
@@ -441,6 +436,7 @@ void bind_arena(nb::module_& m) {
              clear_counts(self.core().counts(row, counter));
            }, nb::arg("row"), nb::arg("counter"));
   bind_pages(arena);
+  bind_operator(arena);
 }
 
 }  // namespace stratakv

@@ -130,7 +130,8 @@ class PyReader {
     std::shared_ptr<Reader> reader = core();
     check_counter(counter);
     const BorrowedKeys packed(keys);
-    const Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    Chain chain = chain_of(*reader, packed, namespace_slot, start);
+    chain.is_noted = true;  // whether it is counted now or completed later
     const Room room(chain.wanted());
     reader->begin_counting(counter, chain.count);
     const LookUpResult result = pin(*reader, chain, room.pages);
@@ -181,7 +182,8 @@ class PyReader {
           std::uint64_t page_bytes, std::int64_t start, std::uint64_t lease_ns, std::int64_t kernel, nb::handle instances,
           bool may_load) const {
     const std::shared_ptr<Reader> reader = core();
-    const CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    CopyOut copy(*reader, counter, keys, destinations, namespace_slot, page_bytes, start, lease_ns, kernel, instances);
+    copy.chain.is_noted = true;
     reader->begin_counting(counter, copy.chain.count);
     const LookUpResult result = copy.run();
     settle(*reader, counter, counts_of(result, copy.chain, result.pages * page_bytes), may_load);
@@ -329,7 +331,7 @@ class PyReader {
   };
 
   static Chain chain_of(const Reader& reader, const BorrowedKeys& packed, std::uint64_t namespace_slot, std::int64_t start) {
-    return {namespace_slot, packed.data(), packed.start(start), packed.count(), reader.may_await()};
+    return {namespace_slot, packed.data(), packed.start(start), packed.count(), false, reader.may_await()};
   }
 
   // Other threads run meanwhile.

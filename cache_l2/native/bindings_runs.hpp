@@ -27,7 +27,7 @@ class ScatteredPage {
 
  private:
   nanobind::object owner_;
-  std::vector<Run> runs_;
+  std::vector<PageRun> runs_;
   std::size_t bytes_ = 0;
   bool has_gaps_ = false;
   bool is_revoked_ = false;
@@ -65,7 +65,7 @@ class BorrowedSources {
 
   std::vector<Borrowed> buffers_;
   Reading scattered_;
-  std::vector<Run> whole_;
+  std::vector<PageRun> whole_;
   std::vector<PageRuns> pages_;
 };
 

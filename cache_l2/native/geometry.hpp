@@ -23,6 +23,7 @@ struct ArenaSettings {
   bool prefault = true;
   HugePages huge_pages = HugePages::kTransparent;
   bool commit_through_mapping = false;
+  bool learns = true;  // what is evicted, from look-ups
 };
 
 // A private copy of the header's numbers: nobody reads them twice out of shared memory.

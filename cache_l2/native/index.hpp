@@ -25,6 +25,9 @@ struct PageKey {
 static_assert(sizeof(PageKey) == 32);
 constexpr std::uint64_t kKeyBytes = sizeof(PageKey);
 
+// By what the eviction policy knows a page again; keys are digests themselves.
+inline std::uint32_t digest_of(const PageKey& key) { return static_cast<std::uint32_t>(key.word[3]); }
+
 struct KeyHash {
   std::uint32_t first, second, fingerprint;
 };

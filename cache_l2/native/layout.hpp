@@ -15,7 +15,7 @@
 namespace stratakv {
 
 constexpr std::uint64_t kMagic = 0x31564B4154415254ULL;  // "TRATAKV1", read as little-endian
-constexpr std::uint32_t kLayoutVersion = 3;
+constexpr std::uint32_t kLayoutVersion = 4;
 constexpr std::uint32_t kCacheLine = 64;
 constexpr std::uint32_t kSlotAlign = 4096;
 constexpr std::uint32_t kKeyWords = 4;
@@ -27,6 +27,7 @@ constexpr std::uint32_t kBucketWays = 8;
 constexpr std::uint32_t kGrantsPerRow = 64;             // slots that a client may have in advance
 constexpr std::uint32_t kPostRingBytes = 32 << 10;      // full of posts of one page each it holds more than that
 constexpr std::uint32_t kPostTermsMax = 1024;
+constexpr std::uint32_t kNotesPerRow = 1024;            // of look-ups; those that the sidecar is so far behind with are lost
 constexpr std::uint64_t kLineageUnknown = 1ULL << 32;      // bit of an entry's producer word
 constexpr std::uint64_t kProvenanceOverflow = 0xFFFFFFFF;  // a producer number that may stand for anybody (rule R3)
 
@@ -152,6 +153,17 @@ struct alignas(kCacheLine) Posts {
   Word ring[kPostRingBytes / 8];
 };
 
+// What one look-up found, for the choice of what is evicted: notes.hpp. Overwritten whether it was read or not.
+struct Note {
+  Word page;
+  Word time;
+};
+
+struct alignas(kCacheLine) Notes {
+  Word written;  // notes of this row; note n stands at n mod kNotesPerRow
+  alignas(kCacheLine) Note ring[kNotesPerRow];
+};
+
 // Of 32 rows in one word: a bit a row that has posts which are not settled (low half), and how often any of them has posted.
 constexpr std::uint32_t kRowsPerPostingWord = 32;
 constexpr std::uint64_t kPostingBits = (1ULL << kRowsPerPostingWord) - 1;
@@ -168,6 +180,7 @@ struct alignas(kCacheLine) Row {
   alignas(kCacheLine) Word request_view[kRequestViews];  // 0: idle; else a view at or below what the request loaded
   NamespaceCounts counts[kNamespacesPerRow];
   Posts posts;
+  Notes notes;
 };
 
 }  // namespace stratakv

@@ -18,6 +18,8 @@ constexpr std::uint64_t kRingRecordsMax = 65'536;
 constexpr std::uint64_t kChainPagesMax = 65'536;
 constexpr std::uint64_t kNamespacesMax = 1024;
 constexpr std::uint64_t kAncestorsWalkedMax = 4096;
+constexpr std::uint64_t kTenantSharesMax = 32;
+constexpr std::uint64_t kPolicyStateBytesMax = 4ULL << 20;
 
 static_assert(kEntriesMax <= kCoverPagesMask, "a lease must be able to name a whole chain");
 

@@ -35,6 +35,7 @@ struct Chain {
   const std::uint8_t* keys;
   std::size_t start;
   std::size_t count;
+  bool is_noted = false;   // the eviction policy is to hear of it: the one look-up of a request that is counted
   bool may_await = false;  // an absent page that a client has posted is waited for, for a bounded time
 
   std::size_t wanted() const { return count - start; }

@@ -8,13 +8,13 @@
 
 namespace stratakv {
 
-struct Run {
+struct PageRun {
   std::byte* data;  // null: nothing is to be written there
   std::size_t bytes;
 };
 
 struct PageRuns {
-  const Run* runs;
+  const PageRun* runs;
   std::size_t count;
 };
 

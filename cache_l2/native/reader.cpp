@@ -9,6 +9,7 @@
 #include "clock.hpp"
 #include "copy_kernels.hpp"
 #include "fences.hpp"
+#include "notes.hpp"
 #include "outcomes.hpp"
 #include "pauses.hpp"
 
@@ -172,7 +173,32 @@ LookUpResult Reader::pin(const Chain& chain, LeaseKind kind, std::uint64_t lease
     result = pin_once(chain, kind, lease_ns, out);
     result.collisions += collisions;
   }
+  if (chain.is_noted) note(chain, result, out);
   return result;
+}
+
+// What can't tell what is there (stale, raced, no lease left) tells nothing. Where an L1 has served all that is below, the page
+// that it served last is the deepest one.
+void Reader::note(const Chain& chain, const LookUpResult& result, const FoundPage* pages) noexcept {
+  LookUpNote note;
+  note.missing = chain.wanted() - result.pages;
+  note.time_ns = result.now_ns;
+  if (result.pages != 0) {
+    note.deepest = instance_of(pages[result.pages - 1]);
+  } else if (result.reason != kMissAbsent && result.reason != kMissExpired) {
+    return;
+  } else if (chain.start == 0) {
+    note.digest = digest_of(PageKey::load(chain.key(0)));
+  } else {
+    const PageKey below = PageKey::load(chain.keys + (chain.start - 1) * kKeyBytes);
+    const std::uint32_t entry = Index(view_).find(below);
+    if (entry == kNoEntry) {
+      note.digest = digest_of(below);
+    } else {
+      note.deepest = instance_of(view_.entries[entry].generation.load(std::memory_order_relaxed), entry);
+    }
+  }
+  write_note(row().notes, note);
 }
 
 LookUpResult Reader::pin_once(const Chain& chain, LeaseKind kind, std::uint64_t lease_ns, FoundPage* out) {
@@ -211,7 +237,7 @@ LookUpResult Reader::pin_once(const Chain& chain, LeaseKind kind, std::uint64_t 
     if (kind == kLeaseCopy) {
       view_.leases(row_)[result.lease].deadline_ns.store(result.now_ns + lease_ns, std::memory_order_relaxed);
     }
-    touch(out, result.pages, result.now_ns);
+    if (chain.is_noted) touch(out, result.pages, result.now_ns);
     break;
   }
   result.collisions = collisions;

@@ -145,6 +145,7 @@ class Reader {
   bool await_posted(const std::uint8_t* key, std::uint64_t& until_ns) const;
   void publish_hazard(const Walk& walk, LeaseKind kind, const FoundPage* pages, LookUpResult& result);
   std::size_t confirm(const Walk& walk, const FoundPage* pages, std::size_t count) const;
+  void note(const Chain& chain, const LookUpResult& result, const FoundPage* pages) noexcept;
   void touch(const FoundPage* pages, std::size_t count, std::uint64_t now_ns) noexcept;
   void raise_high_water(std::uint32_t hazard) noexcept;
 

@@ -21,6 +21,7 @@ namespace stratakv {
 namespace {
 
 constexpr std::uint64_t kPostedWaitNs = 20'000'000;  // a look-up waits no longer for what others have posted
+constexpr std::uint64_t kUsedJustNowNs = 1'000'000'000;
 constexpr long kPostedPauseNs = 20'000;
 
 }  // namespace
@@ -73,11 +74,13 @@ bool Reader::may_be_posted(const Chain& chain, std::size_t resident) const {
   return true;
 }
 
-// What is about to be built on must not be the next to be evicted.
+// What is about to be built on must not be the next to be evicted. Its request has looked it up; that isn't a second use.
 void Reader::keep_parent(const Chain& chain, std::uint64_t now_ns) noexcept {
   FoundPage parent{};
   parent.entry = Index(view_).find(PageKey::load(chain.keys + (chain.start - 1) * kKeyBytes));
-  if (parent.entry != kNoEntry) touch(&parent, 1, now_ns);
+  if (parent.entry == kNoEntry) return;
+  const std::uint64_t last_ns = view_.access[parent.entry].last.load(std::memory_order_relaxed);
+  if (last_ns > now_ns || now_ns - last_ns > kUsedJustNowNs) touch(&parent, 1, now_ns);
 }
 
 // Takes so many slots of the size that a page needs, or none.

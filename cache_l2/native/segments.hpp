@@ -39,6 +39,7 @@ class Segments {
   // Entry numbers of the slots in use; the others are free slots.
   const std::vector<std::uint32_t>& owners(std::uint32_t segment) const { return segments_[segment].owner; }
 
+  std::uint32_t segment_bytes() const { return segment_bytes_; }
   std::uint32_t total() const { return static_cast<std::uint32_t>(segments_.size()); }
   std::uint32_t unassigned() const { return static_cast<std::uint32_t>(free_.size()); }
   std::uint32_t segment_of(std::uint64_t offset) const { return static_cast<std::uint32_t>(offset / segment_bytes_); }

@@ -360,3 +360,73 @@ class RecordResponse(_message.Message):
     look_ups: _containers.RepeatedCompositeFieldContainer[RecordedLookUp]
     dropped: int
     def __init__(self, look_ups: _Optional[_Iterable[_Union[RecordedLookUp, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class PinnedChain(_message.Message):
+    __slots__ = ("namespace_id", "keys")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    keys: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("name", "chains", "key", "lasting_s", "load")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LASTING_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    chains: _containers.RepeatedCompositeFieldContainer[PinnedChain]
+    key: bytes
+    lasting_s: int
+    load: bool
+    def __init__(self, name: _Optional[str] = ..., chains: _Optional[_Iterable[_Union[PinnedChain, _Mapping]]] = ..., key: _Optional[bytes] = ..., lasting_s: _Optional[int] = ..., load: _Optional[bool] = ...) -> None: ...
+
+class PinStatus(_message.Message):
+    __slots__ = ("name", "chains", "pages", "held_pages", "held_bytes", "remaining_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    chains: int
+    pages: int
+    held_pages: int
+    held_bytes: int
+    remaining_ms: int
+    def __init__(self, name: _Optional[str] = ..., chains: _Optional[int] = ..., pages: _Optional[int] = ..., held_pages: _Optional[int] = ..., held_bytes: _Optional[int] = ..., remaining_ms: _Optional[int] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: PinStatus
+    def __init__(self, pin: _Optional[_Union[PinStatus, _Mapping]] = ...) -> None: ...
+
+class PinsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PinsResponse(_message.Message):
+    __slots__ = ("pins", "quota_bytes", "charged_bytes", "beyond_quota")
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinStatus]
+    quota_bytes: int
+    charged_bytes: int
+    beyond_quota: int
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinStatus, _Mapping]]] = ..., quota_bytes: _Optional[int] = ..., charged_bytes: _Optional[int] = ..., beyond_quota: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

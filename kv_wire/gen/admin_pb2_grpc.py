@@ -91,6 +91,21 @@ class AdminStub:
                 request_serializer=stratakv_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
                 response_deserializer=stratakv_dot_v1_dot_admin__pb2.RecordResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/stratakv.v1.Admin/Pin',
+                request_serializer=stratakv_dot_v1_dot_admin__pb2.PinRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_admin__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Pins = channel.unary_unary(
+                '/stratakv.v1.Admin/Pins',
+                request_serializer=stratakv_dot_v1_dot_admin__pb2.PinsRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_admin__pb2.PinsResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/stratakv.v1.Admin/Unpin',
+                request_serializer=stratakv_dot_v1_dot_admin__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=stratakv_dot_v1_dot_admin__pb2.UnpinResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -184,6 +199,28 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps chains from capacity eviction on this sidecar's node for a time, in the place of a pin of the same name. Refused
+        where that would take more than the quota of pins leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pins(self, request, context):
+        """Lists this sidecar's pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin; its pages stay until they are evicted as others are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -241,6 +278,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=stratakv_dot_v1_dot_admin__pb2.RecordRequest.FromString,
                     response_serializer=stratakv_dot_v1_dot_admin__pb2.RecordResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=stratakv_dot_v1_dot_admin__pb2.PinRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_admin__pb2.PinResponse.SerializeToString,
+            ),
+            'Pins': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pins,
+                    request_deserializer=stratakv_dot_v1_dot_admin__pb2.PinsRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_admin__pb2.PinsResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=stratakv_dot_v1_dot_admin__pb2.UnpinRequest.FromString,
+                    response_serializer=stratakv_dot_v1_dot_admin__pb2.UnpinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -542,6 +594,87 @@ class Admin:
             '/stratakv.v1.Admin/Record',
             stratakv_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
             stratakv_dot_v1_dot_admin__pb2.RecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratakv.v1.Admin/Pin',
+            stratakv_dot_v1_dot_admin__pb2.PinRequest.SerializeToString,
+            stratakv_dot_v1_dot_admin__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratakv.v1.Admin/Pins',
+            stratakv_dot_v1_dot_admin__pb2.PinsRequest.SerializeToString,
+            stratakv_dot_v1_dot_admin__pb2.PinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratakv.v1.Admin/Unpin',
+            stratakv_dot_v1_dot_admin__pb2.UnpinRequest.SerializeToString,
+            stratakv_dot_v1_dot_admin__pb2.UnpinResponse.FromString,
             options,
             channel_credentials,
             insecure,

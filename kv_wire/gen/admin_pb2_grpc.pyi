@@ -77,6 +77,14 @@ class AdminStub:
     first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
     recordings: whoever writes them down salts them.
     """
+    Pin: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PinRequest, _admin_pb2.PinResponse]
+    """Keeps chains from capacity eviction on this sidecar's node for a time, in the place of a pin of the same name. Refused
+    where that would take more than the quota of pins leaves.
+    """
+    Pins: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PinsRequest, _admin_pb2.PinsResponse]
+    """Lists this sidecar's pins."""
+    Unpin: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnpinRequest, _admin_pb2.UnpinResponse]
+    """Ends a pin; its pages stay until they are evicted as others are."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -122,6 +130,14 @@ class AdminAsyncStub(AdminStub):
     first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
     recordings: whoever writes them down salts them.
     """
+    Pin: _aio.UnaryUnaryMultiCallable[_admin_pb2.PinRequest, _admin_pb2.PinResponse]  # type: ignore[assignment]
+    """Keeps chains from capacity eviction on this sidecar's node for a time, in the place of a pin of the same name. Refused
+    where that would take more than the quota of pins leaves.
+    """
+    Pins: _aio.UnaryUnaryMultiCallable[_admin_pb2.PinsRequest, _admin_pb2.PinsResponse]  # type: ignore[assignment]
+    """Lists this sidecar's pins."""
+    Unpin: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnpinRequest, _admin_pb2.UnpinResponse]  # type: ignore[assignment]
+    """Ends a pin; its pages stay until they are evicted as others are."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Invalidates, announces, inspects. A call that fails with log_unreachable has appended nothing; one whose connection
@@ -230,5 +246,31 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         first answer, an empty one, says that they are recorded from now on. Of pages it tells digests that stay the same between
         recordings: whoever writes them down salts them.
         """
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _admin_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PinResponse, _abc.Awaitable[_admin_pb2.PinResponse]]:
+        """Keeps chains from capacity eviction on this sidecar's node for a time, in the place of a pin of the same name. Refused
+        where that would take more than the quota of pins leaves.
+        """
+
+    @_abc_1.abstractmethod
+    def Pins(
+        self,
+        request: _admin_pb2.PinsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PinsResponse, _abc.Awaitable[_admin_pb2.PinsResponse]]:
+        """Lists this sidecar's pins."""
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _admin_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnpinResponse, _abc.Awaitable[_admin_pb2.UnpinResponse]]:
+        """Ends a pin; its pages stay until they are evicted as others are."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -462,8 +462,24 @@ class MemoryStatus(_message.Message):
     placement_note: str
     def __init__(self, huge_pages_asked: _Optional[str] = ..., huge_pages: _Optional[str] = ..., huge_page_bytes: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., huge_pages_note: _Optional[str] = ..., placement: _Optional[str] = ..., placement_note: _Optional[str] = ...) -> None: ...
 
+class TenantStatus(_message.Message):
+    __slots__ = ("tenant", "share_bytes", "used_bytes", "evictions_own", "evictions_caused", "evictions_suffered")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_OWN_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_CAUSED_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_SUFFERED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    share_bytes: int
+    used_bytes: int
+    evictions_own: int
+    evictions_caused: int
+    evictions_suffered: int
+    def __init__(self, tenant: _Optional[str] = ..., share_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evictions_own: _Optional[int] = ..., evictions_caused: _Optional[int] = ..., evictions_suffered: _Optional[int] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions", "l3", "memory")
+    __slots__ = ("version", "life", "pid", "uptime_s", "serving", "stamp", "view", "arena_bytes", "arena", "namespaces", "clients", "attach_path", "grpc_addresses", "metrics_address", "freshness_remaining_ms", "attach", "runtime_dir", "log", "weights_versions", "l3", "memory", "tenants", "pins")
     class ArenaEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +501,13 @@ class StatusResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class PinsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +529,8 @@ class StatusResponse(_message.Message):
     WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     L3_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
     version: str
     life: bytes
     pid: int
@@ -527,4 +552,6 @@ class StatusResponse(_message.Message):
     weights_versions: _containers.ScalarMap[str, str]
     l3: L3Status
     memory: MemoryStatus
-    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ..., l3: _Optional[_Union[L3Status, _Mapping]] = ..., memory: _Optional[_Union[MemoryStatus, _Mapping]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStatus]
+    pins: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[str] = ..., life: _Optional[bytes] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., serving: _Optional[bool] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., view: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., attach_path: _Optional[str] = ..., grpc_addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., freshness_remaining_ms: _Optional[int] = ..., attach: _Optional[_Mapping[str, int]] = ..., runtime_dir: _Optional[str] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., weights_versions: _Optional[_Mapping[str, str]] = ..., l3: _Optional[_Union[L3Status, _Mapping]] = ..., memory: _Optional[_Union[MemoryStatus, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., pins: _Optional[_Mapping[str, int]] = ...) -> None: ...

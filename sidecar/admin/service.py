@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from cache_l2.pins import PinnedChain
 from invalidation.fence import Wait
 from invalidation.log import MemberState
 from invalidation.records import LogRecord
@@ -19,7 +20,7 @@ from kv_types.errors import (
     LimitExceededError,
     PermissionDeniedError,
 )
-from kv_types.ids import Stamp, namespace_id
+from kv_types.ids import Stamp, namespace_id, page_key
 from kv_types.outcomes import Tier
 from kv_wire.admin_calls import ADMIN_SERVICE
 from kv_wire.admin_conversions import (
@@ -35,6 +36,7 @@ from kv_wire.gen import admin_pb2
 from sidecar.admin.administration import Administration, Fleet, KnownNamespaces
 from sidecar.admin.fencing import FenceResult, Unconfirmed
 from sidecar.admin.inspection import Inspection, PageReport
+from sidecar.admin.pins import PinAdministration, PinTold
 from sidecar.logs import logger
 from sidecar.recording import LookUp, Recorder
 from sidecar.serving.calls import Calls, Context, StreamBody, UnaryBody, parse, within_idle_limit
@@ -72,6 +74,7 @@ class AdminService:
         administration: Administration,
         inspection: Inspection,
         calls: Calls,
+        pins: PinAdministration,
         *,
         fleet: str,
         recorder: Recorder,
@@ -80,6 +83,7 @@ class AdminService:
         self._administration = administration
         self._inspection = inspection
         self._calls = calls
+        self._pins = pins
         self._fleet = fleet
         self._recorder = recorder
         self._idle_s = idle_s
@@ -99,6 +103,9 @@ class AdminService:
             "Namespaces": stream(self._guard("Namespaces", self.namespaces)),
             "SetReplicas": unary(self._guard("SetReplicas", self.set_replicas)),
             "Record": stream(self._guard("Record", self.record)),
+            "Pin": unary(self._guard("Pin", self.pin)),
+            "Pins": unary(self._guard("Pins", self.pins)),
+            "Unpin": unary(self._guard("Unpin", self.unpin)),
         }
         return grpc.method_handlers_generic_handler(ADMIN_SERVICE, bodies)
 
@@ -236,6 +243,37 @@ class AdminService:
             self._recorder.end(recording)
             _log.info("a recording of look-ups has ended", recordings=self._recorder.recordings)
 
+    async def pin(self, raw: bytes, context: Context) -> bytes:
+        """Pin chains, or one page with what it stands on."""
+        del context
+        request = _parsed(admin_pb2.PinRequest(), raw)
+        if bool(request.chains) == bool(request.key):
+            raise InvalidArgumentError("a pin names chains, or one page by its key")
+        if request.key:
+            told = await self._pins.pin_key(request.name, page_key(request.key), lasting_s=request.lasting_s)
+        else:
+            chains = [PinnedChain(namespace_id(one.namespace_id), one.keys) for one in request.chains]
+            told = await self._pins.pin(request.name, chains, lasting_s=request.lasting_s, load=request.load)
+        return admin_pb2.PinResponse(pin=_pin(told)).SerializeToString()
+
+    async def pins(self, raw: bytes, context: Context) -> bytes:
+        """List pins."""
+        del context
+        _parsed(admin_pb2.PinsRequest(), raw)
+        pins = [_pin(told) for told in await self._pins.pins()]
+        figures = self._pins.figures
+        answer = admin_pb2.PinsResponse(
+            pins=pins, quota_bytes=figures["quota_bytes"], charged_bytes=figures["charged_bytes"],
+            beyond_quota=figures["beyond_quota"],
+        )  # fmt: skip
+        return answer.SerializeToString()
+
+    async def unpin(self, raw: bytes, context: Context) -> bytes:
+        """End a pin."""
+        del context
+        await self._pins.unpin(_parsed(admin_pb2.UnpinRequest(), raw).name)
+        return admin_pb2.UnpinResponse().SerializeToString()
+
     async def _write(self, message: Message, context: Context, *, what: str) -> None:
         await within_idle_limit(context.write(message.SerializeToString()), what=what, idle_s=self._idle_s)
 
@@ -341,6 +379,17 @@ def _recorded(look_ups: Sequence[LookUp], dropped: int) -> admin_pb2.RecordRespo
         for one in look_ups
     ]
     return admin_pb2.RecordResponse(look_ups=told, dropped=dropped)
+
+
+def _pin(told: PinTold) -> admin_pb2.PinStatus:
+    return admin_pb2.PinStatus(
+        name=told.pin.name,
+        chains=len(told.pin.chains),
+        pages=told.pin.pages,
+        held_pages=told.held_pages,
+        held_bytes=told.held_bytes,
+        remaining_ms=told.remaining_ms,
+    )
 
 
 def _page(report: PageReport) -> admin_pb2.PageStatus:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cache_l2.attach_messages import SidecarMessage
 from cache_l2.attach_socket import Peer, send_datagram
 from cache_l2.attach_wire import encode_message
+from cache_l2.namespaces import NamespaceRecord
 from kv_types.limits import ATTACH_QUEUE_MESSAGES_MAX
 from kv_types.validity import EngineMode
 
@@ -43,8 +44,8 @@ class AttachedProcess:
     """An eventfd that the client rings when it has posted something; -1: none yet."""
     engine: EngineMode = EngineMode.NONE
     registered: set[int] = field(default_factory=set)
-    page_bytes: int = 0
-    """Of the pages that it reserved last."""
+    reserved_in: NamespaceRecord | None = None
+    """Namespace of the pages that it reserved last."""
     listing: int = 0
     """Registrations that wait for the fleet's directory."""
     loads: dict[int, LoadUnderWay] = field(default_factory=dict)

@@ -66,7 +66,7 @@ def _reserve(store: ArenaStore, process: AttachedProcess, message: Reserve) -> R
     if message.namespace_number not in process.registered:
         return _all_refused(len(message.keys) // KEY_BYTES, RefuseReason.UNKNOWN_NAMESPACE)
     record = store.namespace_of_number(message.namespace_number)
-    process.page_bytes = record.page_bytes
+    process.reserved_in = record
     rows = store.reserve(process.row, record, message.parent, message.keys, message.ttl_s)
     if not rows:
         return ReservedPages(b"", b"", (), ())
@@ -80,8 +80,8 @@ def _commit(store: ArenaStore, process: AttachedProcess, message: Commit) -> Com
         computed_from_ms=message.computed_from_ms, computed_until_ms=message.computed_until_ms,
         rests_on=message.rests_on,
     )  # fmt: skip
-    if process.page_bytes:
-        store.offer_slots(process.row, process.page_bytes, outcomes)
+    if process.reserved_in is not None:
+        store.offer_slots(process.row, process.reserved_in, outcomes)
     return CommittedPages(bytes(status for status, _ in outcomes), bytes(reason for _, reason in outcomes))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_l2 import _native
-from kv_types import limits
+from kv_types import limits, operator_limits
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
 from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload, selection
 
@@ -442,6 +442,8 @@ def test_limits_and_numbers_are_those_of_kv_types() -> None:
         "kChainPagesMax": limits.CHAIN_PAGES_MAX,
         "kNamespacesMax": limits.NAMESPACES_MAX,
         "kAncestorsWalkedMax": limits.ANCESTORS_WALKED_MAX,
+        "kTenantSharesMax": operator_limits.TENANT_SHARES_MAX,
+        "kPolicyStateBytesMax": limits.POLICY_STATE_BYTES_MAX,
     }.items():
         assert _constant(text, name) == value, name
     assert _constant((NATIVE / "layout.hpp").read_text(), "kGrantsPerRow") == limits.GRANTS_PER_CLIENT_MAX

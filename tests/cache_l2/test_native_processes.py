@@ -18,6 +18,7 @@ import pytest
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
 from tests.support.descriptors import descriptors_since, open_descriptors
 from tests.support.native_arena import PAGE, NativeArena, chain, now_ns, payload
+from tests.support.polling import wait_until
 from tests.support.shared_files import nothing_new_in_shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,6 +165,22 @@ def test_readers_killed_at_random_harm_nobody() -> None:
     assert (statistics["leased_bytes"], statistics["entries_hidden_leased"]) == (0, 0)
     assert statistics["evictions_capacity"] > 0
     world.arena.check_invariants()
+
+
+def test_readers_that_are_killed_leave_whole_notes_or_none() -> None:
+    world = NativeArena(learns=True)
+    keys = chain("a", 6)
+    world.put(keys)
+    for seed in range(3):
+        row = world.arena.open_row(1)
+        child = start(world, row, "stamp", [keys], seed=seed)
+        line_of(child)
+        wait_until(lambda: world.arena.read_notes(notes_max=100, now_ns=now_ns()) > 0, what="a note")
+        kill(child)
+        world.arena.end_row(row)
+        world.arena.check_invariants()
+    figures = world.arena.statistics()
+    assert figures["policy_requests"] == figures["notes_read"] >= 3
 
 
 def test_a_forked_child_is_told_to_attach_again() -> None:

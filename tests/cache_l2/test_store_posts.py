@@ -41,7 +41,7 @@ class Client:
         self.offer()
 
     def offer(self, pages: int = 2) -> None:
-        self.store.offer_slots(self.row, self.record.page_bytes, [DONE] * pages)
+        self.store.offer_slots(self.row, self.record, [DONE] * pages)
 
     def post(
         self, keys: list[PageKey], *, start: int = 0, terms: bytes | None = None, **given: Any
@@ -124,7 +124,7 @@ def test_a_put_too_large_for_slots_in_advance_gets_none_and_neither_does_one_tha
     world.store.tick()
     world.offer(GRANTS_PER_CLIENT_MAX + 1)
     assert world.grants == 0
-    world.store.offer_slots(world.row, world.record.page_bytes, [(PutStatus.REFUSED, RefuseReason.BUSY)])
+    world.store.offer_slots(world.row, world.record, [(PutStatus.REFUSED, RefuseReason.BUSY)])
     assert world.grants == 0
 
 
@@ -227,7 +227,7 @@ def test_what_was_posted_in_a_namespace_is_stored_though_its_client_gives_that_u
 def test_a_client_of_two_models_has_slots_for_the_one_that_it_stores_now() -> None:
     world = World()
     other = add(world.store, namespace_of("b", units=5))
-    world.store.offer_slots(world.row, other.page_bytes, [DONE] * 2)
+    world.store.offer_slots(world.row, other, [DONE] * 2)
     assert world.grants == 4
     keys = chain(2)
     with pytest.raises(AssertionError):

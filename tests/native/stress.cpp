@@ -75,7 +75,19 @@ class ReaderThread {
     return true;
   }
 
+  // What a client could write there, too: the writer bounds all of it.
+  void scribble() {
+    Notes& notes = shared_.view.row(static_cast<std::uint32_t>(row_)).notes;
+    for (int i = 0; i < 8; ++i) {
+      Note& note = notes.ring[random_() % kNotesPerRow];
+      note.page.store(random_(), std::memory_order_relaxed);
+      note.time.store(random_(), std::memory_order_release);
+    }
+    notes.written.fetch_add(random_() % 4 == 0 ? random_() : random_() % 64, std::memory_order_relaxed);
+  }
+
   void step() {
+    if (random_() % 256 == 0) scribble();
     const Prompt& prompt = prompts_[random_() % prompts_.size()];
     const std::size_t count = 1 + random_() % kDepth;
     const std::size_t start = random_() % 4 == 0 ? random_() % count : 0;
@@ -125,7 +137,9 @@ class ReaderThread {
   void look(const Prompt& prompt, std::size_t start, std::size_t count) {
     FoundPage pages[kDepth];
     reader_->begin_counting(0, count);
-    const LookUpResult result = reader_->pin(prompt.chain(start, count), kLeaseView, 0, pages);
+    Chain chain = prompt.chain(start, count);
+    chain.is_noted = true;
+    const LookUpResult result = reader_->pin(chain, kLeaseView, 0, pages);
     account(result, prompt.chain(start, count));
     met_ = {&prompt, start, result.pages == 0 ? FoundPage{} : pages[0], 0};
     ChainCheck check(shared_.told, prompt, result.view);
@@ -264,6 +278,9 @@ int run(double seconds, std::uint64_t seed) {
   settings.leases_per_row = 64;
   settings.ring_records = 8;
   Arena arena(settings);
+  arena.set_pin_quota(settings.arena_bytes / 4);
+  arena.set_tenant_shares({settings.arena_bytes / 4, settings.arena_bytes / 4});
+  for (std::uint32_t group = 0; group < kGroups; ++group) arena.set_tenant(group, group + 1);
   Shared shared(arena);
   const std::vector<Prompt> prompts = make_prompts();
   arena.publish_event(event_of(2));
@@ -292,6 +309,8 @@ int run(double seconds, std::uint64_t seed) {
   const ArenaStatistics s = arena.statistics();
   const auto show = [](const char* what, std::uint64_t number) { std::printf("%s %llu\n", what, static_cast<unsigned long long>(number)); };
   show("writer steps", steps);
+  show("pages pinned", arena.pin_statistics().held_pages);
+  for (std::uint32_t tenant = 1; tenant < arena.tenants(); ++tenant) show("pages evicted for another tenant", arena.tenant_statistics(tenant).evictions_suffered);
   show("views published", arena.view_number());
   show("look-ups", shared.looks.load());
   show("pages found", shared.hits.load());
@@ -299,6 +318,8 @@ int run(double seconds, std::uint64_t seed) {
   show("copy leases that ran out", shared.expired.load());
   show("events followed", shared.events.load());
   show("pages pinned again", shared.pins.load());
+  show("notes read", s.notes_read);
+  show("notes lost", s.notes_lost);
   show("posts", shared.posts.load());
   show("stored out of posts", s.posted);
   show("views ended after their lease", shared.views.load());
@@ -310,7 +331,7 @@ int run(double seconds, std::uint64_t seed) {
   show("expired", s.evictions_ttl);
   show("hidden", s.evictions_invalidated);
   for (const std::uint64_t met : {shared.hits.load(), shared.expired.load(), shared.events.load(), shared.pins.load(), shared.views.load(),
-                                  s.loaded, s.posted, s.gave_way, s.evictions_capacity, s.evictions_invalidated}) {
+                                  s.loaded, s.posted, s.gave_way, s.evictions_capacity, s.evictions_invalidated, s.notes_read, s.notes_lost}) {
     if (met == 0) fail("the run was too short to meet what it is there to meet");
   }
   std::printf("PASSED\n");

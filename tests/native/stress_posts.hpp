@@ -55,7 +55,7 @@ class PosterThread {
     const std::size_t start = resident < kDepth && random_() % 8 == 0 ? resident + random_() % (kDepth - resident) : resident;
     const std::size_t pages = std::min<std::size_t>(kDepth - start, 1 + random_() % 6);
     std::vector<std::byte> filled(pages * prompt.page_bytes());
-    Run runs[kDepth];
+    PageRun runs[kDepth];
     PageRuns sources[kDepth];
     for (std::size_t i = 0; i < pages; ++i) {
       std::byte* at = filled.data() + i * prompt.page_bytes();

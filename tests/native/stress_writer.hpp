@@ -65,6 +65,9 @@ class Writer {
       case 23: case 24: case 25: case 26: grant(); break;
       case 27: case 28: case 29: case 30: case 31: settle_posts(); break;
       case 32: recall(); break;
+      case 33: arena_.read_notes(1 + random_() % 200, boottime_ns()); break;
+      case 34: if (random_() % 16 == 0) arena_.import_policy(arena_.export_policy(), boottime_ns()); break;
+      case 35: case 36: pin(); break;
       default: commit(fill(reserve(row_, 10 * kNs)));
     }
     arena_.publish_freshness(boottime_ns() + 5 * kNs);
@@ -294,7 +297,19 @@ class Writer {
     const int row = poster_row();
     if (row < 0) return;
     arena_.grant(static_cast<std::uint32_t>(row), kPageBytes[random_() % kGroups],
-                 {static_cast<std::uint32_t>(1 + random_() % 12), 256 << 10, boottime_ns(), kNoInstance});
+                 {static_cast<std::uint32_t>(1 + random_() % 12), 256 << 10, boottime_ns(), kNoInstance, random_() % kGroups});
+  }
+
+  // A few chains are pinned at a time, some of them longer than what is there, some beyond the quota.
+  void pin() {
+    if (pinned_.size() > random_() % 4) {
+      arena_.unpin(pinned_.front().prompt->bytes(), pinned_.front().pages);
+      pinned_.pop_front();
+      return;
+    }
+    const Pinned wanted{&prompts_[random_() % prompts_.size()], 1 + random_() % kDepth};
+    const std::uint64_t known_bytes = random_() % 4 == 0 ? 0 : wanted.prompt->page_bytes();
+    if (arena_.pin(wanted.prompt->bytes(), wanted.pages, known_bytes)) pinned_.push_back(wanted);
   }
 
   void recall() {
@@ -391,6 +406,11 @@ class Writer {
   Lower lower_[kKeyNames] = {};
   std::vector<std::unique_ptr<Hiding>> hidings_;
   std::deque<Put> late_;
+  struct Pinned {
+    const Prompt* prompt;
+    std::size_t pages;
+  };
+  std::deque<Pinned> pinned_;
 };
 
 }  // namespace stratakv::stress

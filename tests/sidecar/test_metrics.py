@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cache_l2.reader import AttachedArena, Reserved
 from cache_l2.store import NamespaceCounts
+from cache_l2.tenants import EVERYBODY_ELSE, TenantFigures
 from kv_types import limits
 from kv_types.clock import BoottimeClock
 from kv_types.ids import NamespaceId
@@ -192,6 +193,8 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
         freshness_remaining_s=-1.5,
         log=log_state(),
         l3=NO_L3,
+        tenants={},
+        pins={},
         calls_running=4,
         calls_refused=6,
     )
@@ -367,3 +370,20 @@ def test_silent_connections_are_closed_and_too_many_are_refused() -> None:
         await server.stop()
 
     asyncio.run(script())
+
+
+def test_tenants_are_labelled_by_their_names_and_everybody_else_by_none() -> None:
+    figures = TenantFigures(
+        share_bytes=5, used_bytes=4, evictions_own=3, evictions_caused=2, evictions_suffered=1
+    )
+    taken = replace(
+        snapshot(0), tenants={EVERYBODY_ELSE: figures, "anna": figures}, pins={"pins": 2, "beyond_quota": 7}
+    )
+    series = rendered(taken)
+    for tenant in ("", "anna"):
+        assert value(series, "stratakv_tenant_share_bytes", tenant=tenant) == 5
+        assert value(series, "stratakv_tenant_used_bytes", tenant=tenant) == 4
+        for side, pages in (("own", 3), ("caused", 2), ("suffered", 1)):
+            assert value(series, "stratakv_tenant_evictions_total", tenant=tenant, side=side) == pages
+    assert value(series, "stratakv_pins") == 2
+    assert value(series, "stratakv_pinned_beyond_quota_total") == 7

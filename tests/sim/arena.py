@@ -30,10 +30,10 @@ from tests.sim.arena_entries import (
     rests,
     stands_on_line,
 )
-from tests.sim.arena_posts import PostingTree
+from tests.sim.arena_notes import NotingTree
 
 
-class ModelArena(PostingTree):
+class ModelArena(NotingTree):
     """The writer's half; the same methods as cache_l2._native.Arena."""
 
     def __init__(
@@ -102,6 +102,7 @@ class ModelArena(PostingTree):
         it = self.rows[row]
         if not it.state:
             return
+        self._read_row(it)
         for entry in list(it.reservations.values()):
             self._end_reservation(entry)
         self.end_grants(row)
@@ -147,6 +148,7 @@ class ModelArena(PostingTree):
         gives_way: bool = False,
         granted: Sequence[int] = (),
     ) -> list[tuple[int, int, int, int]]:
+        self.read_notes(notes_max=U64_MAX, now_ns=now_ns)
         wanted = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
         above, stopped = self._admit_parent(row, parent, namespace_slot, now_ns, gives_way=gives_way)
         results = []
@@ -412,7 +414,8 @@ class ModelArena(PostingTree):
         return {
             "entries_total": len(self.entries), "entries_visible": states[VISIBLE], "entries_reserved": states[RESERVED],
             "entries_hidden_leased": states[HIDDEN], "entries_quarantined": states[QUARANTINED],
-            "oldest_hidden_view": min(hidden, default=0), "loaded": 0, "gave_way": 0, **self.counters,
+            "oldest_hidden_view": min(hidden, default=0), "loaded": 0, "gave_way": 0,
+            "notes_read": 0, "notes_lost": 0, **self.counters,
         }  # fmt: skip
 
     def namespace_entries(self, namespace_slot: int) -> int:

@@ -107,6 +107,7 @@ class Row:
         self.offers: dict[int, Entry] = {}  # granted, by id
         self.taken: dict[int, Entry] = {}  # granted, in the client's hands
         self.posts: list[Any] = []
+        self.notes: list[tuple[Entry, int] | None] = []  # deepest page, with its generation
         self.is_posting = False
         self.counts: dict[int, Counter[str]] = {}
 

@@ -58,9 +58,9 @@ class ModelLease:
         self._hazards, self._pages = self._hazards[:pages], self._pages[:pages]
         self._instances = self._instances[:pages]
 
-    def touch(self, now_ns: int, lease_ns: int) -> None:
+    def touch(self, now_ns: int, lease_ns: int, *, is_noted: bool) -> None:
         """Note the access; a copy gets its deadline."""
-        for entry, _ in self._pages:
+        for entry, _ in self._pages if is_noted else ():
             entry.previous_ns, entry.last_ns = entry.last_ns, now_ns
         if lease_ns:
             self.deadline_ns = now_ns + lease_ns

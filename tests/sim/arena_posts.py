@@ -28,7 +28,15 @@ class PostingTree(PageTree):
     """Grants and posts of rows."""
 
     def grant(
-        self, *, row: int, payload_bytes: int, wanted: int, bytes_max: int, now_ns: int, spared: int = 0
+        self,
+        *,
+        row: int,
+        payload_bytes: int,
+        wanted: int,
+        bytes_max: int,
+        now_ns: int,
+        spared: int = 0,
+        namespace_slot: int = 0,
     ) -> int:
         it = self.rows[row]
         if it.state != 1:

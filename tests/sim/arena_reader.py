@@ -12,6 +12,7 @@ from kv_types.validity import EngineMode
 from tests.sim.arena import ModelArena
 from tests.sim.arena_entries import REQUEST_VIEWS, Entry, Row
 from tests.sim.arena_lease import BYTES_OF_WORD, Found, ModelLease, bytes_of
+from tests.sim.arena_notes import note
 from tests.sim.arena_poster import Poster
 from tests.sim.arena_posts import Ring
 
@@ -171,7 +172,7 @@ class ModelReader(Poster):
         self, counter: int, keys: Any, *, namespace: int, start: int = 0, may_load: bool = False
     ) -> ModelLease:
         asked = self._begin(counter, keys, start)
-        lease = self._look_up(keys, start, namespace, lease_ns=0)
+        lease = self._look_up(keys, start, namespace, lease_ns=0, is_noted=True)
         if not (may_load and lease.reason == MissReason.ABSENT):
             self._count(counter, asked, start, lease.pages, lease.reason, 0)
         return lease
@@ -238,7 +239,7 @@ class ModelReader(Poster):
         asked = self._begin(counter, keys, start)
         pages, reason, instance = self._copy_out(
             keys, destinations, namespace=namespace, page_bytes=page_bytes, start=start, lease_ns=lease_ns,
-            instances=instances,
+            instances=instances, is_noted=True,
         )  # fmt: skip
         if not (may_load and reason == MissReason.ABSENT):
             self._count(counter, asked, start, pages, reason, page_bytes)
@@ -285,8 +286,11 @@ class ModelReader(Poster):
         lease_ns: int,
         instances: Any,
         may_await: bool = True,
+        is_noted: bool = False,
     ) -> tuple[int, int, int]:
-        lease = self._look_up(keys, start, namespace, lease_ns=lease_ns, may_await=may_await)
+        lease = self._look_up(
+            keys, start, namespace, lease_ns=lease_ns, may_await=may_await, is_noted=is_noted
+        )
         pages, reason = lease.pages, lease.reason
         whole = memoryview(destinations).cast("B") if not isinstance(destinations, list) else None
         for index in range(pages):
@@ -316,16 +320,20 @@ class ModelReader(Poster):
         return asked
 
     def _look_up(
-        self, keys: Any, start: int, namespace: int, *, lease_ns: int, may_await: bool = True
-    ) -> ModelLease:
+        self, keys: Any, start: int, namespace: int, *, lease_ns: int, may_await: bool = True, is_noted: bool = False
+    ) -> ModelLease:  # fmt: skip
         chain = self._chain(keys, start)
-        lease = self._pin(chain, start, namespace, lease_ns)
+        lease = self._pin(chain, start, namespace, lease_ns, is_noted=is_noted)
         while may_await and self._await(chain, start + lease.pages, lease.reason):
             lease.release()
-            lease = self._pin(chain, start, namespace, lease_ns)
+            lease = self._pin(chain, start, namespace, lease_ns, is_noted=is_noted)
+        if is_noted:
+            note(self._arena, self._row, chain, start, lease)
         return lease
 
-    def _pin(self, chain: list[bytes], start: int, namespace: int, lease_ns: int) -> ModelLease:
+    def _pin(
+        self, chain: list[bytes], start: int, namespace: int, lease_ns: int, *, is_noted: bool
+    ) -> ModelLease:
         lease, reason = ModelLease(self, [], None, 0), MissReason.RACED
         for _ in range(ATTEMPTS):
             if self._arena.closed:
@@ -348,7 +356,7 @@ class ModelReader(Poster):
                 continue
             pages, cut = _cut_expired(lease._pages, now_ns)
             lease.cut(pages)
-            lease.touch(now_ns, lease_ns)
+            lease.touch(now_ns, lease_ns, is_noted=is_noted)
             reason = _reason(cut, pages, len(chain) - start)
             break
         lease.reason = int(reason)

@@ -21,6 +21,7 @@ ENTRIES = 9
 NAMESPACES = (0, 0, 0, 1)
 FIGURES = (
     "entries_visible", "entries_reserved", "entries_hidden_leased", "entries_quarantined", "loaded", "gave_way",
+    "notes_read", "notes_lost",
 )  # fmt: skip
 MISSED = tuple(f"miss_{int(reason)}" for reason in MissReason)
 

@@ -21,12 +21,15 @@ from kv_wire.channel import SERVICE, server_options
 from kv_wire.gen import cache_pb2
 from sidecar.admin.administration import Administration
 from sidecar.admin.inspection import Inspection
+from sidecar.admin.pins import PinAdministration
 from sidecar.admin.service import AdminService
+from sidecar.pin_file import PIN_FILE
 from sidecar.recording import Recorder
 from sidecar.serving.calls import Calls
 from tests.support.fleet import ScriptedFleet, ScriptedMember
 from tests.support.grpc_servers import end_server
 from tests.support.node import FakeStore
+from tests.support.scripted_loads import ScriptedLoads
 from tests.support.turns import finish
 
 MS_NS = 1_000_000
@@ -91,7 +94,7 @@ class AdminSite:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self.fleet = await ScriptedFleet(*self.members).settled()
-        clock = BoottimeClock()
+        self.clock = clock = BoottimeClock()
         log = cast("InvalidationLog", self.fleet.log)
         self.validity = Validity(skew_ms=1000)
         finish(self.validity.restarting(await self.fleet.local.boot(deadline_ns=0)))
@@ -99,9 +102,14 @@ class AdminSite:
         inspection = Inspection(
             self.store, self.validity, clock=clock, freshness_ns=lambda: self.is_fresh and 1 << 62
         )
+        self.loads = ScriptedLoads()
+        self.loads.is_available = False
+        self.pins = PinAdministration(self.store, self.loads, clock=clock, file=self.runtime_dir / PIN_FILE)
         self.calls = Calls(lambda method, code, seconds: None, calls_max=self._calls_max)
         self.recorder = Recorder(lambda on: None, clock=clock)
-        self.service = AdminService(self.admin, inspection, self.calls, fleet="test", recorder=self.recorder)
+        self.service = AdminService(
+            self.admin, inspection, self.calls, self.pins, fleet="test", recorder=self.recorder
+        )
         await self._listen()
         self._ready.set()
         stopped = asyncio.ensure_future(self._stopping.wait())

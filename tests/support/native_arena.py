@@ -105,6 +105,8 @@ class NativeArena:
     life: bytes = field(default_factory=lambda: os.urandom(16))
     huge_pages: int = 1
     commit_through_mapping: bool = False
+    learns: bool = False
+    """Whether victims are chosen by what look-ups have shown; else a test knows which page goes next."""
 
     def __post_init__(self) -> None:
         arena_bytes = max(1 << 20, self.slots * self.page_bytes)
@@ -119,6 +121,7 @@ class NativeArena:
             index_hash_bits=self.index_hash_bits,
             huge_pages=self.huge_pages,
             commit_through_mapping=self.commit_through_mapping,
+            learns=self.learns,
         )
         self.row = self.arena.open_row(os.getpid())
         self.reader = self.attach(self.row)

@@ -6,9 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from cache_l2.inspection import PageFacts
 from cache_l2.namespaces import NamespaceRecord
-from kv_types.ids import PageKey, Stamp
+from cache_l2.pins import PinBoard
+from kv_types.errors import UnknownNamespaceError
+from kv_types.ids import NamespaceId, PageKey, Stamp
 from kv_types.namespace import Namespace
 from kv_types.selectors import Origin, Selector
+from tests.support.pinned_arena import SLOT, FakePinnedArena
+
+PINNED_MAX = 8
+"""Pages that its quota of pins allows."""
 
 
 class FakeStore:
@@ -16,6 +22,8 @@ class FakeStore:
 
     def __init__(self, *namespaces: Namespace) -> None:
         self.pages: dict[PageKey, PageFacts] = {}
+        self.pinned = FakePinnedArena()
+        self.pins = PinBoard(self.pinned, quota_bytes=PINNED_MAX * SLOT, find=self._find)
         self._records = [
             NamespaceRecord(space, space.id, number, 1000) for number, space in enumerate(namespaces)
         ]
@@ -46,6 +54,15 @@ class FakeStore:
 
     def namespaces(self) -> Sequence[NamespaceRecord]:
         return self._records
+
+    def namespace(self, namespace: NamespaceId) -> NamespaceRecord:
+        record = self._find(namespace)
+        if record is None:
+            raise UnknownNamespaceError("not here")
+        return record
+
+    def _find(self, namespace: NamespaceId) -> NamespaceRecord | None:
+        return next((record for record in self._records if record.id == namespace), None)
 
     def inspect(self, key: PageKey) -> PageFacts | None:
         return self.pages.get(key)

@@ -17,6 +17,7 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 FLAGS = ("-std=c++17", "-O1", "-w", "-DSTRATAKV_PAUSES")
 SOURCES = (
     "cache_l2/native",
+    "kv_policy/native",
     "tests/native",
     "cache_l2/store.py",
     "sidecar/log/applier.py",
@@ -96,8 +97,8 @@ def _compiler() -> list[str]:
 
 def _compiled(tree: Path, source: Path) -> Path:
     target = tree / f"{source.stem}.o"
-    include = str(tree / "cache_l2/native")
-    _run([*_compiler(), *FLAGS, f"-I{include}", "-c", str(source), "-o", str(target)])
+    folders = [f"-I{tree / package / 'native'}" for package in ("cache_l2", "kv_policy")]
+    _run([*_compiler(), *FLAGS, *folders, "-c", str(source), "-o", str(target)])
     return target
 
 

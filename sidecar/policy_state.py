@@ -1,0 +1,106 @@
+"""What the eviction policy has learned, kept in a file of the runtime directory so that it outlives a restart of the sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from cache_l2.store import ArenaStore
+from kv_types.errors import InvalidArgumentError
+from kv_types.limits import POLICY_STATE_BYTES_MAX
+from sidecar.logs import logger
+
+STATE_NAME = "eviction-policy.state"
+_SAVE_S = 60.0
+
+_log = logger("policy")
+
+
+class PolicyState:
+    """One file, whole or not there; one that can't be used costs what was learned, and never a start.
+
+    Where the plain policy is chosen it is left alone: what it holds may be wanted again.
+    """
+
+    def __init__(self, store: ArenaStore, directory: Path) -> None:
+        self._store = store
+        self._path = directory / STATE_NAME
+        self._kept_requests = 0
+        self._told = ""
+
+    def load(self) -> None:
+        """Hand the policy what the sidecar before has left."""
+        if not self._store.learns:
+            return
+        try:
+            state = _read(self._path)
+            if state is None:
+                return
+            self._store.import_policy(state)
+        except (OSError, InvalidArgumentError) as error:
+            _log.warning("the eviction policy begins anew", path=str(self._path), reason=str(error))
+        else:
+            self._kept_requests = self._store.statistics()["policy_requests"]
+            _log.info("the eviction policy goes on", path=str(self._path), state_bytes=len(state))
+
+    async def keep(self) -> None:
+        """Save once a minute, off the event loop; what is lost when the sidecar is killed is a minute's learning."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            if (state := self._exported()) is not None:
+                await asyncio.to_thread(self._write, state)
+
+    def save(self) -> None:
+        """Save now: the sidecar ends."""
+        if (state := self._exported()) is not None:
+            self._write(state)
+
+    def _exported(self) -> bytes | None:
+        """What there is to keep, if anything was learned since it was kept last."""
+        requests = self._store.statistics()["policy_requests"]
+        if not self._store.learns or requests == self._kept_requests:
+            return None
+        self._kept_requests = requests
+        return self._store.export_policy()
+
+    def _write(self, state: bytes) -> None:
+        try:
+            write_whole(self._path, state)
+        except OSError as error:
+            if str(error) != self._told:  # each minute the same
+                _log.warning("what was learned can't be kept", path=str(self._path), reason=str(error))
+            self._told = str(error)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file of mode 0600 in place at a stroke; raises OSError."""
+    beside = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> bytes | None:
+    """The file's bytes; None: there is none. Raises OSError, InvalidArgumentError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InvalidArgumentError("it is no regular file; move it away")
+    with os.fdopen(fd, "rb") as file:
+        state = file.read(POLICY_STATE_BYTES_MAX + 1)
+    if len(state) > POLICY_STATE_BYTES_MAX:
+        raise InvalidArgumentError(f"it has more than {POLICY_STATE_BYTES_MAX} bytes; remove it")
+    return state

@@ -1,0 +1,95 @@
+"""The file of pins: read as it was written, for this user alone, and never a reason to fail."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_l2.pins import Pin, PinnedChain
+from kv_types.errors import ProtocolError
+from kv_types.ids import NamespaceId
+from kv_types.operator_limits import PIN_FILE_BYTES_MAX
+from sidecar.pin_file import decode_pins, encode_pins, read_pins, write_pins
+
+BOOT = "this-boot"
+CHAINS = st.builds(
+    PinnedChain,
+    st.binary(min_size=32, max_size=32).map(NamespaceId),
+    st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=4).map(b"".join),
+    st.integers(0, 1 << 30),
+)
+PINS = st.builds(
+    Pin,
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20),
+    st.lists(CHAINS, min_size=1, max_size=3).map(tuple),
+    st.integers(0, 1 << 62),
+)
+ONE = Pin("prompt", (PinnedChain(NamespaceId(b"n" * 32), b"k" * 64, 4096),), 5)
+
+
+@given(st.lists(PINS, max_size=4))
+def test_what_was_written_is_read(pins: list[Pin]) -> None:
+    assert decode_pins(encode_pins(pins, BOOT), BOOT) == pins
+
+
+def test_pins_of_another_boot_are_over() -> None:
+    assert decode_pins(encode_pins([ONE], "before"), BOOT) == []
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    data = encode_pins([ONE], BOOT)
+    for at in range(len(data) - 1):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << (at % 8)
+        with pytest.raises(ProtocolError, match="file of pins"):
+            decode_pins(bytes(damaged), BOOT)
+    for end in range(len(data) - 1):
+        with pytest.raises(ProtocolError, match="file of pins"):
+            decode_pins(data[:end], BOOT)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="file of pins"):
+        decode_pins(data, BOOT)
+
+
+def test_a_file_that_says_nonsense_under_its_right_digest_is_refused() -> None:
+    from sidecar import pin_file
+
+    for body in (
+        b"[]", b"{}", b'{"format": 2, "boot": "b", "pins": []}', b'{"format": 1, "boot": "b", "pins": [{}]}',
+        b'{"format": 1, "boot": "b", "pins": [{"name": "p", "ends_ns": -1, "chains": []}]}', b"[" * 10_000,
+    ):  # fmt: skip
+        with pytest.raises(ProtocolError, match="file of pins"):
+            decode_pins(pin_file._digest(body) + b"\n" + body, BOOT)
+
+
+def test_it_is_this_users_alone_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "pins.json"
+    assert read_pins(path) == []
+    for pins in ([ONE], [ONE, Pin("other", ONE.chains, 6)]):
+        write_pins(path, pins)
+        assert read_pins(path) == pins
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["pins.json"]
+    write_pins(path, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_interrupted_write_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "pins.new").write_bytes(b"half")
+    write_pins(tmp_path / "pins.json", [ONE])
+    assert read_pins(tmp_path / "pins.json") == [ONE]
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "pins.json"
+    with path.open("wb") as target:
+        target.truncate(PIN_FILE_BYTES_MAX + 1)
+    with pytest.raises(ProtocolError, match="more than"):
+        read_pins(path)
