@@ -5,8 +5,6 @@ from __future__ import annotations
 # The vLLM connector's workers
 BLOCK_RUNS_PER_LAYER_MAX = 8
 """Pieces of memory in which one block of a layer may lie; keys and values apart make two."""
-STAGING_BYTES_MAX = 64 * 1024 * 1024
-"""Pinned memory through which pages go to an accelerator's blocks and back; more of them go in several turns."""
 VERSION_BOARD_READS_MAX = 100
 """Attempts to read a version that is being written."""
 ORIGIN_PAGES_MAX = 262_144
