@@ -70,6 +70,11 @@ class PagePool:
         """Pages with more than one reference."""
         return self._shared
 
+    @property
+    def used_pages_peak(self) -> int:
+        """The most pages that were in use at a time."""
+        return self._used_peak
+
     def allocate(self) -> int | None:
         """Take a free page with one reference; None when there is none."""
         if not self._free:
