@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_copied(way: str) -> None:
         (BufferMismatchError, "pages are uint8", {"pages": pages.view(torch.int8)}),
     ]
     for error, text, changes in bad:
-        given = {"pages": pages, "numbers": [0, 1], "targets": cache, "column": 0} | changes
+        given: dict[str, Any] = {"pages": pages, "numbers": [0, 1], "targets": cache, "column": 0} | changes
         with pytest.raises(error, match=text):
             copies.gather(given["pages"], given["numbers"], given["targets"], column=given["column"])
         with pytest.raises(error, match=text):
