@@ -30,7 +30,7 @@ WAYS = {"native": _native, "torch": None}
 
 def copies_of(kind: str, way: str) -> ContiguousCopies:
     layout = PageLayout.of(namespace(geometry=KINDS[kind], kv_dtype=KvDtype.BF16, page_tokens=TOKENS))
-    return ContiguousCopies(layout, torch.bfloat16, native=WAYS[way])  # type: ignore[arg-type]
+    return ContiguousCopies(layout, torch.bfloat16, native=WAYS[way])
 
 
 def some_pages(copies: ContiguousCopies, *, seed: int = 3) -> torch.Tensor:
