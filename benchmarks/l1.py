@@ -1,4 +1,4 @@
-"""`stratakv bench l1`, or `python -m benchmarks.l1`: L1's gathers beside plain copies, hits of L1 beside hits of L2, layouts, and a pool's churn."""
+"""`stratakv bench l1`: L1's gathers beside plain copies, hits of L1 beside those of L2, layouts, and a pool's churn."""
 
 from __future__ import annotations
 
