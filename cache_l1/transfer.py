@@ -265,6 +265,22 @@ class Transfers:
                 lane.abandon()
                 raise
 
+    def load_straight(self, work: Callable[[], None]) -> Event:
+        """Host to device without staging: `work` submits copies out of memory that the device reaches by itself.
+
+        It comes behind what the engine was given before. What it names must stay until the event is reached, or, after an
+        error, until this raises.
+        """
+        lane = self._in
+        with lane.lock:
+            lane.side.wait_for_engine()
+            try:
+                lane.side.submit(work)
+            except BaseException:
+                lane.side.record().synchronize()
+                raise
+            return lane.side.record()
+
     def engine_waits(self, event: Event) -> None:
         """What the engine is given from now on comes behind a load; the host doesn't wait."""
         self._in.side.engine_waits(event)

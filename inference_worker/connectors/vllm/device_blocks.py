@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from cache_l1.transfer import Part, Side, Transfers, batches, side_of
+from cache_l1.transfer_registration import CudaRuntime, RegisteredMemory, host_tensor
 from cache_l2._native import copy_bytes
 from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.block_copies import (
@@ -40,13 +41,17 @@ class DeviceBlocks:
         num_blocks: int,
         device: torch.device,
         make_side: Callable[[torch.device], Side] = side_of,
+        registered: RegisteredMemory | None = None,
     ) -> None:
-        """`physical`: each layer's blocks as bytes, [blocks, runs…, bytes of a run]."""
+        """`physical`: each layer's blocks as bytes, [blocks, runs…, bytes of a run]. `registered`: host memory that the device
+        reads by itself; pages that lie elsewhere are staged.
+        """
         self._spans = LayerSpans(layers)
         self._physical = physical
         self._num_blocks = num_blocks
         self._device = device
         self._transfers = Transfers(device, make_side=make_side)
+        self._registered = registered or RegisteredMemory(CudaRuntime(device))
 
     @property
     def bytes_per_block(self) -> int:
@@ -72,16 +77,30 @@ class DeviceBlocks:
                 copy_bytes(room.numpy(), page_views[page][begin:end])
 
         def move(pages: range, staging: torch.Tensor) -> None:
+            moved = staging.view(len(pages), end - begin).to(self._device, non_blocking=True)
+            place(pages, moved)
+
+        def move_straight(pages: range) -> None:
+            moved = torch.empty((len(pages), end - begin), dtype=torch.uint8, device=self._device)
+            for page, room in zip(pages, moved, strict=True):
+                room.copy_(host_tensor(page_views[page][begin:end]), non_blocking=True)
+            place(pages, moved)
+
+        def place(pages: range, moved: torch.Tensor) -> None:
             blocks_of_pages = self._on_device(ids[pages.start : pages.stop])
             wanted = blocks_of_pages != IN_PLACE
-            moved = staging.view(len(pages), end - begin).to(self._device, non_blocking=True)
             for layer, part_of_page in self._parts(moved, chosen, blocks, begin):
                 target = self._physical[layer]
                 rows = part_of_page.reshape(len(blocks_of_pages), *target.shape[1:])
                 target.index_copy_(0, blocks_of_pages[wanted], rows[wanted])
 
-        loaded = self._transfers.load(_turns(len(page_views), end - begin, host=fill, device=move))
-        loaded.synchronize()
+        with self._registered.held(page_views) as is_reached:
+            if is_reached:
+                for turn in batches(len(page_views), end - begin):
+                    loaded = self._transfers.load_straight(partial(move_straight, turn))
+            else:
+                loaded = self._transfers.load(_turns(len(page_views), end - begin, host=fill, device=move))
+            loaded.synchronize()
 
     def gather(self, block_ids: Sequence[int], page_views: Sequence[memoryview]) -> None:
         """Copy blocks into pages."""
