@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 # Compiling every module of torch and transformers would take longer than compiling those that are used, when they are.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PACKAGES := kv_types kv_policy kv_wire cache_l1 cache_l2 cache_l3 invalidation inference_worker sidecar stratakv benchmarks
-NATIVE := CMakeLists.txt $(wildcard cache_l[23]/native/*.cpp cache_l[23]/native/*.hpp)
+NATIVE := CMakeLists.txt $(wildcard cache_l[23]/native/*.[ch]pp kv_policy/native/*.[ch]pp)
 
 .PHONY: help demo test test-vllm check lint types contracts gen gen-check bench bench-vllm sim sim-hunt sanitize native clean
 
@@ -101,7 +101,8 @@ native: | $(BIN)/python ## Rebuild the native modules into the tree (the quick i
 	# New files: one that is overwritten in place ends who runs it.
 	install -m 755 build/dev/_native*.so cache_l2/
 	install -m 755 build/dev/cache_l3/_native*.so cache_l3/
+	install -m 755 build/dev/kv_policy/_native*.so kv_policy/
 
 clean: ## Remove what was built, not the environment
-	rm -rf build demo-output cache_l[23]/_native*.so
+	rm -rf build demo-output cache_l[23]/_native*.so kv_policy/_native*.so
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

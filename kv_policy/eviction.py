@@ -21,12 +21,27 @@ _NEVER_NS = 2**63 - 1
 class EvictionPolicy(Protocol):
     """What a tier tells about its pages, and what it asks. Times are ns of one clock that never steps."""
 
-    def insert(self, page: int, *, parent: int | None, now_ns: int, expires_ns: int | None = None) -> None:
-        """A page became resident on top of `parent` (None: first of a chain). Raises InvalidArgumentError."""
+    def looked(
+        self, deepest: int | None, *, resident_pages: int, missing_pages: int, now_ns: int, digest: int = 0
+    ) -> None:
+        """A request asked for a chain, of which so many pages were there, `deepest` the last of them (None: none was).
+
+        They are used now. The pages that were missing are those that are inserted on top of it later; `digest` is of the
+        first of them, 0 when it is not known. Raises InvalidArgumentError.
+        """
+        ...
+
+    def insert(
+        self, page: int, *, parent: int | None, now_ns: int, expires_ns: int | None = None, digest: int = 0
+    ) -> None:
+        """A page became resident on top of `parent` (None: first of a chain). Raises InvalidArgumentError.
+
+        `digest`: 32 bits of its key, by which it is known when it comes back; 0: it is not.
+        """
         ...
 
     def touch(self, page: int, now_ns: int) -> None:
-        """A page was used. Raises InvalidArgumentError when it is not resident."""
+        """A page was used, outside of any look-up. Raises InvalidArgumentError when it is not resident."""
         ...
 
     def hold(self, page: int) -> None:
@@ -59,7 +74,7 @@ class _Page:
     holds: int = 0
 
 
-class _TailQueue:
+class TailQueue:
     """Tails by rank. A page's rank only grows while it is resident; the heap learns of it when it comes up.
 
     Every page has at most one live place in the heap, so that a decision costs amortised O(log n): a place
@@ -117,8 +132,8 @@ class TailFirstLru:
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
-        self._by_access = _TailQueue(self._access_rank)
-        self._by_expiry = _TailQueue(self._expiry_rank)
+        self._by_access = TailQueue(self._access_rank)
+        self._by_expiry = TailQueue(self._expiry_rank)
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -126,8 +141,23 @@ class TailFirstLru:
     def __contains__(self, page: int) -> bool:
         return page in self._pages
 
-    def insert(self, page: int, *, parent: int | None, now_ns: int, expires_ns: int | None = None) -> None:
+    def looked(
+        self, deepest: int | None, *, resident_pages: int, missing_pages: int, now_ns: int, digest: int = 0
+    ) -> None:
+        """Set the last access of `deepest` and of all that it stands on. Raises InvalidArgumentError."""
+        del missing_pages, digest
+        if (deepest is None) != (resident_pages == 0):
+            raise InvalidArgumentError(f"{resident_pages} pages there is no look-up that ends at {deepest}")
+        page = deepest
+        while page is not None:
+            self.touch(page, now_ns)
+            page = self._pages[page].parent
+
+    def insert(
+        self, page: int, *, parent: int | None, now_ns: int, expires_ns: int | None = None, digest: int = 0
+    ) -> None:
         """Add a page as a tail. Raises InvalidArgumentError when it is resident or its parent is not."""
+        del digest
         if page in self._pages:
             raise InvalidArgumentError(f"page {page} is resident already")
         expiry_ns = _NEVER_NS if expires_ns is None else expires_ns

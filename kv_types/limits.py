@@ -102,6 +102,18 @@ TTL_S_MAX = 365 * 86_400
 EVICTION_DEAD_PLACES_MAX = 64
 """Left-over places in a queue of victims, beyond as many as there are pages, before it is rebuilt."""
 
+# Traces of requests, replayed and recorded
+TRACE_LINE_BYTES_MAX = 4 * 1024 * 1024
+TRACE_REQUESTS_MAX = 16 * 1024 * 1024
+TRACE_BLOCKS_MAX = 32 * 1024 * 1024
+"""Blocks that all requests of one trace ask for together: 512 MiB while it is replayed."""
+TRACE_TIME_MS_MAX = 2**42
+"""The year 2109 in Unix ms."""
+TRACE_TOKENS_MAX = 2**31 - 1
+"""Tokens in, or out, of one request."""
+SIMULATE_JOBS_MAX = 256
+"""Processes that replay at a time."""
+
 # L1
 L1_MATCH_ATTEMPTS_MAX = 3
 """Look-ups tried again because the view moved meanwhile; then the reason is RACED."""
@@ -501,4 +513,5 @@ assert 2 * MEMBERS_LISTED_MAX * (MEMBER_NOTE_BYTES_MAX + 128) < GRPC_MESSAGE_BYT
     "two lists must fit one message"
 )
 assert INVALIDATE_SELECTORS_MAX < LOG_REQUESTS_KEPT_MAX, "a repeated call must be recognised"
+assert CHAIN_PAGES_MAX * 22 < TRACE_LINE_BYTES_MAX, "the longest chain must fit one line of a trace"
 assert RESERVATION_S_DEFAULT > CALL_DEADLINE_S_DEFAULT, "a reservation must outlive the call that fills it"

@@ -24,6 +24,7 @@ _VERBS = {
     "inspect": ("stratakv.inspect_pages", "Show where pages are, and why they are valid or not."),
     "weights": ("stratakv.weights", "Tell the fleet that a model's weights have changed."),
     "replicas": ("stratakv.replicas", "Set how many replicas of the log must answer."),
+    "simulate": ("stratakv.simulate", "Replay traces of requests: how much memory is enough."),
     "bench": ("benchmarks.cli", "Measure this machine."),
 }
 

@@ -29,7 +29,7 @@ build_and_run() {
     esac
   done
   # shellcheck disable=SC2086
-  ${CXX:-g++} -std=c++17 -Wall -Wextra -DSTRATAKV_PAUSES $flags -I"$root/$2/native" "$root/tests/native/$3" $sources \
+  ${CXX:-g++} -std=c++17 -Wall -Wextra -DSTRATAKV_PAUSES $flags -I"$root/$2/native" -I"$root/kv_policy/native" "$root/tests/native/$3" $sources \
     -o "$out/$1-$mode" -pthread
   if [ "$mode" = thread ]; then
     # ThreadSanitizer of gcc 12 needs the memory layout of kernels without wide address randomisation.

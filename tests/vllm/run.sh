@@ -37,7 +37,7 @@ make_native() {
     -DPython_EXECUTABLE="$venv/bin/python" --log-level=WARNING > /dev/null
   PATH=$venv/bin:$PATH cmake --build build/vllm > /dev/null
   local package built
-  for package in cache_l2 cache_l3; do
+  for package in cache_l2 cache_l3 kv_policy; do
     built=$(ls build/vllm/"${package#cache_l2}"/_native*.so)
     cmp -s "$built" "$package/$(basename "$built")" || install -m 755 "$built" "$package/"
   done

@@ -1,0 +1,81 @@
+"""Types of the native eviction policy. Errors are ValueError; the callers in kv_policy turn them into kv_types.errors."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+@final
+class PrefixPolicy:
+    """The policy that all tiers run (kv_policy/native/prefix_policy.hpp), with holds that count. Not thread-safe.
+
+    Pages are numbers below `pages`; times are ns of one clock that never steps; a digest is 32 bits of a page's key, 0: unknown.
+    """
+
+    def __init__(
+        self, *, pages: int, policy: Literal["learned", "lru"] = "learned", attention_pages: int = 0, seed: int = 1
+    ) -> None:
+        """`attention_pages`: the depth at which a page costs twice what the first one costs to compute; 0: all cost the same."""
+
+    def looked(
+        self, deepest: int | None, resident_pages: int, missing_pages: int, now_ns: int, first_missing: int = 0
+    ) -> None:
+        """A request asked for a chain: so many pages were there, the last of them `deepest`, and so many were not."""
+
+    def insert(
+        self, pages: Sequence[int], parent: int | None, digests: Sequence[int], now_ns: int, expires_ns: int = 0, queue: int = 0
+    ) -> None:
+        """Pages became resident, each on top of the one before."""
+
+    def touched(self, page: int, now_ns: int) -> None:
+        """A page was used with all that it stands on."""
+
+    def hold(self, page: int) -> None: ...
+    def release(self, page: int) -> None: ...
+    def remove(self, page: int, evicted: bool = False) -> None:
+        """A leaf is resident no more, held or not."""
+
+    def evict(
+        self, count: int, now_ns: int, queue: int = 0, last_access: Callable[[int], int] | None = None
+    ) -> list[int]:
+        """Up to `count` victims in the order they may go, removed already.
+
+        `last_access` tells of a page when its owner knows that it was used last, 0: no more than the policy.
+        """
+
+    def set_cost(self, page: int, cost: float) -> None:
+        """What it costs to lose a page, against computing it anew (1)."""
+
+    def resident(self, page: int) -> bool: ...
+    def is_leaf(self, page: int) -> bool: ...
+    def is_held(self, page: int) -> bool: ...
+    def export_state(self) -> bytes:
+        """What was learned, not what is resident."""
+
+    def import_state(self, state: bytes, now_ns: int) -> None:
+        """Raises ValueError, with nothing changed, when the bytes are damaged or of another version."""
+
+    def bytes(self) -> int:
+        """Memory that it takes."""
+
+    def is_learned(self) -> bool:
+        """Whether it chooses by what it has learned; if not, least recently used tails go first."""
+
+    def counts(self) -> dict[str, int]: ...
+    def __len__(self) -> int: ...
+
+def replay(
+    times_ns: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.uint64],
+    blocks: npt.NDArray[np.uint64],
+    *,
+    capacity_blocks: int,
+    policy: Literal["learned", "lru"] = "learned",
+    piece_blocks: int = 0,
+    seed: int = 1,
+) -> tuple[int, int, int, int, int]:
+    """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request) of a trace, in which request i is blocks[offsets[i]:offsets[i + 1]].
+
+    A hit counts only when every earlier block is resident on arrival. Without the GIL.
+    """
