@@ -11,10 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from cache_l1.block_tables import BlockTable
 from cache_l1.follower import ViewFollower
+from cache_l1.page_memory import PageMemory, device_pages
 from cache_l1.policies import POLICY_DEFAULT, policy_of
 from cache_l1.pool import PagePool
 from cache_l1.prefix_index import PrefixIndex
@@ -50,26 +51,8 @@ _COUNTERS = (
 )
 
 
-class PageMemory(Protocol):
-    """Where the bytes are; `cache_l1.device_pages.DevicePages` is one."""
-
-    @property
-    def capacity(self) -> int:
-        """Pages in all."""
-        ...
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page."""
-        ...
-
-    def write(self, page: int, source: Any) -> None:
-        """Fill a page. Raises BufferMismatchError."""
-        ...
-
-    def read(self, page: int, destination: Any) -> None:
-        """Copy a page out. Raises BufferMismatchError."""
-        ...
+_FOUND_NOTHING = frozenset({MissReason.ABSENT, MissReason.EXPIRED})
+"""Reasons of a look-up without a page that say that there is none."""
 
 
 class L1Cache:
@@ -94,7 +77,7 @@ class L1Cache:
         Raises InvalidArgumentError.
         """
         self._pool = PagePool(capacity_pages)
-        self._memory = _device_pages(capacity_pages, page_bytes, device) if memory is None else memory
+        self._memory = device_pages(capacity_pages, page_bytes, device) if memory is None else memory
         if (self._memory.capacity, self._memory.page_bytes) != (capacity_pages, page_bytes):
             raise InvalidArgumentError(
                 f"the memory has {self._memory.capacity} pages of {self._memory.page_bytes} bytes; "
@@ -106,8 +89,7 @@ class L1Cache:
         self._ttl_ns = ttl_ns
         self._lock = threading.Lock()
         self._index = PrefixIndex()
-        self._make_policy = policy_of(policy)
-        self._policy = self._make_policy()
+        self._policy = policy_of(policy, capacity_pages)
         self._pins: Counter[int] = Counter()
         self._instances = [UNKNOWN_INSTANCE] * capacity_pages
         self._is_scattered = bytearray(capacity_pages)
@@ -135,7 +117,8 @@ class L1Cache:
         chain = unpack_keys(pack_keys(keys))
         with self._lock:
             pages, reason = self._collect(chain)
-            self._pin_used(pages)
+            self._note_looked(chain, pages, reason)
+            self._pin(pages)
             self._counts["requested_pages"] += len(chain)
             self._counts["hit_pages"] += len(pages)
             if len(pages) < len(chain):
@@ -327,7 +310,9 @@ class L1Cache:
             return table, 0
         self._counts["known_pages"] += len(here) - start
         table.share(here)
-        self._hold_used(here)
+        for page in here:
+            self._hold(page)
+            self._policy.touch(page, now_ns)
         for index in range(len(here), len(chain)):
             grown = table.append(1)
             if grown is None:
@@ -370,7 +355,9 @@ class L1Cache:
             self._index.insert(key, page, parent=parent)
             self._instances[page] = self._instance_of(instances, index, parent_page)
             self._is_scattered[page] = parent_page is not None and page != parent_page + 1
-            self._policy.insert(page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns)
+            self._policy.insert(
+                page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns, digest=_digest(key)
+            )
             self._policy.hold(page)
             self._pool.acquire(page)
             added += 1
@@ -404,9 +391,7 @@ class L1Cache:
             self._pool.release(page)
 
     def _drop_all(self) -> None:
-        pages = self._index.clear()
-        self._policy = self._make_policy()
-        self._drop(pages)
+        self._drop(self._index.clear())
 
     def _drop(self, pages: Sequence[int]) -> None:
         """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
@@ -418,17 +403,27 @@ class L1Cache:
             self._pool.release(page)
         self._counts["dropped_pages"] += len(pages)
 
-    def _pin_used(self, pages: Sequence[int]) -> None:
+    def _note_looked(self, chain: Sequence[PageKey], pages: Sequence[int], reason: MissReason) -> None:
+        """Let the policy learn of a look-up, where what it found is all that is here."""
+        if not pages and reason not in _FOUND_NOTHING:
+            return
+        missing = len(chain) - len(pages)
+        self._policy.looked(
+            pages[-1] if pages else None,
+            resident_pages=len(pages),
+            missing_pages=missing,
+            now_ns=self._clock.now_ns(),
+            digest=_digest(chain[len(pages)]) if missing else 0,
+        )
+
+    def _pin(self, pages: Sequence[int]) -> None:
         for page in pages:
             self._pool.acquire(page)
-        self._hold_used(pages)
+            self._hold(page)
 
-    def _hold_used(self, pages: Sequence[int]) -> None:
-        now_ns = self._clock.now_ns()
-        for page in pages:
-            self._policy.hold(page)
-            self._policy.touch(page, now_ns)
-            self._pins[page] += 1
+    def _hold(self, page: int) -> None:
+        self._policy.hold(page)
+        self._pins[page] += 1
 
     def _unpin(self, page: int) -> None:
         self._unhold(page)
@@ -487,8 +482,6 @@ class Filling:
         self._cache._end_filling(self)
 
 
-def _device_pages(capacity: int, page_bytes: int, device: Any) -> PageMemory:
-    # here and not above: whoever brings another memory needs no torch
-    from cache_l1.device_pages import DevicePages  # noqa: PLC0415
-
-    return DevicePages(capacity=capacity, page_bytes=page_bytes, device=device)
+def _digest(key: PageKey) -> int:
+    """By which a policy knows a page that comes back."""
+    return int.from_bytes(key[:4], "little")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kv_policy.eviction import EvictionPolicy, TailFirstLru
+from kv_policy.learned import LearnedEviction
 from kv_types.errors import InvalidArgumentError
 
 
@@ -19,15 +20,20 @@ class L1Policy(EvictionPolicy, Protocol):
         ...
 
 
-POLICIES: Mapping[str, Callable[[], L1Policy]] = {"lru": TailFirstLru}
-"""`lru`: least recently used tails first."""
+POLICIES: Mapping[str, Callable[[int], L1Policy]] = {
+    "learned": LearnedEviction,
+    "lru": lambda capacity_pages: TailFirstLru(),
+}
+"""By name, from the number of pages. `learned`: by how likely pages are to be used again, learned from look-ups, as L2's arena;
+`lru`: least recently used tails first.
+"""
 
-POLICY_DEFAULT = "lru"
+POLICY_DEFAULT = "learned"
 
 
-def policy_of(name: str) -> Callable[[], L1Policy]:
-    """What makes policies of that name. Raises InvalidArgumentError."""
-    made = POLICIES.get(name)
-    if made is None:
+def policy_of(name: str, capacity_pages: int) -> L1Policy:
+    """A policy of that name. Raises InvalidArgumentError."""
+    make = POLICIES.get(name)
+    if make is None:
         raise InvalidArgumentError(f"no eviction policy is called {name!r}; there are {', '.join(POLICIES)}")
-    return made
+    return make(capacity_pages)

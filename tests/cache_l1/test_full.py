@@ -8,6 +8,7 @@ import pytest
 
 from cache_l1.cache import L1Cache
 from cache_l1.policies import POLICIES
+from kv_policy.eviction import TailFirstLru
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import PageKey
 from tests.cache_l1.bench import SIZE, Bench, chain
@@ -76,3 +77,41 @@ def test_c12_a_hundredth_of_what_is_talked_about_is_still_of_use(policy: str) ->
 def test_a_policy_has_a_name() -> None:
     with pytest.raises(InvalidArgumentError, match="lru"):
         L1Cache(capacity_pages=2, page_bytes=SIZE, memory=ByteMemory(2, SIZE), policy="newest")
+
+
+class _Noting(TailFirstLru):
+    """Notes what it is told of look-ups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int | None, int, int, int]] = []
+
+    def looked(
+        self, deepest: int | None, *, resident_pages: int, missing_pages: int, now_ns: int, digest: int = 0
+    ) -> None:
+        self.told.append((deepest, resident_pages, missing_pages, digest))
+        super().looked(
+            deepest, resident_pages=resident_pages, missing_pages=missing_pages, now_ns=now_ns, digest=digest
+        )
+
+
+def test_the_policy_hears_of_look_ups_that_say_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    noting = _Noting()
+    monkeypatch.setitem(POLICIES, "noting", lambda capacity_pages: noting)  # type: ignore[arg-type]
+    bench = Bench(8, policy="noting")
+    keys = chain(4)
+    digests = [int.from_bytes(key[:4], "little") for key in keys]
+    bench.found(keys)
+    bench.insert(keys[:3])
+    bench.found(keys)
+    bench.found(keys[:3])
+    assert noting.told == [(None, 0, 4, digests[0]), (2, 3, 1, digests[3]), (2, 3, 0, 0)]
+    bench.header.freshness = 0
+    assert bench.found(keys) == 0
+    bench.header.freshness = 2**62
+    assert len(noting.told) == 3, "what is stale says nothing of what is here"
+    bench.header.restart()
+    assert bench.found(keys) == 0
+    assert noting.told[-1] == (None, 0, 4, digests[0])
+    assert len(noting) == 0, "it forgets the pages that an event takes, and not what it has learned"
+    bench.check()
