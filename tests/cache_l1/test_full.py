@@ -97,7 +97,7 @@ class _Noting(TailFirstLru):
 
 def test_the_policy_hears_of_look_ups_that_say_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     noting = _Noting()
-    monkeypatch.setitem(POLICIES, "noting", lambda capacity_pages: noting)  # type: ignore[arg-type]
+    monkeypatch.setitem(POLICIES, "noting", lambda capacity_pages: noting)
     bench = Bench(8, policy="noting")
     keys = chain(4)
     digests = [int.from_bytes(key[:4], "little") for key in keys]

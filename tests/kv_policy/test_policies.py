@@ -7,7 +7,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kv_policy.eviction import EvictionPolicy, TailFirstLru
 from kv_policy.learned import LearnedEviction
@@ -205,4 +211,6 @@ class AgainstModel(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_any_history_leaves_what_the_model_says(name: str) -> None:
     machine = type("AgainstModel", (AgainstModel,), {"name": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=150, stateful_step_count=60, deadline=None)
+    )
