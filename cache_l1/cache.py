@@ -20,9 +20,9 @@ from cache_l1.policies import POLICY_DEFAULT, policy_of
 from cache_l1.pool import PagePool
 from cache_l1.prefix_index import PrefixIndex
 from kv_types.clock import BoottimeClock, Clock
+from kv_types.engine_limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
 from kv_types.ids import PageKey
-from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys

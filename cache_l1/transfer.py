@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from kv_types.engine_limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 from kv_types.errors import InvalidArgumentError
-from kv_types.limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 
 
 class Event(Protocol):

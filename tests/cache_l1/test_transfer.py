@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cache_l1.transfer import HostSide, Part, Transfers, batches
+from kv_types.engine_limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 from kv_types.errors import InvalidArgumentError
-from kv_types.limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 from tests.cache_l1.sides import POISON, HastySide, SlowDevice, SlowSide
 
 PART_BYTES = 8
