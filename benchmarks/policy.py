@@ -73,7 +73,9 @@ def cost(pages: int) -> dict[str, float]:
     full = PrefixPolicy(pages=pages)
     for chain in range(pages // CHAIN_BLOCKS):
         first = chain * CHAIN_BLOCKS
-        full.insert(range(first, first + CHAIN_BLOCKS), None, range(first + 1, first + CHAIN_BLOCKS + 1), chain)
+        full.insert(
+            range(first, first + CHAIN_BLOCKS), None, range(first + 1, first + CHAIN_BLOCKS + 1), chain
+        )
     told["bytes_per_page"] = full.bytes() / pages
     return told
 

@@ -99,7 +99,8 @@ def documents(draw: random.Random, blocks: _Blocks) -> Source:
     for turn in itertools.count():
         now += int(draw.expovariate(1.5) * SECOND_NS)
         drift = turn // 40
-        path, named = list(instruction), ()
+        path = list(instruction)
+        named: tuple[int, ...] = ()
         for _ in range(draw.choice([1, 1, 2, 3])):
             named = (*named, pages[(choose() + drift) % len(pages)])
             if named not in paths:

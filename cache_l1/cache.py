@@ -230,8 +230,7 @@ class L1Cache:
 
         requested_pages = hit_pages + the sum of missed_pages_<reason>; refused_pages_<reason> are of inserts. Pages are whole,
         so that none wastes room within; `scattered_pages` are resident ones that don't lie behind their parent. `shared_pages`
-        are in use by a request beside the cache, or by several. reused_pages = hit_pages, each of which somebody computed once;
-        `copied_…` are copies of pages into this memory and out of it.
+        are in use by a request beside the cache, or by several. `copied_…` are copies of pages into this memory and out of it.
         """
         with self._lock:
             pool = self._pool
@@ -293,9 +292,8 @@ class L1Cache:
         self, chain: Sequence[PageKey], start: int, view: ObservedView | None
     ) -> tuple[BlockTable, int]:
         """A table of what is here of the chain, and of new pages for what is not; and how many are here. All are pinned."""
-        table = BlockTable(
-            self._pool, page_tokens=1, make_room=self._evict
-        )  # its unit is the page: all are full
+        # Pages are full here, so that a table's unit is the page.
+        table = BlockTable(self._pool, page_tokens=1, make_room=self._evict)
         if not self._admissible(chain, view):
             self._count_refused(RefuseReason.INVALIDATED, len(chain) - start)
             return table, 0

@@ -14,17 +14,33 @@ class PrefixPolicy:
     """
 
     def __init__(
-        self, *, pages: int, policy: Literal["learned", "lru"] = "learned", attention_pages: int = 0, seed: int = 1
+        self,
+        *,
+        pages: int,
+        policy: Literal["learned", "lru"] = "learned",
+        attention_pages: int = 0,
+        seed: int = 1,
     ) -> None:
         """`attention_pages`: the depth at which a page costs twice what the first one costs to compute; 0: all cost the same."""
 
     def looked(
-        self, deepest: int | None, resident_pages: int, missing_pages: int, now_ns: int, first_missing: int = 0
+        self,
+        deepest: int | None,
+        resident_pages: int,
+        missing_pages: int,
+        now_ns: int,
+        first_missing: int = 0,
     ) -> None:
         """A request asked for a chain: so many pages were there, the last of them `deepest`, and so many were not."""
 
     def insert(
-        self, pages: Sequence[int], parent: int | None, digests: Sequence[int], now_ns: int, expires_ns: int = 0, queue: int = 0
+        self,
+        pages: Sequence[int],
+        parent: int | None,
+        digests: Sequence[int],
+        now_ns: int,
+        expires_ns: int = 0,
+        queue: int = 0,
     ) -> None:
         """Pages became resident, each on top of the one before."""
 
@@ -75,7 +91,7 @@ def replay(
     piece_blocks: int = 0,
     seed: int = 1,
 ) -> tuple[int, int, int, int, int]:
-    """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request) of a trace, in which request i is blocks[offsets[i]:offsets[i + 1]].
+    """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request) of a trace.
 
-    A hit counts only when every earlier block is resident on arrival. Without the GIL.
+    Request i is blocks[offsets[i]:offsets[i + 1]]. A hit counts only when every earlier block is resident on arrival. Without the GIL.
     """

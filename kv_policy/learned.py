@@ -32,7 +32,9 @@ class LearnedEviction:
         if policy not in {"learned", "lru"}:
             raise InvalidArgumentError(f"the policy is learned or lru; got {policy!r}")
         if not 0 <= attention_pages <= ARENA_PAGES_MAX:
-            raise InvalidArgumentError(f"attention_pages must be 0 to {ARENA_PAGES_MAX}; got {attention_pages}")
+            raise InvalidArgumentError(
+                f"attention_pages must be 0 to {ARENA_PAGES_MAX}; got {attention_pages}"
+            )
         self._capacity = capacity_pages
         self._native = PrefixPolicy(pages=capacity_pages, policy=policy, attention_pages=attention_pages)
         self._now_ns = 0

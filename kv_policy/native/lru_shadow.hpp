@@ -76,7 +76,7 @@ class LruShadow {
   static constexpr std::uint64_t kSlots = 1 << 16;
   static constexpr double kAllowance = 0.001;  // of the hit ratio
   static constexpr double kStartShare = 0.03, kMostShare = 0.25;  // of the cache
-  static constexpr double kStartPages = 8, kMostPages = 16;
+  static constexpr double kStartPages = 4, kMostPages = 16;
   struct Slot {
     std::uint64_t touched_ns = 0, until_ns = 0, pages = 0;
   };

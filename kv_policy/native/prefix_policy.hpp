@@ -60,7 +60,9 @@ class PrefixPolicy {
   // Throws std::invalid_argument when there are no pages or too many.
   explicit PrefixPolicy(const PolicyOptions& options)
       : options_(options), ghosts_(options.cached_pages != 0 ? options.cached_pages : options.pages),
-        shadow_(options.cached_pages != 0 ? options.cached_pages : options.pages), random_(options.seed | 1) {
+        shadow_(options.cached_pages != 0 ? options.cached_pages : options.pages),
+        full_pages_(options.pages),
+        random_(options.seed | 1) {
     if (options.pages == 0 || options.pages > kPagesMost) throw std::invalid_argument("pages must be 1 to 2^24");
     pages_.resize(options.pages);
     living_.resize(Cell::kCells);
@@ -133,6 +135,7 @@ class PrefixPolicy {
   static constexpr std::uint32_t kSmallPages = 1 << 16;
   static constexpr std::uint64_t kEstimateEvery = 100, kEstimateSeldom = 2000;  // requests, in small and in large caches
   static constexpr std::uint32_t kFanPages = 2;          // so much of a path may be left out without having gone elsewhere
+  static constexpr std::uint32_t kMissingMost = 65'536;  // pages of one request that are believed to come
   static constexpr std::uint32_t kAsks = 64;             // requests of which nothing was there, that are remembered
   static constexpr std::uint64_t kOpenNs = 30'000'000'000;  // for so long is the rest of a request waited for
   static constexpr std::uint64_t kPutsWithinNs = 120'000'000'000;  // after a look-up
@@ -215,7 +218,7 @@ class PrefixPolicy {
   std::uint32_t next_ask_ = 0;
   std::uint64_t now_ns_ = 0;
   std::uint64_t resident_pages_ = 0;
-  std::uint64_t full_pages_ = ~0ULL >> 1;  // what fits, as far as is known
+  std::uint64_t full_pages_;  // what fits, as far as is known
   std::uint64_t random_;
   PolicyCounts counts_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> covered_;  // scratch: runs on the path, and what they become

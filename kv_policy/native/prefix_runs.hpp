@@ -9,7 +9,7 @@ namespace stratakv {
 inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
   const std::uint32_t below = pages_[page].run;
   if (runs_[below].tail == page) return below;
-  const std::uint32_t above = runs_.make(runs_[below]);
+  const std::uint32_t above = runs_.make(Run{runs_[below]});
   Run& upper = runs_[above];
   Run& lower = runs_[below];
   upper.pages = 0;
@@ -97,7 +97,7 @@ inline void PrefixPolicy::cover(std::uint32_t deepest, std::uint32_t missing_pag
 inline void PrefixPolicy::looked(std::uint32_t deepest, std::uint32_t resident_pages, std::uint32_t missing_pages,
                                  std::uint64_t now_ns, std::uint32_t first_missing) {
   now_ns_ = std::max(now_ns_, now_ns);
-  missing_pages = std::min(missing_pages, kPagesMost);
+  missing_pages = std::min(missing_pages, kMissingMost);
   ++counts_.requests;
   if (deepest == kNoPage || !resident(deepest) || resident_pages == 0) {
     shadow_.asked(missing_pages, 0);
@@ -334,6 +334,13 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   if (!resident(page)) throw std::invalid_argument("page is not resident");
   Page& gone = pages_[page];
   const std::uint32_t number = gone.run;
+  if (page != runs_[number].tail && runs_[number].first != kNoPage) {  // what stands on it goes too, but not yet
+    if (page == runs_[number].first) {
+      runs_[number].first = kNoPage;
+    } else {
+      cut_above(page);
+    }
+  }
   Run& run = runs_[number];
   if (evicted) ++counts_.evicted;
   if (evicted && gone.digest != 0) {

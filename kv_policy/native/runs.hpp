@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "leaves.hpp"
@@ -33,34 +34,44 @@ struct Run {
   Run() : reused(false), fan(false), last(false), may_fan(false), unasked(false) {}
 };
 
-// Numbers of runs, given and taken back.
+// Numbers of runs, given and taken back. They lie in blocks, so that no call ever moves all of them.
 class Runs {
  public:
-  Run& operator[](std::uint32_t run) { return runs_[run]; }
-  const Run& operator[](std::uint32_t run) const { return runs_[run]; }
-  std::uint32_t size() const { return static_cast<std::uint32_t>(runs_.size()); }
-  std::uint32_t living() const { return size() - static_cast<std::uint32_t>(free_.size()); }
-  std::uint64_t bytes() const { return runs_.capacity() * sizeof(Run) + free_.capacity() * sizeof(std::uint32_t); }
+  Runs() = default;
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+
+  Run& operator[](std::uint32_t run) { return blocks_[run / kBlock][run % kBlock]; }
+  const Run& operator[](std::uint32_t run) const { return blocks_[run / kBlock][run % kBlock]; }
+  std::uint32_t size() const { return size_; }
+  std::uint32_t living() const { return living_; }
+  std::uint64_t bytes() const { return blocks_.size() * (kBlock * sizeof(Run) + sizeof(blocks_[0])); }
 
   std::uint32_t make(const Run& run) {
-    if (free_.empty()) {
-      runs_.push_back(run);
-      return size() - 1;
+    std::uint32_t number = free_;
+    if (number != kNoRun) {
+      free_ = (*this)[number].first;
+    } else {
+      number = size_++;
+      if (number % kBlock == 0) blocks_.push_back(std::make_unique<Run[]>(kBlock));
     }
-    const std::uint32_t number = free_.back();
-    free_.pop_back();
-    runs_[number] = run;
+    ++living_;
+    (*this)[number] = run;
     return number;
   }
 
+  // `first` of one that is free is the next that is free.
   void drop(std::uint32_t run) {
-    runs_[run] = Run{};
-    free_.push_back(run);
+    (*this)[run] = Run{};
+    (*this)[run].first = free_;
+    free_ = run;
+    --living_;
   }
 
  private:
-  std::vector<Run> runs_;
-  std::vector<std::uint32_t> free_;
+  static constexpr std::uint32_t kBlock = 4096;
+  std::vector<std::unique_ptr<Run[]>> blocks_;
+  std::uint32_t size_ = 0, living_ = 0, free_ = kNoRun;
 };
 
 }  // namespace stratakv
