@@ -1,4 +1,4 @@
-"""Regenerates docs/benchmarks.md and its plots: parts from one node, L3, fleets, one event loop, a full arena (`make bench`)."""
+"""Regenerates docs/benchmarks.md and its plots: one node, L1, L3, fleets, one event loop, a full arena (`make bench`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import (
     fleet_report,
     huge_pages,
+    l1,
     l3,
     layers,
     local,
@@ -58,6 +59,7 @@ class Part(StrEnum):
     LAYERS = "layers"
     START = "start"
     HUGE_PAGES = "huge_pages"
+    L1 = "l1"
     L3 = "l3"
     FLEET = "fleet"
     REDIS = "redis"
@@ -146,6 +148,14 @@ def measured_start(console: Console) -> str:
     starts = start.measure(arena_bytes=4 * start.GIB, rounds=start.ROUNDS)
     console.print(start.table(starts))
     return _part(start.lines(starts), load_average)
+
+
+def measured_l1(console: Console) -> str:
+    """L1 beside plain copies."""
+    load_average = os.getloadavg()[0]
+    results = l1.measure()
+    console.print(l1.table(results))
+    return _part(l1.lines(results), load_average)
 
 
 def measured_l3(console: Console) -> str:
@@ -269,6 +279,7 @@ MEASURED: Mapping[Part, Callable[[Console], str | None]] = {
     Part.LAYERS: measured_layers,
     Part.START: measured_start,
     Part.HUGE_PAGES: measured_huge_pages,
+    Part.L1: measured_l1,
     Part.L3: measured_l3,
     Part.FLEET: measured_fleet,
     Part.REDIS: measured_redis,

@@ -10,16 +10,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Self
 
+from cache_l1.block_tables import BlockTable
 from cache_l1.follower import ViewFollower
+from cache_l1.page_memory import PageMemory, device_pages
+from cache_l1.policies import POLICY_DEFAULT, policy_of
 from cache_l1.pool import PagePool
 from cache_l1.prefix_index import PrefixIndex
-from kv_policy.eviction import TailFirstLru
 from kv_types.clock import BoottimeClock, Clock
+from kv_types.engine_limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
 from kv_types.ids import PageKey
-from kv_types.limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
@@ -32,7 +35,7 @@ from kv_types.validity import (
     ValiditySource,
 )
 
-__all__ = ["Instances", "L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
+__all__ = ["Filling", "Instances", "L1Cache", "ObservedView", "PageMemory", "ValiditySource"]
 
 
 _COUNTERS = (
@@ -43,29 +46,13 @@ _COUNTERS = (
     "evicted_pages",
     "expired_pages",
     "dropped_pages",
+    "copied_in_pages",
+    "copied_out_pages",
 )
 
 
-class PageMemory(Protocol):
-    """Where the bytes are; `cache_l1.device_pages.DevicePages` is one."""
-
-    @property
-    def capacity(self) -> int:
-        """Pages in all."""
-        ...
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page."""
-        ...
-
-    def write(self, page: int, source: Any) -> None:
-        """Fill a page. Raises BufferMismatchError."""
-        ...
-
-    def read(self, page: int, destination: Any) -> None:
-        """Copy a page out. Raises BufferMismatchError."""
-        ...
+_FOUND_NOTHING = frozenset({MissReason.ABSENT, MissReason.EXPIRED})
+"""Reasons of a look-up without a page that say that there is none."""
 
 
 class L1Cache:
@@ -81,14 +68,16 @@ class L1Cache:
         memory: PageMemory | None = None,
         clock: Clock | None = None,
         ttl_ns: int | None = None,
+        policy: str = POLICY_DEFAULT,
     ) -> None:
         """`namespace`: that of all its pages, so that what hides others leaves it alone; None: unknown or several.
 
+        `policy` names one of cache_l1.policies.POLICIES, which says what goes when room is needed.
         `memory` None: a torch tensor on `device`. `clock` must be the one that freshness is told in.
         Raises InvalidArgumentError.
         """
         self._pool = PagePool(capacity_pages)
-        self._memory = _device_pages(capacity_pages, page_bytes, device) if memory is None else memory
+        self._memory = device_pages(capacity_pages, page_bytes, device) if memory is None else memory
         if (self._memory.capacity, self._memory.page_bytes) != (capacity_pages, page_bytes):
             raise InvalidArgumentError(
                 f"the memory has {self._memory.capacity} pages of {self._memory.page_bytes} bytes; "
@@ -100,9 +89,10 @@ class L1Cache:
         self._ttl_ns = ttl_ns
         self._lock = threading.Lock()
         self._index = PrefixIndex()
-        self._policy = TailFirstLru()
+        self._policy = policy_of(policy, capacity_pages)
         self._pins: Counter[int] = Counter()
         self._instances = [UNKNOWN_INSTANCE] * capacity_pages
+        self._is_scattered = bytearray(capacity_pages)
         self._namespace = namespace
         self._follower: ViewFollower | None = None
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
@@ -127,7 +117,8 @@ class L1Cache:
         chain = unpack_keys(pack_keys(keys))
         with self._lock:
             pages, reason = self._collect(chain)
-            self._pin_used(pages)
+            self._note_looked(chain, pages, reason)
+            self._pin(pages)
             self._counts["requested_pages"] += len(chain)
             self._counts["hit_pages"] += len(pages)
             if len(pages) < len(chain):
@@ -159,10 +150,22 @@ class L1Cache:
                 f"{len(destinations)} destinations for {len(pages)} pages; give one a page"
             )
         with self._lock:
-            for page in pages:
-                self._check_pinned(page, 1)
+            self._note_copied_out(pages)
         for page, destination in zip(pages, destinations, strict=True):
             self._memory.read(page, destination)
+
+    def note_copied_out(self, pages: Sequence[int]) -> None:
+        """Count pinned pages that the caller takes out of the memory itself, many at a time.
+
+        Raises InvalidArgumentError when one is not pinned.
+        """
+        with self._lock:
+            self._note_copied_out(pages)
+
+    def _note_copied_out(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._check_pinned(page, 1)
+        self._counts["copied_out_pages"] += len(pages)
 
     def release(self, pages: Sequence[int]) -> None:
         """End one pin of each page. Raises InvalidArgumentError, and releases nothing, when one has none."""
@@ -193,31 +196,53 @@ class L1Cache:
             raise InvalidArgumentError(
                 f"{len(sources)} sources for pages {start} to {len(chain)} of the chain; give one a page"
             )
+        with self.filling(chain, start, view=view) as filling:
+            for index, page in filling.pages.items():
+                self._memory.write(page, sources[index - start])
+            return filling.publish(instances)
+
+    def filling(self, keys: Keys, start: int, *, view: ObservedView | None) -> Filling:
+        """Places for pages of `keys[start:]`, for a caller that fills them itself: a context manager.
+
+        What is said of `insert` holds; what is filled is seen by nobody until it is published. Raises InvalidIdentifierError,
+        LimitExceededError, InvalidArgumentError.
+        """
+        chain = unpack_keys(pack_keys(keys))
+        if not 0 <= start <= len(chain):
+            raise InvalidArgumentError(f"pages from {start} on of a chain of {len(chain)}")
         with self._lock:
-            held, fresh = self._make_room(chain, start, view)
-        added = 0
-        try:
-            for index in sorted(fresh):
-                self._memory.write(fresh[index], sources[index - start])
-            with self._lock:
-                added = self._publish(chain, fresh, view, instances)
-        finally:
-            with self._lock:
-                for page in (*held, *fresh.values()):
-                    self._unpin(page)
-        return added
+            table, held = self._make_room(chain, start, view)
+        return Filling(self, chain, table, held=held, view=view)
+
+    def _publish_filled(self, filling: Filling, instances: Instances) -> int:
+        with self._lock:
+            self._counts["copied_in_pages"] += len(filling.pages)
+            return self._publish(filling.chain, filling.pages, filling.view, instances)
+
+    def _end_filling(self, filling: Filling) -> None:
+        with self._lock:
+            for page in filling.table.pages:
+                self._unhold(page)
+            filling.table.release()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges by name.
 
-        requested_pages = hit_pages + the sum of missed_pages_<reason>; refused_pages_<reason> are of inserts.
+        requested_pages = hit_pages + the sum of missed_pages_<reason>; refused_pages_<reason> are of inserts. Pages are whole,
+        so that none wastes room within; `scattered_pages` are resident ones that don't lie behind their parent. `shared_pages`
+        are in use by a request beside the cache, or by several. `copied_…` are copies of pages into this memory and out of it.
         """
         with self._lock:
+            pool = self._pool
             gauges = {
-                "capacity_pages": self._pool.capacity,
+                "capacity_pages": pool.capacity,
                 "resident_pages": len(self._index),
                 "pinned_pages": len(self._pins),
-                "free_pages": self._pool.free_pages,
+                "free_pages": pool.free_pages,
+                "used_pages_peak": pool.used_pages_peak,
+                "shared_pages": pool.shared_pages,
+                "scattered_pages": self._is_scattered.count(1),
+                "page_bytes": self._memory.page_bytes,
             }
             return {**self._counts, **gauges}
 
@@ -265,40 +290,39 @@ class L1Cache:
 
     def _make_room(
         self, chain: Sequence[PageKey], start: int, view: ObservedView | None
-    ) -> tuple[list[int], dict[int, int]]:
-        """Pin what is here of the chain and allocate the rest: (pinned pages, chain index → new page)."""
+    ) -> tuple[BlockTable, int]:
+        """A table of what is here of the chain, and of new pages for what is not; and how many are here. All are pinned."""
+        # Pages are full here, so that a table's unit is the page.
+        table = BlockTable(self._pool, page_tokens=1, make_room=self._evict)
         if not self._admissible(chain, view):
             self._count_refused(RefuseReason.INVALIDATED, len(chain) - start)
-            return [], {}
+            return table, 0
         now_ns = self._clock.now_ns()
         self._expire(now_ns, count_max=self._pool.capacity)
         here, reason = self._living(self._index.longest_prefix(chain), now_ns)
         if len(here) < start:
             self._count_refused(RefuseReason.PARENT_ABSENT, len(chain) - start)
-            return [], {}
+            return table, 0
         if reason is MissReason.EXPIRED:  # still read by somebody, so that its place cannot be taken yet
             self._count_refused(RefuseReason.BUSY, len(chain) - len(here))
-            return [], {}
+            return table, 0
         self._counts["known_pages"] += len(here) - start
-        self._pin_used(here)
-        fresh: dict[int, int] = {}
+        table.share(here)
+        for page in here:
+            self._hold(page)
+            self._policy.touch(page, now_ns)
         for index in range(len(here), len(chain)):
-            page_or_none = self._allocate()
-            if page_or_none is None:
+            grown = table.append(1)
+            if grown is None:
                 self._count_refused(RefuseReason.FULL, len(chain) - index)
                 break
-            fresh[index] = page_or_none
-            self._pins[page_or_none] += 1
-        return here, fresh
+            self._pins[grown.fresh[0]] += 1
+        return table, len(here)
 
-    def _allocate(self) -> int | None:
-        page = self._pool.allocate()
-        if page is None:
-            victims = self._policy.evict(1)
-            self._forget(victims)
-            self._counts["evicted_pages"] += len(victims)
-            page = self._pool.allocate()
-        return page
+    def _evict(self, pages: int) -> None:
+        victims = self._policy.evict(pages)
+        self._forget(victims)
+        self._counts["evicted_pages"] += len(victims)
 
     def _publish(
         self,
@@ -328,7 +352,10 @@ class L1Cache:
             page = fresh[index]
             self._index.insert(key, page, parent=parent)
             self._instances[page] = self._instance_of(instances, index, parent_page)
-            self._policy.insert(page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns)
+            self._is_scattered[page] = parent_page is not None and page != parent_page + 1
+            self._policy.insert(
+                page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns, digest=_digest(key)
+            )
             self._policy.hold(page)
             self._pool.acquire(page)
             added += 1
@@ -358,38 +385,55 @@ class L1Cache:
     def _forget(self, victims: Sequence[int]) -> None:
         for page in victims:
             self._index.remove_page(page)
+            self._is_scattered[page] = 0
             self._pool.release(page)
 
     def _drop_all(self) -> None:
-        pages = self._index.clear()
-        self._policy = TailFirstLru()
-        self._drop(pages)
+        self._drop(self._index.clear())
 
     def _drop(self, pages: Sequence[int]) -> None:
         """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
         for page in pages:
             self._instances[page] = UNKNOWN_INSTANCE
+            self._is_scattered[page] = 0
             if page in self._policy:
                 self._policy.remove(page)
             self._pool.release(page)
         self._counts["dropped_pages"] += len(pages)
 
-    def _pin_used(self, pages: Sequence[int]) -> None:
-        now_ns = self._clock.now_ns()
+    def _note_looked(self, chain: Sequence[PageKey], pages: Sequence[int], reason: MissReason) -> None:
+        """Let the policy learn of a look-up, where what it found is all that is here."""
+        if not pages and reason not in _FOUND_NOTHING:
+            return
+        missing = len(chain) - len(pages)
+        self._policy.looked(
+            pages[-1] if pages else None,
+            resident_pages=len(pages),
+            missing_pages=missing,
+            now_ns=self._clock.now_ns(),
+            digest=_digest(chain[len(pages)]) if missing else 0,
+        )
+
+    def _pin(self, pages: Sequence[int]) -> None:
         for page in pages:
             self._pool.acquire(page)
-            self._policy.hold(page)
-            self._policy.touch(page, now_ns)
-            self._pins[page] += 1
+            self._hold(page)
+
+    def _hold(self, page: int) -> None:
+        self._policy.hold(page)
+        self._pins[page] += 1
 
     def _unpin(self, page: int) -> None:
+        self._unhold(page)
+        self._pool.release(page)
+
+    def _unhold(self, page: int) -> None:
         self._pins[page] -= 1
         if not self._pins[page]:
             del self._pins[page]
         # a dropped page is in no policy any more, and its number is not used again before its last pin ends
         if page in self._policy:
             self._policy.release(page)
-        self._pool.release(page)
 
     def _check_pinned(self, page: int, count: int) -> None:
         if self._pins.get(page, 0) < count:
@@ -401,8 +445,41 @@ class L1Cache:
         self._counts[f"refused_pages_{reason.name.lower()}"] += pages
 
 
-def _device_pages(capacity: int, page_bytes: int, device: Any) -> PageMemory:
-    # here and not above: whoever brings another memory needs no torch
-    from cache_l1.device_pages import DevicePages  # noqa: PLC0415
+class Filling:
+    """Places in an L1 that are filled and not seen yet. Its pages stay where they are until it is left."""
 
-    return DevicePages(capacity=capacity, page_bytes=page_bytes, device=device)
+    __slots__ = ("_cache", "chain", "pages", "table", "view")
+
+    def __init__(
+        self,
+        cache: L1Cache,
+        chain: Sequence[PageKey],
+        table: BlockTable,
+        *,
+        held: int,
+        view: ObservedView | None,
+    ) -> None:
+        """Made by `L1Cache.filling`; the first `held` pages of the table are filled already."""
+        self._cache = cache
+        self.chain = chain
+        self.table = table
+        self.view = view
+        self.pages = {held + at: page for at, page in enumerate(table.pages[held:])}
+        """Index in the chain → page to be filled, from its front on; fewer than wanted when there is no room for all."""
+
+    def publish(self, instances: Instances = NO_INSTANCES) -> int:
+        """Let look-ups see all pages, each filled by now; returns how many were added, 0 when an event forbids it."""
+        return self._cache._publish_filled(self, instances)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cache._end_filling(self)
+
+
+def _digest(key: PageKey) -> int:
+    """By which a policy knows a page that comes back."""
+    return int.from_bytes(key[:4], "little")

@@ -48,6 +48,11 @@ class DevicePages:
         """Where the pages are."""
         return self._pages.device
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """All pages: uint8 [capacity, page_bytes], shared with the store."""
+        return self._pages
+
     def raw(self, page: int) -> torch.Tensor:
         """One page as uint8 [page_bytes], shared with the store. Raises InvalidArgumentError."""
         if not 0 <= page < self.capacity:

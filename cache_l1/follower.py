@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_types.engine_limits import L1_TOMBSTONES_MAX
 from kv_types.errors import ProtocolError
 from kv_types.events import LogStarted, Selected, WeightsAnnounced, decode_event
 from kv_types.ids import NO_LIFE, PageKey
-from kv_types.limits import L1_TOMBSTONES_MAX
 from kv_types.namespace import Namespace
 from kv_types.selectors import Selector
 from kv_types.validity import ObservedView, ValiditySource

@@ -87,8 +87,8 @@ class PrefixIndex:
         return removed
 
     def clear(self) -> list[int]:
-        """Remove everything; returns the page numbers."""
-        pages = list(self._keys)
+        """Remove everything; returns page numbers, children first."""
+        pages = list(reversed(self._keys))  # a parent came before what stands on it
         self._nodes.clear()
         self._keys.clear()
         return pages

@@ -393,6 +393,9 @@ class Reader:
     def prefault_ended(self) -> bool:
         """Whether nothing is being pre-faulted any more."""
     @property
+    def pages_memory(self) -> tuple[int, int]:
+        """(address, bytes) of the mapping that all pages lie in, until the last lease or call after `close` has ended."""
+    @property
     def life(self) -> bytes: ...
     @property
     def closed(self) -> bool: ...

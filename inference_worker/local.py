@@ -35,8 +35,8 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_untold", "_writer",
-        "loader", "reader",
+        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_unregister",
+        "_untold", "_writer", "loader", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class LocalArena(Home):
         self._untold = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
         self.reader = attached.reader
+        register = settings.register_memory
+        self._unregister = None if register is None else register(*self.reader.pages_memory)
 
     @classmethod
     def attach(
@@ -292,6 +294,9 @@ class LocalArena(Home):
             if self._last_counts is None:
                 with contextlib.suppress(ValueError):  # another thread does the same
                     self._last_counts = self._read_counts()
+            unregister, self._unregister = self._unregister, None
+            if unregister is not None:
+                unregister()
             self._attached.close()
 
     def looked(self, namespace_number: int, packed: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kv_types.errors import ConfigError
@@ -16,6 +17,9 @@ from kv_types.limits import (
 )
 from kv_types.numbers import check_integer, check_seconds
 from kv_types.validity import EngineMode
+
+RegisterMemory = Callable[[int, int], Callable[[], None]]
+"""Is told address and bytes of memory that is mapped now; returns what to call before it is unmapped. Raises nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class ClientSettings:
     more are dropped and counted. engine: what this client is if it has an index of its own that serves without asking
     the header each time: invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its
     own freshness has run out). It uses shared memory alone, since over gRPC no invalidation would reach it.
+    register_memory: lets a device reach the arena's pages by itself, for as long as this client is attached.
     """
 
     name: str = ""
@@ -46,6 +51,7 @@ class ClientSettings:
     copy_lease_s: float = COPY_LEASE_S_DEFAULT
     prefetches_in_flight_max: int = 8
     engine: EngineMode = EngineMode.NONE
+    register_memory: RegisterMemory | None = None
 
     def __post_init__(self) -> None:
         if len(self.name.encode()) > CLIENT_NAME_BYTES_MAX:

@@ -102,26 +102,6 @@ POLICY_STATE_BYTES_MAX = 4 * 1024 * 1024  # what an eviction policy has learned,
 EVICTION_DEAD_PLACES_MAX = 64
 """Left-over places in a queue of victims, beyond as many as there are pages, before it is rebuilt."""
 
-# L1
-L1_MATCH_ATTEMPTS_MAX = 3
-"""Look-ups tried again because the view moved meanwhile; then the reason is RACED."""
-L1_EXPIRE_PAGES_MAX = 256
-"""Expired pages freed by one call, so that no look-up pays for a whole cache."""
-L1_TOMBSTONES_MAX = 4096
-"""Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
-
-# An engine with a prefix cache of its own
-ENGINE_BLOCKS_INDEXED_MAX = 4 * 1024 * 1024
-"""Hashed blocks of an engine that are told apart; of more, any event takes all."""
-ENGINE_BLOCKS_PRUNED_AT_ONCE = 2
-"""Blocks that are looked at for each that is new, to forget those that the engine has evicted."""
-ENGINE_DEFERRALS_MAX = 3
-"""How often in a row one look-up is put off to the next step because the view moves on; then it gets nothing."""
-ENGINE_STEPS_IN_FLIGHT_MAX = 64
-"""Steps whose outputs are awaited and whose views are kept apart."""
-ENGINE_KEYS_AWAITED_MAX = 1024
-"""Selected keys that are held against the pages which one request has begun to compute; it is tainted for more."""
-
 # The log
 LOG_NOTE_BYTES_MAX = 1024
 """Reason, and author, of one record."""

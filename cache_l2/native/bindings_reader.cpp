@@ -432,6 +432,11 @@ void bind_reader(nb::module_& m) {
            nb::arg("writable"), nb::arg("prefault") = true, nb::arg("doorbell_fd") = -1, nb::arg("first_use") = false)
       .def_prop_ro("life", &PyReader::life)
       .def_prop_ro("prefault_ended", [](const PyReader& self) { return self.core()->prefault_ended(); })
+      .def_prop_ro("pages_memory", [](const PyReader& self) {
+             const auto reader = self.core();
+             const Mapping& memory = reader->pages_memory();
+             return nb::make_tuple(reinterpret_cast<std::uintptr_t>(memory.data()), memory.bytes());
+           })
       .def_prop_ro("closed", [](const PyReader& self) { return self.core()->closed(); })
       .def_prop_ro("recording", &PyReader::recording)
       .def_prop_ro("keep_granted", [](const PyReader& self) { return self.core()->keep_granted(); })

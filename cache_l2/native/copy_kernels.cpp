@@ -142,9 +142,15 @@ std::vector<CopyKernel> supported_kernels() { return {{"memcpy", copy_libc, fals
 #endif
 #endif
 
+ProbedPlaces places_of(std::byte* destination, std::size_t bytes) {
+  const std::size_t stride = bytes / kProbes;
+  ProbedPlaces places{};
+  for (std::size_t i = 0; i < kProbes; ++i) places[i] = destination + i * stride + stride / 2;
+  return places;
+}
+
 std::atomic<std::uint64_t> default_choice{0};  // cold in the high 32 bits, warm in the low
 
-constexpr std::size_t kProbes = 4;
 constexpr std::size_t kProbedBytesMin = 32 * 1024;  // below it a probe would cost more than it could save
 
 #if defined(__x86_64__) && !defined(STRATAKV_TSAN)
@@ -152,11 +158,10 @@ constexpr std::size_t kProbedBytesMin = 32 * 1024;  // below it a probe would co
 // A locked no-op waits for the line wherever it is, and asks for it as a store would.
 void touch_line(std::byte* at) { asm volatile("lock orb $0, %0" : "+m"(*at)); }
 
-std::uint64_t probe_ticks(std::byte* destination, std::size_t bytes) {
-  const std::size_t stride = bytes / kProbes;
+std::uint64_t probe_ticks(const ProbedPlaces& places) {
   _mm_lfence();
   const std::uint64_t begin = __rdtsc();
-  for (std::size_t i = 0; i < kProbes; ++i) touch_line(destination + i * stride + stride / 2);
+  for (std::byte* place : places) touch_line(place);
   _mm_lfence();
   return __rdtsc() - begin;
 }
@@ -168,10 +173,10 @@ std::uint64_t measure_warm_ticks_max() {
   std::uint64_t warm = ~0ULL, cold = ~0ULL;
   for (int round = 0; round < 16; ++round) {
     for (std::size_t at = 0; at < bytes; at += kCacheLine) touch_line(buffer.get() + at);
-    warm = std::min(warm, probe_ticks(buffer.get(), bytes));
+    warm = std::min(warm, probe_ticks(places_of(buffer.get(), bytes)));
     for (std::size_t at = 0; at < bytes; at += kCacheLine) _mm_clflush(buffer.get() + at);
     _mm_mfence();
-    cold = std::min(cold, probe_ticks(buffer.get(), bytes));
+    cold = std::min(cold, probe_ticks(places_of(buffer.get(), bytes)));
   }
   return static_cast<std::uint64_t>(std::sqrt(static_cast<double>(warm) * static_cast<double>(cold)));
 }
@@ -213,10 +218,12 @@ const CopyKernel& copy_kernel(std::uint32_t number) {
   return kernels[number < kernels.size() ? number : 0];
 }
 
-bool in_caches([[maybe_unused]] std::byte* destination, [[maybe_unused]] std::size_t bytes) noexcept {
+bool in_caches(std::byte* destination, std::size_t bytes) noexcept { return in_caches(places_of(destination, bytes)); }
+
+bool in_caches([[maybe_unused]] const ProbedPlaces& places) noexcept {
 #if defined(__x86_64__) && !defined(STRATAKV_TSAN)
   static const std::uint64_t warm_ticks_max = measure_warm_ticks_max();
-  return probe_ticks(destination, bytes) <= warm_ticks_max;
+  return probe_ticks(places) <= warm_ticks_max;
 #else
   return false;
 #endif
@@ -227,7 +234,11 @@ void CopyChoice::copy(std::byte* destination, const std::byte* source, std::size
 }
 
 CopyChoice CopyChoice::decided(std::byte* destination, std::size_t bytes) const {
-  const bool is_warm = cold != warm && (bytes < kProbedBytesMin || in_caches(destination, bytes));
+  return decided(places_of(destination, bytes), bytes);
+}
+
+CopyChoice CopyChoice::decided(const ProbedPlaces& places, std::size_t bytes) const {
+  const bool is_warm = cold != warm && (bytes < kProbedBytesMin || in_caches(places));
   return is_warm ? CopyChoice{warm, warm} : CopyChoice{cold, cold};
 }
 

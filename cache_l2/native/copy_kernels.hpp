@@ -1,6 +1,7 @@
 // Ways to copy a page, chosen by measurement: libc's memcpy is not the fastest everywhere.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -20,6 +21,10 @@ const std::vector<CopyKernel>& copy_kernels();
 // The kernel of that number, or memcpy when this processor has no such kernel.
 const CopyKernel& copy_kernel(std::uint32_t number);
 
+// Places of a destination that are looked at to tell whether it is in the caches.
+constexpr std::size_t kProbes = 4;
+using ProbedPlaces = std::array<std::byte*, kProbes>;
+
 // Two kernels by number: streaming stores win where the destination is out of the caches and lose where it is in them, so
 // each page's destination is probed first. Probing costs some locked no-ops, a hundredth of the copy of a large page.
 struct CopyChoice {
@@ -29,11 +34,13 @@ struct CopyChoice {
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
   // One of the two for all copies of parts of a destination: it is probed once.
   CopyChoice decided(std::byte* destination, std::size_t bytes) const;
+  CopyChoice decided(const ProbedPlaces& places, std::size_t bytes) const;
 };
 
 // True when a few places of a destination answer as fast as caches do. Changes nothing in it, and faults its pages in as
 // the copy would. Always false where the processor's clock can't be read cheaply.
 bool in_caches(std::byte* destination, std::size_t bytes) noexcept;
+bool in_caches(const ProbedPlaces& places) noexcept;
 
 // The choice of this process where nobody names a kernel: what was measured last, here or by the sidecar; memcpy before.
 CopyChoice default_copy_choice() noexcept;

@@ -34,12 +34,18 @@ inline void gather(std::byte* destination, const PageRuns& page, std::size_t beg
            [&](const std::byte* run, std::size_t at, std::size_t bytes) { copier.copy(destination + at, run, bytes); });
 }
 
-// What one page's runs are to the caches is taken for one: an engine's blocks are used as wholes.
+// What a few of a page's runs are to the caches is taken for all of them: an engine's blocks are used as wholes, however short
+// the runs are that they consist of.
 inline void scatter(const PageRuns& page, const std::byte* source, std::size_t begin, std::size_t end, CopyChoice copier) {
-  for (std::size_t i = 0; i < page.count; ++i) {
-    if (page.runs[i].data == nullptr) continue;
-    copier = copier.decided(page.runs[i].data, page.runs[i].bytes);
-    break;
+  ProbedPlaces places{};
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < page.count && found < kProbes; ++i) {
+    const Run& run = page.runs[(i * (page.count / kProbes + 1)) % page.count];
+    if (run.data != nullptr) places[found++] = run.data + run.bytes / 2;
+  }
+  if (found > 0) {  // else each run is probed by itself
+    while (found < kProbes) places[found++] = places[0];
+    copier = copier.decided(places, end - begin);
   }
   each_run(page, begin, end, [&](std::byte* run, std::size_t at, std::size_t bytes) { copier.copy(run, source + at, bytes); });
 }

@@ -124,6 +124,8 @@ class Reader {
   std::uint32_t held() const { return slots_.held(); }
   // Whether the data file is not being pre-faulted any more.
   bool prefault_ended() const { return !prefault_ || prefault_->ended(); }
+  // The mapping that all pages lie in.
+  const Mapping& pages_memory() const noexcept { return *data_; }
 
  private:
   struct Taken {

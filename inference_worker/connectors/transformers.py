@@ -318,6 +318,7 @@ class TransformersConnector:
             reused = max(columns - pad, 0)
             call.report.rows[index].reused = reused
             cached.append(CachedRow(min(pad, columns), reused, row.pages))
+            call.note_used(row, reused)
         return call.codec.assemble(cached, columns=columns, config=self._text_config), columns
 
     # the pass

@@ -10,6 +10,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from cache_l1.transfer_contiguous import ContiguousCopies
+from cache_l2 import _native
 from kv_types.namespace import KvDtype, Namespace
 from kv_types.page_layout import PageLayout
 
@@ -20,45 +22,47 @@ _TORCH_DTYPES = {
     KvDtype.FP8_E4M3: torch.float8_e4m3fn,
     KvDtype.FP8_E5M2: torch.float8_e5m2,
 }
+_ROLES = 2
+"""Key and value, or latent and rope: each layer has two parts, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One tensor of a page: byte range [begin, end), and its shape there, [heads, page_tokens, width]."""
+class PagesAt:
+    """Pages where they lie: rows `numbers` of uint8 [n, page_bytes] on the cache's device, L1's memory for example."""
 
-    begin: int
-    end: int
-    shape: tuple[int, int, int]
+    memory: torch.Tensor
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRow:
     """What one row of a batch takes from pages: its first `tokens` tokens stand from column `column` on.
 
-    `pages` is uint8 [n, page_bytes] with n · page_tokens ≥ tokens.
+    `pages` follow one another in the row, and hold that many tokens or more.
     """
 
     column: int
     tokens: int
-    pages: torch.Tensor
+    pages: Sequence[PagesAt]
 
 
 class PageCodec:
-    """Copies between cache tensors and pages of one namespace. Pages are uint8 [n, page_bytes], contiguous."""
+    """Copies between cache tensors and pages of one namespace: one gather or scatter a row, whatever the layers.
+
+    Where the cache is in host memory they are the native ones.
+    """
 
     def __init__(self, namespace: Namespace, *, device: torch.device) -> None:
-        layout = PageLayout.of(namespace)
-        self.page_bytes = layout.page_bytes
-        self.page_tokens = namespace.page_tokens
         self.dtype = _TORCH_DTYPES[namespace.kv_dtype]
         self.device = device
-        parts = [self._part(part.offset, part.shape) for part in layout.parts()]
-        roles = 2  # key and value, or latent and rope: each layer has two parts, in this order
-        self.layers = [(parts[at], parts[at + 1]) for at in range(0, len(parts), roles)]
-
-    def _part(self, offset: int, shape: tuple[int, ...]) -> _Part:
-        heads, tokens, width = shape if len(shape) == 3 else (1, *shape)
-        return _Part(offset, offset + heads * tokens * width * self.dtype.itemsize, (heads, tokens, width))
+        self._copies = ContiguousCopies(PageLayout.of(namespace), self.dtype, native=_native)
+        self.page_bytes = self._copies.page_bytes
+        self.page_tokens = self._copies.page_tokens
+        parts = self._copies.parts
+        self.layers = [tuple(parts[at : at + _ROLES]) for at in range(0, len(parts), _ROLES)]
 
     def mismatch(self, cache: Any) -> str | None:
         """Say how a cache that a forward pass filled differs from what the namespace promises, or None."""
@@ -69,25 +73,15 @@ class PageCodec:
                 return f"layer {index} of the cache is a {type(layer).__name__}"
             for name, tensor, part in zip(("keys", "values"), (layer.keys, layer.values), parts, strict=True):
                 found = (tensor.shape[1], tensor.shape[3], tensor.dtype)
-                if found != (part.shape[0], part.shape[2], self.dtype):
-                    promised = (part.shape[0], part.shape[2], self.dtype)
+                if found != (part.heads, part.width, self.dtype):
+                    promised = (part.heads, part.width, self.dtype)
                     return f"{name} of layer {index} have heads, width and type {found}, not {promised}"
         return None
 
-    def gather(self, cache: Any, *, row: int, column: int, pages: int) -> torch.Tensor:
-        """Copy `pages` full pages of one row, from column `column` on, out of a cache: uint8 [pages,
-        page_bytes].
-
-        The result is on the cache's device and shares no memory with it.
-        """
-        taken = torch.empty((pages, self.page_bytes), dtype=torch.uint8, device=self.device)
-        end = column + pages * self.page_tokens
-        for layer, parts in zip(cache.layers, self.layers, strict=True):
-            for tensor, part in zip((layer.keys, layer.values), parts, strict=True):
-                heads, tokens, width = part.shape
-                source = tensor[row, :, column:end].reshape(heads, pages, tokens, width)
-                self._view(taken, part).copy_(source.transpose(0, 1))
-        return taken
+    def scatter(self, cache: Any, pages: PagesAt, *, row: int, column: int) -> None:
+        """Copy full pages of one row, from column `column` on, out of a cache: all of `pages`."""
+        sources = [tensor[row] for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        self._copies.scatter(sources, pages.memory, pages.numbers, column=column)
 
     def assemble(self, rows: Sequence[CachedRow], *, columns: int, config: Any) -> DynamicCache:
         """Build the cache of a batch whose first `columns` columns are known: zeros under pads.
@@ -96,30 +90,26 @@ class PageCodec:
         """
         if columns == 0:
             return DynamicCache(config=config)
-        filled = [
-            tuple(self._fill(rows, part=parts[which], columns=columns) for which in (0, 1))
-            for parts in self.layers
+        tensors = [
+            torch.empty((len(rows), part.heads, columns, part.width), dtype=self.dtype, device=self.device)
+            for part in self._copies.parts
         ]
+        for index, row in enumerate(rows):
+            self._fill([tensor[index] for tensor in tensors], row)
+        filled = [tuple(tensors[at : at + _ROLES]) for at in range(0, len(tensors), _ROLES)]
         return DynamicCache(ddp_cache_data=filled, config=config)
 
-    def _fill(self, rows: Sequence[CachedRow], *, part: _Part, columns: int) -> torch.Tensor:
-        heads, tokens, width = part.shape
-        out = torch.empty((len(rows), heads, columns, width), dtype=self.dtype, device=self.device)
-        for index, row in enumerate(rows):
+    def _fill(self, targets: Sequence[torch.Tensor], row: CachedRow) -> None:
+        for target in targets:
             # Masked columns are multiplied by zero, and zero times garbage may be NaN.
-            out[index, :, : row.column] = 0
-            if row.tokens <= 0:
-                continue
-            whole, rest = divmod(row.tokens, tokens)
-            source = self._view(row.pages, part)
-            end = row.column + whole * tokens
-            out[index, :, row.column : end].view(heads, whole, tokens, width).copy_(
-                source[:whole].transpose(0, 1)
-            )
-            if rest:
-                out[index, :, end : end + rest] = source[whole, :, :rest]
-        return out
-
-    def _view(self, pages: torch.Tensor, part: _Part) -> torch.Tensor:
-        """[n, heads, page_tokens, width] of the cache's dtype, sharing memory with `pages`."""
-        return pages[:, part.begin : part.end].view(self.dtype).view(len(pages), *part.shape)
+            target[:, : row.column] = 0
+        column, left = row.column, max(row.tokens, 0)
+        for pages in row.pages:
+            whole = min(left // self.page_tokens, len(pages))
+            self._copies.gather(pages.memory, pages.numbers[:whole], targets, column=column)
+            column, left = column + whole * self.page_tokens, left - whole * self.page_tokens
+            if left and whole < len(pages):
+                self._copies.copy_part_of_page(
+                    pages.memory, pages.numbers[whole], targets, column=column, tokens=left
+                )
+                left = 0

@@ -31,7 +31,8 @@ class ReuseReport:
     """What one prefill or generate reused and stored.
 
     `off` says why nothing was looked up or why nothing was stored, empty when reuse was on. Bytes are those
-    of whole pages. `refused` counts pages by reason's name.
+    of whole pages; those over host memory are what L2 and L3 gave and what they were offered, none of L1.
+    `refused` counts pages by reason's name.
     """
 
     rows: list[RowReuse]
@@ -41,6 +42,7 @@ class ReuseReport:
     bytes_from_l2: int = 0
     bytes_from_l3: int = 0
     bytes_stored: int = 0
+    bytes_over_host: int = 0
     pages_stored: int = 0
     pages_known: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -1,12 +1,17 @@
-"""Pages of a batch's rows: found in L1, then in L2 through the client, and stored in both after the pass."""
+"""Pages of a batch's rows: found in L1, then in L2 through the client, and stored in both after the pass.
+
+A page of L1 is on the engine's device: it goes straight into the engine's cache and comes straight out of it. Only what
+L2 gives and gets goes over host memory.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,8 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cache_l1.cache import L1Cache
-from inference_worker.connectors.transformers_cache import PageCodec
+from cache_l1.cache import Filling, L1Cache
+from cache_l1.device_pages import DevicePages
+from cache_l1.transfer import Part, Transfers, batches
+from inference_worker.connectors.transformers_cache import PageCodec, PagesAt
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
 from inference_worker.prefetch import Prefetch
@@ -35,15 +42,27 @@ _log = logging.getLogger("stratakv.transformers")
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """Pages at hand for one row: the first of its chain, uint8 [found, page_bytes], on the model's device."""
+    """Pages at hand for one row, on the model's device: the first of its chain, which are pinned in L1, and those behind them,
+    which L2 gave, uint8 [n, page_bytes].
+    """
 
-    pages: torch.Tensor
-    from_l1: int
+    in_l1: PagesAt
+    fetched: torch.Tensor
+
+    @property
+    def from_l1(self) -> int:
+        """Pages that L1 had."""
+        return len(self.in_l1)
 
     @property
     def found(self) -> int:
         """Pages from the chain's root on."""
-        return len(self.pages)
+        return len(self.in_l1) + len(self.fetched)
+
+    @property
+    def pages(self) -> list[PagesAt]:
+        """All of them, in their order."""
+        return [self.in_l1, PagesAt(self.fetched, range(len(self.fetched)))]
 
 
 class PageReuse:
@@ -66,10 +85,14 @@ class PageReuse:
         self.registered = client.register(namespace)
         self.codec = codec
         self.device = device
+        self.memory = DevicePages(
+            capacity=max(1, l1_bytes // codec.page_bytes), page_bytes=codec.page_bytes, device=device
+        )
+        self.transfers = Transfers(device)
         self.l1 = L1Cache(
-            capacity_pages=max(1, l1_bytes // codec.page_bytes),
+            capacity_pages=self.memory.capacity,
             page_bytes=codec.page_bytes,
-            device=device,
+            memory=self.memory,
             namespace=namespace,
         )
 
@@ -128,6 +151,7 @@ class ReuseCall:
         """What weights were announced for `model` when this call began, where its connector follows that."""
         self.model = reuse.namespace.model
         self._is_ended = False
+        self._pinned: list[int] = []
         self._request: PageRequest = reuse.client.begin(reuse.registered)
         reuse.l1.synchronise(reuse.client.validity)
         self._view: ObservedView | None = reuse.l1.observe()
@@ -144,6 +168,7 @@ class ReuseCall:
         """End the call; again does nothing."""
         if not self._is_ended:
             self._is_ended = True
+            self._reuse.l1.release(self._pinned)
             self._request.end()
             self._reuse.ended()
 
@@ -172,52 +197,56 @@ class ReuseCall:
         return self._reuse.client.prefetch(self._reuse.registered, keys, deadline_s=deadline_s)
 
     def _look_up_row(self, index: int, keys: bytes, *, until: float) -> FoundRow:
-        wanted = len(keys) // KEY_BYTES
         size = self.codec.page_bytes
-        pages = torch.empty((wanted, size), dtype=torch.uint8, device=self._reuse.device)
-        if not wanted:
-            return FoundRow(pages, from_l1=0)
-        local, instances = self._read_l1(keys, pages)
-        self._request.reused(keys[: local * KEY_BYTES], instances)
-        remote, pages_l3, reason = self._read_remote(keys, pages, start=local, until=until)
+        local, instances = self._match_l1(keys)
+        if not keys:
+            return FoundRow(local, self._empty(0))
+        self._request.reused(keys[: len(local) * KEY_BYTES], instances)
+        fetched, pages_l3, reason = self._fetch(keys, start=len(local), until=until)
         row = self.report.rows[index]
-        row.pages_l1, row.pages_l2, row.pages_l3, row.ended_by = local, remote - pages_l3, pages_l3, reason
-        self.report.bytes_from_l1 += local * size
-        self.report.bytes_from_l2 += (remote - pages_l3) * size
+        row.pages_l1, row.pages_l2, row.pages_l3 = len(local), len(fetched) - pages_l3, pages_l3
+        row.ended_by = reason
+        self.report.bytes_from_l1 += len(local) * size
+        self.report.bytes_from_l2 += (len(fetched) - pages_l3) * size
         self.report.bytes_from_l3 += pages_l3 * size
-        return FoundRow(pages[: local + remote], from_l1=local)
+        self.report.bytes_over_host += len(fetched) * size
+        return FoundRow(local, fetched)
 
     def _keys(self, tokens: TokenIds) -> bytes:
         return page_keys(self._reuse.namespace.id, tokens, page_tokens=self.codec.page_tokens)
 
-    def _read_l1(self, keys: bytes, pages: torch.Tensor) -> tuple[int, Instances]:
-        """Copy pages in; returns how many, and which pages of L2 they are."""
+    def _match_l1(self, keys: bytes) -> tuple[PagesAt, Instances]:
+        """Pages of L1, pinned until this call ends, and which pages of L2 they are."""
         numbers = self._reuse.l1.match(keys)
-        try:
-            self._reuse.l1.read(numbers, list(pages[: len(numbers)]))
-            return len(numbers), self._reuse.l1.instances(numbers)
-        finally:
-            self._reuse.l1.release(numbers)
+        self._pinned += numbers
+        return PagesAt(self._reuse.memory.memory, numbers), self._reuse.l1.instances(numbers)
 
-    def _read_remote(
-        self, keys: bytes, pages: torch.Tensor, *, start: int, until: float
-    ) -> tuple[int, int, MissReason]:
-        """Copy pages in behind the first `start`: how many, how many of these L3 gave, and why there are no more."""
+    def _empty(self, pages: int) -> torch.Tensor:
+        return torch.empty((pages, self.codec.page_bytes), dtype=torch.uint8, device=self._reuse.device)
+
+    def _fetch(self, keys: bytes, *, start: int, until: float) -> tuple[torch.Tensor, int, MissReason]:
+        """Pages behind the first `start`, how many of these L3 gave, and why there are no more."""
         left_s = until - time.monotonic()
         if left_s <= 0.0:
-            return 0, 0, MissReason.DEADLINE
-        behind = pages[start:]
-        on_host = behind if behind.device.type == "cpu" else torch.empty_like(behind, device="cpu")
-        destinations = _host_buffers(on_host)
-        match self._request.get(keys, destinations, start=start, deadline_s=left_s):
+            return self._empty(0), 0, MissReason.DEADLINE
+        wanted = len(keys) // KEY_BYTES - start
+        is_on_host = self._reuse.device.type == "cpu"
+        room = torch.empty((wanted, self.codec.page_bytes), dtype=torch.uint8, pin_memory=not is_on_host)
+        match self._request.get(keys, _buffers(room), start=start, deadline_s=left_s):
             case Hit(pages=count, ended_by=reason, pages_l3=pages_l3):
-                if on_host is not behind:
-                    behind[:count].copy_(on_host[:count])
-                return count, pages_l3, reason
+                brought = room[:count]
+                # From pinned memory, which torch keeps until it is there: nobody has to wait.
+                fetched = brought if is_on_host else brought.to(self._reuse.device, non_blocking=True)
+                return fetched, pages_l3, reason
             case Miss(reason=reason):
-                return 0, 0, reason
+                return self._empty(0), 0, reason
             case _:  # a load is under way, and a forward pass does not wait for it
-                return 0, 0, MissReason.DEADLINE
+                return self._empty(0), 0, MissReason.DEADLINE
+
+    def note_used(self, found: FoundRow, tokens: int) -> None:
+        """So many tokens of a row go from the pages at hand into the engine's cache: count those that L1 gives."""
+        pages = -(-tokens // self.codec.page_tokens)
+        self._reuse.l1.note_copied_out(found.in_l1.numbers[:pages])
 
     # after the pass
 
@@ -230,28 +259,55 @@ class ReuseCall:
         """
         began = time.monotonic()
         keys = self._keys(tokens)
-        fresh = max(len(keys) // KEY_BYTES - found.found, 0)
-        begin = column + found.found * self.codec.page_tokens
-        pages = self.codec.gather(cache, row=row, column=begin, pages=fresh)
-        if fresh:
-            outcomes = self._put(keys, pages, found, until=began + deadline_s)
-            self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
-        if fresh or found.from_l1 < found.found:
-            # From the root on, because L1 may have evicted what it had; pages that it still has are not copied. After
-            # the put, which tells what page of L2 each of them is.
-            sources = [*found.pages, *pages]
-            instances = self._request.instances(keys[: len(sources) * KEY_BYTES])
-            self._reuse.l1.insert(keys, 0, sources, view=self._view, instances=instances)
+        count = len(keys) // KEY_BYTES
+        if count > found.found or found.from_l1 < found.found:
+            with self._reuse.l1.filling(keys, found.from_l1, view=self._view) as filling:
+                self._keep_fetched(filling, found)
+                if count > found.found:
+                    begin = column + found.found * self.codec.page_tokens
+                    fresh = self._take(filling, cache, row=row, column=begin, first=found.found, end=count)
+                    outcomes = self._put(keys, fresh, found, until=began + deadline_s)
+                    self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
+                    self.report.bytes_over_host += len(outcomes) * self.codec.page_bytes
+                # After the put, which tells what page of L2 each of them is.
+                filling.publish(self._request.instances(keys))
         self.report.store_s += time.monotonic() - began
 
-    def _put(self, keys: bytes, fresh: torch.Tensor, found: FoundRow, *, until: float) -> list[PutOutcome]:
-        sources = _host_buffers(fresh)
+    def _keep_fetched(self, filling: Filling, found: FoundRow) -> None:
+        """Copy what L2 gave to its places in L1."""
+        for index, page in filling.pages.items():
+            if index < found.found:
+                self._reuse.memory.write(page, found.fetched[index - found.from_l1])
+
+    def _take(
+        self, filling: Filling, cache: Any, *, row: int, column: int, first: int, end: int
+    ) -> list[PagesAt]:
+        """Copy pages [first, end) of the chain out of a cache, straight to their places in L1 as far as it has some."""
+        places = [filling.pages[index] for index in range(first, end) if index in filling.pages]
+        # L1 gives places from the front on, but for pages that somebody else has brought there meanwhile
+        known = next((index for index in range(first, end) if index in filling.pages), end) - first
+        spare = known + (end - first - known - len(places))
+        beside = self._empty(spare)
+        taken = [
+            PagesAt(beside, range(known)),
+            PagesAt(self._reuse.memory.memory, places),
+            PagesAt(beside, range(known, spare)),
+        ]
+        for pages in taken:
+            self.codec.scatter(cache, pages, row=row, column=column)
+            column += len(pages) * self.codec.page_tokens
+        return taken
+
+    def _put(
+        self, keys: bytes, fresh: Sequence[PagesAt], found: FoundRow, *, until: float
+    ) -> list[PutOutcome]:
+        sources = self._host_buffers(fresh)
         outcomes = self._put_from(keys, sources, start=found.found, until=until)
         first = outcomes[0]
         if found.found and isinstance(first, Refused) and first.reason is RefuseReason.PARENT_ABSENT:
             # L2 evicted what L1 still had. Sent again from the root, the chain stands there once more, marked as of
             # unknown lineage by the request: who computed its first pages can't be told any more.
-            return self._put_from(keys, _host_buffers(found.pages) + sources, start=0, until=until)
+            return self._put_from(keys, self._host_buffers(found.pages) + sources, start=0, until=until)
         return outcomes
 
     def _put_from(
@@ -268,7 +324,37 @@ class ReuseCall:
             outcomes += self._request.put(upto, batch, start=start + at, deadline_s=left_s)
         return outcomes
 
+    def _host_buffers(self, pages: Sequence[PagesAt]) -> list[memoryview]:
+        """One buffer a page, in host memory: the pages themselves where they are there already."""
+        buffers: list[memoryview] = []
+        for one in pages:
+            if one.memory.device.type == "cpu":
+                buffers += [one.memory[number].numpy().data for number in one.numbers]
+            else:
+                room = torch.empty((len(one), self.codec.page_bytes), dtype=torch.uint8)
+                self._reuse.transfers.follow_engine()
+                self._reuse.transfers.store(self._turns(one, room))
+                buffers += _buffers(room)
+        return buffers
 
-def _host_buffers(pages: torch.Tensor) -> list[memoryview]:
-    """One buffer a page, in host memory: the pages themselves where they are there already."""
-    return [page.data for page in pages.cpu().numpy()]
+    def _turns(self, pages: PagesAt, room: torch.Tensor) -> Iterator[Part]:
+        for turn in batches(len(pages), self.codec.page_bytes):
+            yield Part(
+                len(turn) * self.codec.page_bytes,
+                host=partial(_empty_into, room[turn.start : turn.stop]),
+                device=partial(_fill_from, pages.memory, pages.numbers[turn.start : turn.stop]),
+            )
+
+
+def _empty_into(room: torch.Tensor, staging: torch.Tensor) -> None:
+    room.view(-1).copy_(staging)
+
+
+def _fill_from(memory: torch.Tensor, numbers: Sequence[int], staging: torch.Tensor) -> None:
+    chosen = torch.tensor(numbers, device=memory.device)
+    staging.view(len(numbers), memory.shape[1]).copy_(memory.index_select(0, chosen), non_blocking=True)
+
+
+def _buffers(pages: torch.Tensor) -> list[memoryview]:
+    """One buffer a page of the host's memory."""
+    return [page.data for page in pages.numpy()]

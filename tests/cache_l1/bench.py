@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cache_l1.cache import L1Cache
+from cache_l1.policies import POLICY_DEFAULT
 from kv_types.clock import ManualClock
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
@@ -20,14 +21,19 @@ class Bench:
     """A cache, its header, clock and memory, and short ways to say what tests do."""
 
     def __init__(
-        self, capacity: int = 8, *, ttl_ns: int | None = None, namespace: Namespace | None = None
+        self,
+        capacity: int = 8,
+        *,
+        ttl_ns: int | None = None,
+        namespace: Namespace | None = None,
+        policy: str = POLICY_DEFAULT,
     ) -> None:
         self.header = FakeHeader()
         self.clock = ManualClock()
         self.memory = ByteMemory(capacity, SIZE)
         self.cache = L1Cache(
             capacity_pages=capacity, page_bytes=SIZE, memory=self.memory, clock=self.clock,
-            ttl_ns=ttl_ns, namespace=namespace,
+            ttl_ns=ttl_ns, namespace=namespace, policy=policy,
         )  # fmt: skip
         self.cache.synchronise(self.header)
 
@@ -71,6 +77,8 @@ class Bench:
         counts = self.cache.statistics()
         assert counts["pinned_pages"] == 0
         assert counts["free_pages"] + counts["resident_pages"] == counts["capacity_pages"]
+        assert counts["shared_pages"] == 0
+        assert counts["scattered_pages"] <= counts["resident_pages"]
         missed = sum(pages for name, pages in counts.items() if name.startswith("missed_pages_"))
         assert counts["requested_pages"] == counts["hit_pages"] + missed
 

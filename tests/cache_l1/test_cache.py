@@ -287,3 +287,66 @@ def test_many_threads_never_read_foreign_bytes() -> None:
     assert not errors
     assert all(count > 0 for count in served)
     bench.check()
+
+
+# --- places that the caller fills itself ---
+
+
+def test_places_are_seen_when_they_are_published() -> None:
+    bench = Bench()
+    keys = chain(5)
+    bench.insert(keys[:2])
+    with bench.cache.filling(keys, 1, view=bench.view()) as filling:
+        assert list(filling.pages) == [2, 3, 4], "the second page is here already"
+        for index, page in filling.pages.items():
+            bench.memory.write(page, payload(keys[index], SIZE))
+        assert bench.found(keys) == 2
+        counts = bench.cache.statistics()
+        assert (counts["pinned_pages"], counts["known_pages"]) == (5, 1)
+        assert filling.publish() == 3
+    assert bench.found(keys) == 5
+    counts = bench.cache.statistics()
+    assert (counts["inserted_pages"], counts["copied_in_pages"], counts["copied_out_pages"]) == (5, 5, 2 + 5)
+    bench.check()
+
+
+def test_places_that_are_left_unpublished_are_free_again() -> None:
+    bench = Bench()
+    keys = chain(5)
+    bench.insert(keys[:2])
+    with pytest.raises(ZeroDivisionError), bench.cache.filling(keys, 0, view=bench.view()):
+        raise ZeroDivisionError
+    assert bench.cache.statistics()["free_pages"] == 6
+    assert bench.found(keys) == 2
+    bench.check()
+
+
+def test_an_event_while_places_are_filled_forbids_them() -> None:
+    bench = Bench()
+    keys = chain(4)
+    with bench.cache.filling(keys, 0, view=bench.view()) as filling:
+        bench.header.publish(Selected(Selector(key=keys[2])))
+        assert filling.publish() == 0
+    assert bench.cache.statistics()["refused_pages_invalidated"] == 4
+    assert bench.found(keys) == 0
+    bench.check()
+
+
+def test_what_is_in_use_and_what_is_scattered_is_told() -> None:
+    bench = Bench(8)
+    one, other = chain(3, root=1), chain(3, root=2)
+    bench.insert(one)
+    bench.insert(other)
+    pages = bench.cache.match(one)
+    counts = bench.cache.statistics()
+    assert (counts["shared_pages"], counts["scattered_pages"], counts["used_pages_peak"]) == (3, 0, 6)
+    bench.cache.release(pages)
+    bench.header.publish(Selected(Selector(key=other[1])))
+    bench.insert(
+        [*one, *chain(5, root=1)[3:]]
+    )  # behind them are the places of the other chain, but not the next one
+    assert bench.found(chain(5, root=1)) == 5
+    assert bench.cache.statistics()["scattered_pages"] == 1
+    with pytest.raises(InvalidArgumentError):
+        bench.cache.note_copied_out([0])
+    bench.check()

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from cache_l1.follower import ViewFollower
+from kv_types.engine_limits import L1_TOMBSTONES_MAX
 from kv_types.events import Event, LogStarted, Selected, WeightsAnnounced
 from kv_types.ids import NO_LIFE, PageKey, new_life_id
-from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX, L1_TOMBSTONES_MAX
+from kv_types.limits import EVENT_PAYLOAD_BYTES_MAX
 from kv_types.namespace import Adapter, Namespace, Weights
 from kv_types.selectors import EVERYTHING, Selector
 from kv_types.validity import ObservedView

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cache_l1.device_pages import DevicePages
 from inference_worker.connectors.transformers import Prefill, TransformersConnector
 from inference_worker.connectors.transformers_identity import GQA_MODEL_TYPES, MLA_MODEL_TYPES
 from kv_types.errors import InvalidArgumentError
@@ -304,3 +305,41 @@ def test_bad_input_is_a_clear_error(ids: torch.Tensor, mask: torch.Tensor | None
     worker = connect(shared_model("llama"), FakeSidecar())
     with pytest.raises(InvalidArgumentError, match=said):
         worker.prefill(ids, mask)
+
+
+def test_a_hot_prefix_costs_no_copy_over_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sidecar = shared_model("llama"), FakeSidecar()
+    prefix = tokens(5 * PAGE_TOKENS)
+    worker = connect(model, sidecar)
+    cold = worker.prefill(torch.cat((prefix, tokens(3, seed=1)))[None]).report
+    page_bytes = worker.statistics()["page_bytes"]
+    assert cold.bytes_over_host == 5 * page_bytes, "what is new goes to L2"
+    assert worker.statistics()["copied_in_pages"] == 5
+
+    def no_copy(*_: object, **__: object) -> None:
+        raise AssertionError("a page of L1 is copied by itself")
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(DevicePages, name, no_copy)
+    row = torch.cat((prefix, tokens(4, seed=2)))
+    hot = worker.prefill(row[None])
+    assert (hot.report.rows[0].pages_l1, hot.report.reused) == (5, len(prefix))
+    assert hot.report.bytes_over_host == 0
+    assert worker.statistics()["copied_out_pages"] == 5
+    assert_right(model, hot, [row])
+
+    longer = torch.cat((prefix, tokens(PAGE_TOKENS + 2, seed=3)))
+    grown = worker.prefill(longer[None]).report
+    assert (grown.rows[0].pages_l1, grown.bytes_over_host) == (5, page_bytes), "the new page alone goes to L2"
+    assert_right(model, worker.prefill(longer[None]), [longer])
+
+
+def test_pins_of_l1_end_with_the_call() -> None:
+    model, sidecar = shared_model("llama"), FakeSidecar()
+    worker = connect(model, sidecar)
+    row = tokens(40)
+    for _ in range(2):
+        worker.prefill(row[None])
+        assert worker.statistics()["pinned_pages"] == 0
+    worker.generate(row[None], max_new_tokens=4, do_sample=False)
+    assert worker.statistics()["pinned_pages"] == 0

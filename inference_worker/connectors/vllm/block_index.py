@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from inference_worker.connectors.vllm.selection import Selection
+from kv_types.engine_limits import ENGINE_BLOCKS_INDEXED_MAX, ENGINE_BLOCKS_PRUNED_AT_ONCE
 from kv_types.ids import KEY_BYTES, NamespaceId
-from kv_types.limits import ENGINE_BLOCKS_INDEXED_MAX, ENGINE_BLOCKS_PRUNED_AT_ONCE
 from kv_types.namespace import Namespace
 
 _SpaceId = tuple[NamespaceId, ...]

@@ -14,6 +14,7 @@ from math import prod
 
 import torch
 
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.block_copies import BlockCopies, HostBlocks, LayerRuns
 from inference_worker.connectors.vllm.device_blocks import DeviceBlocks
@@ -93,8 +94,10 @@ class BlockLayout:
         attention_name: str,
         isa: str,
         layer_order: Sequence[str],
+        registered: RegisteredMemory | None = None,
     ) -> BlockLayout | Uncacheable:
-        """Understand the tensors, or say why not. `layer_order`: all of their names in the model's order.
+        """Understand the tensors, or say why not. `layer_order`: all of their names in the model's order. `registered`: host
+        memory that their device reads by itself.
 
         A tensor is [num_blocks, …] or [2, num_blocks, …], or has a multiple of blocks, of which so many that follow one
         another are one. Raises InvalidArgumentError for numbers out of range.
@@ -103,7 +106,7 @@ class BlockLayout:
         check_integer(block_tokens, "block_tokens", low=1, high=2**31 - 1)
         try:
             layers = _layers(kv_caches, layer_order, num_blocks)
-            copies = _copies(layers, num_blocks)
+            copies = _copies(layers, num_blocks, registered)
         except _NotUnderstoodError as error:
             return Uncacheable(UncacheableReason.GEOMETRY_UNKNOWN, str(error))
         groups = [(text, len(list(same))) for text, same in groupby(one.text() for one in layers)]
@@ -218,14 +221,18 @@ def _in_memory_order(dimensions: list[_Dimension]) -> tuple[tuple[_Dimension, ..
     return tuple(reversed(dimensions[count:])), tuple(reversed(dimensions[:count]))
 
 
-def _copies(layers: Sequence[_Layer], num_blocks: int) -> BlockCopies:
+def _copies(layers: Sequence[_Layer], num_blocks: int, registered: RegisteredMemory | None) -> BlockCopies:
     runs = [one.runs() for one in layers]
     _check_apart(runs, num_blocks)
     device = layers[0].tensor.device
     if device.type == "cpu":
         return HostBlocks(runs, num_blocks=num_blocks, owner=[one.tensor for one in layers])
     return DeviceBlocks(
-        runs, [one.physical(num_blocks) for one in layers], num_blocks=num_blocks, device=device
+        runs,
+        [one.physical(num_blocks) for one in layers],
+        num_blocks=num_blocks,
+        device=device,
+        registered=registered,
     )
 
 

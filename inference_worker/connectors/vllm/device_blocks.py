@@ -1,15 +1,17 @@
-"""Copies between pages and blocks on an accelerator: through pinned memory and a stream of their own, layer by layer."""
+"""Copies between pages and blocks on an accelerator: through pinned memory and side streams, layer by layer."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from cache_l1.transfer import Part, Side, Transfers, batches, side_of
+from cache_l1.transfer_registration import CudaRuntime, RegisteredMemory, host_tensor
 from cache_l2._native import copy_bytes
 from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.block_copies import (
@@ -19,8 +21,9 @@ from inference_worker.connectors.vllm.block_copies import (
     checked_ids,
 )
 from inference_worker.connectors.vllm.plan import IN_PLACE
-from kv_types.engine_limits import STAGING_BYTES_MAX
 from kv_types.errors import BufferMismatchError
+
+BlockIds = npt.NDArray[np.int64]
 
 
 class DeviceBlocks:
@@ -37,19 +40,18 @@ class DeviceBlocks:
         *,
         num_blocks: int,
         device: torch.device,
+        make_side: Callable[[torch.device], Side] = side_of,
+        registered: RegisteredMemory | None = None,
     ) -> None:
-        """`physical`: each layer's blocks as bytes, [blocks, runs…, bytes of a run]."""
+        """`physical`: each layer's blocks as bytes, [blocks, runs…, bytes of a run]. `registered`: host memory that the device
+        reads by itself; pages that lie elsewhere are staged.
+        """
         self._spans = LayerSpans(layers)
         self._physical = physical
         self._num_blocks = num_blocks
         self._device = device
-        self._is_cuda = device.type == "cuda"
-        self._engine: Any = None
-        self.follow_engine()
-        make_stream: Any = torch.cuda.Stream
-        self._stream: Any = make_stream(device=device) if self._is_cuda else None
-        self._lock = threading.Lock()
-        self._staging: torch.Tensor | None = None
+        self._transfers = Transfers(device, make_side=make_side)
+        self._registered = registered or RegisteredMemory(CudaRuntime(device))
 
     @property
     def bytes_per_block(self) -> int:
@@ -58,8 +60,7 @@ class DeviceBlocks:
 
     def follow_engine(self) -> None:
         """The engine's stream is the one that the calling thread has now."""
-        if self._is_cuda:
-            self._engine = torch.cuda.current_stream(self._device)
+        self._transfers.follow_engine()
 
     def scatter(
         self, page_views: Sequence[memoryview], block_ids: Sequence[int], *, layers: range | None = None
@@ -68,36 +69,59 @@ class DeviceBlocks:
         blocks = blocks_per_page(block_ids, len(page_views))
         begin, end = self._spans.of(layers, blocks_per_page=blocks)
         self._check(page_views, blocks)
+        ids = checked_ids(block_ids, self._num_blocks, may_skip=True).reshape(-1, blocks)
         chosen = range(len(self._physical)) if layers is None else layers
-        for first, pages in self._batches(len(page_views), end - begin):
-            with self._staged(pages, end - begin) as staging:
-                for page in range(pages):
-                    copy_bytes(staging[page].numpy(), page_views[first + page][begin:end])
-                with self._on_stream():
-                    ids = self._ids(block_ids[first * blocks : (first + pages) * blocks], may_skip=True)
-                    wanted = ids != IN_PLACE
-                    moved = staging.to(self._device, non_blocking=True)
-                    for layer, part_of_page in self._parts(moved, chosen, blocks, begin):
-                        target = self._physical[layer]
-                        rows = part_of_page.reshape(len(ids), *target.shape[1:])
-                        target.index_copy_(0, ids[wanted], rows[wanted])
+
+        def fill(pages: range, staging: torch.Tensor) -> None:
+            for page, room in zip(pages, staging.view(len(pages), end - begin), strict=True):
+                copy_bytes(room.numpy(), page_views[page][begin:end])
+
+        def move(pages: range, staging: torch.Tensor) -> None:
+            moved = staging.view(len(pages), end - begin).to(self._device, non_blocking=True)
+            place(pages, moved)
+
+        def move_straight(pages: range) -> None:
+            moved = torch.empty((len(pages), end - begin), dtype=torch.uint8, device=self._device)
+            for page, room in zip(pages, moved, strict=True):
+                room.copy_(host_tensor(page_views[page][begin:end]), non_blocking=True)
+            place(pages, moved)
+
+        def place(pages: range, moved: torch.Tensor) -> None:
+            blocks_of_pages = self._on_device(ids[pages.start : pages.stop])
+            wanted = blocks_of_pages != IN_PLACE
+            for layer, part_of_page in self._parts(moved, chosen, blocks, begin):
+                target = self._physical[layer]
+                rows = part_of_page.reshape(len(blocks_of_pages), *target.shape[1:])
+                target.index_copy_(0, blocks_of_pages[wanted], rows[wanted])
+
+        with self._registered.held(page_views) as is_reached:
+            if is_reached:
+                for turn in batches(len(page_views), end - begin):
+                    loaded = self._transfers.load_straight(partial(move_straight, turn))
+            else:
+                loaded = self._transfers.load(_turns(len(page_views), end - begin, host=fill, device=move))
+            loaded.synchronize()
 
     def gather(self, block_ids: Sequence[int], page_views: Sequence[memoryview]) -> None:
         """Copy blocks into pages."""
         blocks = blocks_per_page(block_ids, len(page_views))
         _, end = self._spans.of(None, blocks_per_page=blocks)
         self._check(page_views, blocks)
-        for first, pages in self._batches(len(page_views), end):
-            with self._staged(pages, end) as staging:
-                with self._on_stream():
-                    ids = self._ids(block_ids[first * blocks : (first + pages) * blocks])
-                    moved = torch.empty((pages, end), dtype=torch.uint8, device=self._device)
-                    for layer, part_of_page in self._parts(moved, range(len(self._physical)), blocks, 0):
-                        taken = self._physical[layer].index_select(0, ids)
-                        part_of_page.copy_(taken.reshape(part_of_page.shape))
-                    staging.copy_(moved, non_blocking=True)
-                for page in range(pages):
-                    copy_bytes(page_views[first + page], staging[page].numpy())
+        ids = checked_ids(block_ids, self._num_blocks).reshape(-1, blocks)
+
+        def move(pages: range, staging: torch.Tensor) -> None:
+            blocks_of_pages = self._on_device(ids[pages.start : pages.stop])
+            moved = torch.empty((len(pages), end), dtype=torch.uint8, device=self._device)
+            for layer, part_of_page in self._parts(moved, range(len(self._physical)), blocks, 0):
+                taken = self._physical[layer].index_select(0, blocks_of_pages)
+                part_of_page.copy_(taken.reshape(part_of_page.shape))
+            staging.view(len(pages), end).copy_(moved, non_blocking=True)
+
+        def empty(pages: range, staging: torch.Tensor) -> None:
+            for page, brought in zip(pages, staging.view(len(pages), end), strict=True):
+                copy_bytes(page_views[page], brought.numpy())
+
+        self._transfers.store(_turns(len(page_views), end, host=empty, device=move))
 
     def sources(self, block_ids: Sequence[int], *, pages: int) -> list[PageSource]:
         """A copy of the blocks."""
@@ -123,31 +147,16 @@ class DeviceBlocks:
                     f"a page of {blocks} blocks has {blocks * self.bytes_per_block} bytes; the buffer {view.nbytes}"
                 )
 
-    def _ids(self, block_ids: Sequence[int], *, may_skip: bool = False) -> torch.Tensor:
-        return torch.from_numpy(checked_ids(block_ids, self._num_blocks, may_skip=may_skip)).to(self._device)
+    def _on_device(self, ids: BlockIds) -> torch.Tensor:
+        return torch.from_numpy(ids.reshape(-1)).to(self._device)
 
-    @staticmethod
-    def _batches(pages: int, page_bytes: int) -> Iterator[tuple[int, int]]:
-        """(first page, pages) of which the staging memory holds all at once."""
-        most = max(1, STAGING_BYTES_MAX // max(1, page_bytes))
-        for first in range(0, pages, most):
-            yield first, min(most, pages - first)
 
-    @contextmanager
-    def _staged(self, pages: int, page_bytes: int) -> Iterator[torch.Tensor]:
-        """Pinned memory for these pages, whose copies are over when the block is left."""
-        with self._lock:
-            if self._staging is None or self._staging.numel() < pages * page_bytes:
-                self._staging = torch.empty(pages * page_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
-            yield self._staging[: pages * page_bytes].view(pages, page_bytes)
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """Behind what the engine's stream was given, on a stream of our own, and over when the block is left."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(self._engine)
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
+def _turns(
+    pages: int,
+    page_bytes: int,
+    *,
+    host: Callable[[range, torch.Tensor], None],
+    device: Callable[[range, torch.Tensor], None],
+) -> Iterator[Part]:
+    for turn in batches(pages, page_bytes):
+        yield Part(len(turn) * page_bytes, partial(host, turn), partial(device, turn))

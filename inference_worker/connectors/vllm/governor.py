@@ -23,8 +23,8 @@ from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.selection import EVERYTHING_SELECTED, Selection, selection_of
 from inference_worker.connectors.vllm.tracked import BlockGeometry, Tracked
 from kv_types.clock import Clock
+from kv_types.engine_limits import ENGINE_DEFERRALS_MAX
 from kv_types.ids import NO_LIFE, LifeId, Stamp
-from kv_types.limits import ENGINE_DEFERRALS_MAX
 from kv_types.validity import EngineMode, ObservedView
 
 _KEEP = 2**64 - 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from inference_worker.connectors.vllm.governed import Header, ViewHold
+from kv_types.engine_limits import ENGINE_STEPS_IN_FLIGHT_MAX
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import NO_LIFE, LifeId
-from kv_types.limits import ENGINE_STEPS_IN_FLIGHT_MAX
 
 
 class RequestHold:

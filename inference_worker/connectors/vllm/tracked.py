@@ -8,8 +8,8 @@ from typing import NamedTuple
 from inference_worker.connectors.vllm.block_index import BlockIndex
 from inference_worker.connectors.vllm.governed import LiveRequest
 from inference_worker.connectors.vllm.selection import Selection
+from kv_types.engine_limits import ENGINE_KEYS_AWAITED_MAX
 from kv_types.ids import KEY_BYTES
-from kv_types.limits import ENGINE_KEYS_AWAITED_MAX
 
 
 class BlockGeometry(NamedTuple):

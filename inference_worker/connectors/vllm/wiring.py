@@ -6,6 +6,9 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from cache_l1.transfer_registration import RegisteredMemory, registered_memory
 from inference_worker.client import Client, ClientSettings
 from inference_worker.connectors.vllm.adapters import AdapterDigests
 from inference_worker.connectors.vllm.block_layout import BlockLayout
@@ -68,7 +71,14 @@ def connect_worker(
     settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any, *, rank: int
 ) -> WorkerSide:
     """Connect to the sidecar as one of an engine's workers. Raises ConfigError."""
-    client = Client.connect(settings.endpoint, settings=ClientSettings(name=f"vllm-worker-{rank}"))
+    registered = _registered_memory()
+    client = Client.connect(
+        settings.endpoint,
+        settings=ClientSettings(
+            name=f"vllm-worker-{rank}",
+            register_memory=None if registered is None else registered.register,
+        ),
+    )
     parallel = vllm_config.parallel_config
     place = RankRange(
         tensor_rank=rank % parallel.tensor_parallel_size,
@@ -97,4 +107,13 @@ def connect_worker(
         settings=settings,
         tensor_size=parallel.tensor_parallel_size,
         may_sleep=bool(getattr(vllm_config.model_config, "enable_sleep_mode", False)),
+        registered=registered,
     )
+
+
+def _registered_memory() -> RegisteredMemory | None:
+    """Of the device that the engine has chosen for this worker by now; None where that is the processor."""
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return None
+    return registered_memory(torch.device("cuda", cuda.current_device()))

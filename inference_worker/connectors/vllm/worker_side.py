@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.client import Client
 from inference_worker.connectors.vllm.block_layout import BlockLayout
 from inference_worker.connectors.vllm.engine_facts import LayerFacts
@@ -64,10 +65,12 @@ class WorkerSide:
         settings: ConnectorSettings,
         tensor_size: int = 1,
         may_sleep: bool = False,
+        registered: RegisteredMemory | None = None,
     ) -> None:
         """Without a client nothing is loaded or stored. `tensor_size`: ranks that share the model's heads.
 
         `may_sleep`: the engine may give its blocks' memory away between two steps, and says nothing of it to us.
+        `registered`: host memory that its device reads by itself.
         """
         self._client = client
         self._identify = identify
@@ -75,6 +78,7 @@ class WorkerSide:
         self._settings = settings
         self._tensor_size = tensor_size
         self._may_sleep = may_sleep
+        self._registered = registered
         self._board = VersionBoard.create()
         self._identity: Any = None
         self._layers: dict[str, int] = {}
@@ -101,6 +105,7 @@ class WorkerSide:
             attention_name=facts.attention_name,
             isa=facts.isa,
             layer_order=facts.layer_order,
+            registered=self._registered,
         )
         self._identity = self._identify(layout, self._board.handle)
         base = self._identity.base

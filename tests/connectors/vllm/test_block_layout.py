@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
+from cache_l1.transfer import HostSide
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.connectors.vllm.block_copies import HostBlocks
 from inference_worker.connectors.vllm.block_layout import BlockLayout, _layers
 from inference_worker.connectors.vllm.device_blocks import DeviceBlocks
 from kv_types.errors import InvalidArgumentError
 from kv_types.namespace import Uncacheable
+from tests.cache_l1.sides import SlowDevice
 from tests.connectors.vllm.blocks import BLOCKS, KINDS, filled, layout_of, page_of
+from tests.support.polling import wait_until
 
 
 def copies(kind: str, caches: Mapping[str, torch.Tensor], *, staged: bool, blocks: int = BLOCKS) -> object:
@@ -157,39 +161,89 @@ def test_pages_of_another_size_are_refused() -> None:
         layout.scatter([memoryview(bytearray(layout.bytes_per_block))], [0], layers=range(9))
 
 
-class _Stream:
-    def __init__(self, **_: object) -> None:
-        self.waited_for: list[object] = []
+class _Side(HostSide):
+    """Notes behind which of the engine's streams its work comes."""
 
-    def wait_stream(self, other: object) -> None:
-        self.waited_for.append(other)
+    def __init__(self, now: list[str]) -> None:
+        self._now = now
+        self._engine = now[-1]
+        self.waited_for: list[str] = []
 
-    def synchronize(self) -> None:
-        """At once."""
+    def follow_engine(self) -> None:
+        self._engine = self._now[-1]
+
+    def wait_for_engine(self) -> None:
+        self.waited_for.append(self._engine)
 
 
-def test_copies_come_behind_the_stream_that_the_engine_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [_Stream()]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
-    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+def test_copies_come_behind_the_stream_that_the_engine_has_now() -> None:
+    now = ["first"]
+    sides: list[_Side] = []
+
+    def make_side(device: torch.device) -> _Side:
+        sides.append(_Side(now))
+        return sides[-1]
+
     caches = filled("cpu")
     runs = _layers(caches, list(caches), BLOCKS)
     made = DeviceBlocks(
         [one.runs() for one in runs],
         [one.physical(BLOCKS) for one in runs],
         num_blocks=BLOCKS,
-        device=torch.device("cuda"),
+        device=torch.device("cpu"),
+        make_side=make_side,
     )
-    ours = made._stream
-    made._device, made._is_cuda = torch.device("cpu"), False
-    made.scatter([memoryview(bytes(made.bytes_per_block))], [3])
-    now.append(_Stream())  # as engines do when they capture graphs, after they have registered their blocks
-    made._is_cuda = True
+    page = memoryview(bytearray(made.bytes_per_block))
+    made.scatter([page], [3])
+    made.gather([3], [page])
+    now.append("second")  # as engines do when they capture graphs, after they have registered their blocks
     made.follow_engine()
-    made._is_cuda = False
-    made.scatter([memoryview(bytes(made.bytes_per_block))], [3])
-    assert ours.waited_for == now
+    made.scatter([page], [3])
+    made.gather([3], [page])
+    assert [side.waited_for for side in sides] == [["first", "second"]] * 2, "loads and stores alike"
+
+
+class _Runtime:
+    """Registers everything."""
+
+    def register(self, address: int, size_bytes: int) -> int:
+        return 0
+
+    def unregister(self, address: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eager", [0.0, 0.5])
+def test_pages_in_registered_memory_go_straight_into_blocks(kind: str, eager: float) -> None:
+    source, caches = filled(kind, seed=2), filled(kind)
+    runs, slow = _layers(caches, list(caches), BLOCKS), SlowDevice(eager=eager)
+    registered = RegisteredMemory(_Runtime())
+    made = DeviceBlocks(
+        [one.runs() for one in runs],
+        [one.physical(BLOCKS) for one in runs],
+        num_blocks=BLOCKS,
+        device=torch.device("cpu"),
+        make_side=slow.side,
+        registered=registered,
+    )
+    pages = [page_of(kind, source, ids) for ids in ([1, 2], [5, 0])]
+    arena = np.frombuffer(b"".join(pages), dtype=np.uint8)
+    views = [part.data.toreadonly() for part in arena.reshape(2, -1)]
+    end = registered.register(arena.ctypes.data, arena.nbytes)
+
+    def is_reached() -> bool:
+        with registered.held(views) as reached:
+            return reached
+
+    wait_until(is_reached, what="the arena is registered")
+    made.scatter(views, [7, 4, 3, 8])
+    assert not any(side.buffers for side in slow.sides), "nothing was staged"
+    assert [page_of(kind, caches, ids) for ids in ([7, 4], [3, 8])] == pages
+    end()
+    made.scatter(views, [3, 8, 7, 4])
+    assert slow.sides[0].buffers, "what is registered no more is staged"
+    assert [page_of(kind, caches, ids) for ids in ([3, 8], [7, 4])] == pages
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from inference_worker.connectors.vllm.governed import BoardReading, GateAnswer
 from inference_worker.connectors.vllm.running_weights import EngineWeights
 from inference_worker.connectors.vllm.selection import Selection
 from inference_worker.weights import Announced
-from kv_types.limits import ENGINE_DEFERRALS_MAX
+from kv_types.engine_limits import ENGINE_DEFERRALS_MAX
 from kv_types.selectors import Selector
 from kv_types.validity import EngineMode
 from tests.connectors.vllm.governed_engine import Engine

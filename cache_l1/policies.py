@@ -1,0 +1,39 @@
+"""Which eviction policies an L1 can be made with, by name: the one place where they are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from kv_policy.eviction import EvictionPolicy, TailFirstLru
+from kv_policy.learned import LearnedEviction
+from kv_types.errors import InvalidArgumentError
+
+
+class L1Policy(EvictionPolicy, Protocol):
+    """An EvictionPolicy that can be asked about single pages, which L1 serves only before their time is over."""
+
+    def __contains__(self, page: int) -> bool: ...
+
+    def expired(self, page: int, now_ns: int) -> bool:
+        """Whether a page's time to live has passed, held or not. Raises InvalidArgumentError."""
+        ...
+
+
+POLICIES: Mapping[str, Callable[[int], L1Policy]] = {
+    "learned": LearnedEviction,
+    "lru": lambda capacity_pages: TailFirstLru(),
+}
+"""By name, from the number of pages. `learned`: by how likely pages are to be used again, learned from look-ups, as L2's arena;
+`lru`: least recently used tails first.
+"""
+
+POLICY_DEFAULT = "learned"
+
+
+def policy_of(name: str, capacity_pages: int) -> L1Policy:
+    """A policy of that name. Raises InvalidArgumentError."""
+    make = POLICIES.get(name)
+    if make is None:
+        raise InvalidArgumentError(f"no eviction policy is called {name!r}; there are {', '.join(POLICIES)}")
+    return make(capacity_pages)
