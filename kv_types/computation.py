@@ -48,6 +48,13 @@ _ITEM_BYTES = {
 }
 
 
+class StoredAs(StrEnum):
+    """How pages outside this node may be kept in fewer bits than they were computed with: part of what they are called."""
+
+    FP8_E4M3 = "fp8_e4m3"
+    INT8 = "int8"
+
+
 class QuantisationScheme(StrEnum):
     """Where the scales of quantised pages come from."""
 

@@ -150,9 +150,9 @@ STRATAKV_INLINE void spread(const float* of_run, bool by_column, std::size_t at,
   }
 }
 
-// Bits of the largest magnitude that each scale has to cover; false where one is not finite.
+// Bits of the largest magnitude that each scale has to cover; returns those of all, which may not be finite.
 template <typename N>
-STRATAKV_INLINE bool find_largest(const Array& array, typename N::Bits* largest) noexcept {
+STRATAKV_INLINE typename N::Bits find_largest(const Array& array, typename N::Bits* largest) noexcept {
   using Bits = typename N::Bits;
   const std::size_t run = array.run();
   std::fill_n(largest, array.shape.scales(), Bits{0});
@@ -169,19 +169,26 @@ STRATAKV_INLINE bool find_largest(const Array& array, typename N::Bits* largest)
     }
     if (!array.shape.by_column) *found = *std::max_element(most, most + kChunk);
   }
-  return *std::max_element(largest, largest + array.shape.scales()) < N::kInfinite;
+  return *std::max_element(largest, largest + array.shape.scales());
 }
 
 struct Sums {
-  float numbers[kChunk] = {};  // of magnitudes
+  float unit = 1;  // a power of two by which the largest number comes to about 1, so that no sum leaves a float's range
+  float numbers[kChunk] = {};  // of magnitudes ÷ unit
   float errors[kChunk] = {};
 };
+
+// The power of two at or below a magnitude, if its inverse is one that a float has too.
+STRATAKV_INLINE float unit_of(float largest) noexcept {
+  return float_of(std::min(std::max(bits_of(largest) >> 23, 1U), 253U) << 23);
+}
 
 template <typename N, typename C>
 STRATAKV_INLINE void encode_runs(const Array& array, const float* steps, const float* per_steps, Sums& sums) noexcept {
   using Bits = typename N::Bits;
   const std::size_t run = array.run();
   const bool by_column = array.shape.by_column;
+  const float per_unit = 1 / sums.unit;
   for (std::size_t run_at = 0; run_at < array.runs(); ++run_at) {
     const std::size_t first = array.scale_of(run_at);
     for (std::size_t at = 0; at < run; at += kChunk) {
@@ -196,8 +203,8 @@ STRATAKV_INLINE void encode_runs(const Array& array, const float* steps, const f
       for (std::size_t i = 0; i < kChunk; ++i) numbers[i] = N::load(chunk[i]);
       for (std::size_t i = 0; i < kChunk; ++i) codes[i] = C::code(numbers[i] * per_step[i]);
       for (std::size_t i = 0; i < kChunk; ++i) restored_numbers[i] = N::load(restored<N>(C::number(codes[i]) * step[i]));
-      for (std::size_t i = 0; i < kChunk; ++i) sums.numbers[i] += float_of(bits_of(numbers[i]) & 0x7FFFFFFFU);
-      for (std::size_t i = 0; i < kChunk; ++i) sums.errors[i] += float_of(bits_of(numbers[i] - restored_numbers[i]) & 0x7FFFFFFFU);
+      for (std::size_t i = 0; i < kChunk; ++i) sums.numbers[i] += float_of(bits_of(numbers[i] * per_unit) & 0x7FFFFFFFU);
+      for (std::size_t i = 0; i < kChunk; ++i) sums.errors[i] += float_of(bits_of((numbers[i] - restored_numbers[i]) * per_unit) & 0x7FFFFFFFU);
       for (std::size_t i = 0; i < kChunk; ++i) out[i] = static_cast<std::uint8_t>(codes[i]);
       std::memcpy(array.codes + place, out, count);
     }
@@ -242,7 +249,8 @@ template <typename N, typename C>
 STRATAKV_INLINE bool encode_array(const Array& array, Scratch& scratch) noexcept {
   using Bits = typename N::Bits;
   auto* const largest = reinterpret_cast<Bits*>(scratch.largest.data());
-  if (!find_largest<N>(array, largest)) return false;
+  const Bits most = find_largest<N>(array, largest);
+  if (most >= N::kInfinite) return false;
   for (std::size_t at = 0; at < array.shape.scales(); ++at) {
     const typename C::Scale scale = C::scale_for(N::load(largest[at]));
     std::memcpy(array.scales + at * sizeof(scale), &scale, sizeof(scale));
@@ -250,6 +258,7 @@ STRATAKV_INLINE bool encode_array(const Array& array, Scratch& scratch) noexcept
     scratch.per_steps[at] = C::per_step(scale);
   }
   scratch.sums = Sums();
+  scratch.sums.unit = unit_of(N::load(most));
   encode_runs<N, C>(array, scratch.steps.data(), scratch.per_steps.data(), scratch.sums);
   return true;
 }
@@ -346,7 +355,8 @@ Encoded Quantiser::encode(const std::byte* page, std::byte* scales, std::byte* c
     if (!work({array, const_cast<std::byte*>(page) + array.offset, codes, scales}, scratch)) return {};  // it reads the page alone
     codes += array.numbers();
     scales += array.scales() * scale_bytes(code_);
-    const double of_array = sum(scratch.sums.numbers), lost = sum(scratch.sums.errors);
+    const double unit = static_cast<double>(scratch.sums.unit);
+    const double of_array = sum(scratch.sums.numbers) * unit, lost = sum(scratch.sums.errors) * unit;
     if (of_array > 0) result.worst_error = std::max(result.worst_error, lost / of_array);
     numbers += of_array;
     errors += lost;
