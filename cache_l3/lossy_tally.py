@@ -29,6 +29,11 @@ class Histogram:
         self.counts[bisect_left(BUCKETS, value)] += 1
         self.total += value
 
+    def plus(self, other: Histogram) -> Histogram:
+        """Both together."""
+        counts = [ours + theirs for ours, theirs in zip(self.counts, other.counts, strict=True)]
+        return Histogram(counts, self.total + other.total)
+
     def cumulative(self) -> list[tuple[str, float]]:
         """As Prometheus has them: (upper end, pages up to there)."""
         told, so_far = [], 0
@@ -47,6 +52,15 @@ class LossyFigures:
     worst: Histogram = field(default_factory=Histogram)
     largest: float = 0.0
     """The worst error of all that were measured, of pages that were stored lossless for it too."""
+
+    def plus(self, other: LossyFigures) -> LossyFigures:
+        """Both together."""
+        return LossyFigures(
+            self.pages + other.pages,
+            self.mean.plus(other.mean),
+            self.worst.plus(other.worst),
+            max(self.largest, other.largest),
+        )
 
 
 class LossyTally:

@@ -55,6 +55,16 @@ class StoredAs(StrEnum):
     INT8 = "int8"
 
 
+def stored_as_named(name: StoredAs | str | None) -> StoredAs | None:
+    """What a setting names; None stays None. Raises InvalidArgumentError."""
+    if name is not None and name not in list(StoredAs):
+        known = ", ".join(repr(str(one)) for one in StoredAs)
+        raise InvalidArgumentError(
+            f"stored_as is one of {known}, or None for pages bit for bit; got {name!r}"
+        )
+    return None if name is None else StoredAs(name)
+
+
 class QuantisationScheme(StrEnum):
     """Where the scales of quantised pages come from."""
 

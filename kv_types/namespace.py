@@ -237,7 +237,7 @@ def _decode(data: bytes) -> Namespace:
 
     for field in _FIELDS:
         read(*field)
-    if cursor.remaining:
+    if data[len(data) - cursor.remaining :].startswith(_FIELD_ID.pack(_STORED_AS[0])):
         read(*_STORED_AS)
     if cursor.remaining:
         raise ProtocolError(f"{cursor.remaining} bytes follow the namespace's last field")

@@ -244,7 +244,7 @@ def test_buffers_of_another_size_are_refused() -> None:
         with pytest.raises(ValueError):
             quantiser.encode(page, *parts)
         with pytest.raises(ValueError):
-            quantiser.decode(*parts, page)
+            quantiser.decode(parts[0], parts[1], parts[2], page)
     with pytest.raises(ValueError):
         quantiser.encode(page[1:], *good)
 
