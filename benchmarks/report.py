@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import fleet_report, huge_pages, l3, layers, local, loop_turns, million, start, swings, vllm
+from benchmarks import (
+    codecs,
+    fleet_report,
+    huge_pages,
+    l3,
+    layers,
+    local,
+    loop_turns,
+    million,
+    start,
+    swings,
+    vllm,
+)
 from kv_types.errors import StrataError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -47,6 +59,7 @@ class Part(StrEnum):
     START = "start"
     HUGE_PAGES = "huge_pages"
     L3 = "l3"
+    CODECS = "codecs"
     FLEET = "fleet"
     REDIS = "redis"
     LOOP = "loop"
@@ -140,6 +153,14 @@ def measured_l3(console: Console) -> str:
     pages = l3.measure(console)
     console.print(l3.table(pages))
     return _part(l3.lines(pages), pages.load_average, pages.machine)
+
+
+def measured_codecs(console: Console) -> str:
+    """Codecs on KV of real models."""
+    load_average = os.getloadavg()[0]
+    rows = codecs.measure(console)
+    console.print(codecs.table(rows))
+    return _part(codecs.lines(rows), load_average)
 
 
 def measured_fleet(console: Console) -> str:
@@ -251,6 +272,7 @@ MEASURED: Mapping[Part, Callable[[Console], str | None]] = {
     Part.START: measured_start,
     Part.HUGE_PAGES: measured_huge_pages,
     Part.L3: measured_l3,
+    Part.CODECS: measured_codecs,
     Part.FLEET: measured_fleet,
     Part.REDIS: measured_redis,
     Part.LOOP: measured_loop,
