@@ -1,7 +1,8 @@
 """Codecs of L3 on KV of real models: bytes saved, speed each way, and what lossy ones change in logits and greedy tokens.
 
-`python -m benchmarks.codecs`. KV is what Transformers computes for a text; the codecs are the product's own. Each page in turn is
-computed on pages before it as a codec gives them back, which is what a request does that finds those in L3.
+`python -m benchmarks.codecs`. KV is what Transformers computes for a text; the codecs are the product's own. Each page is
+computed on pages before it as a codec gives them back, which is what a request does that finds those in L3: all pages in one
+pass, by a mask that shows each token the given pages before its own, and of its own page what is being computed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -99,16 +99,36 @@ class Coded:
 
 
 def subject(name: str, model: Any, ids: Sequence[int]) -> Subject:
-    """Compute a text page by page, as it is compared later."""
+    """Compute a text, and its logits page by page on its own KV."""
     import torch
 
-    row = torch.tensor([list(ids)])
-    cache = _empty_cache(model)
+    row, cache = torch.tensor([list(ids)]), _empty_cache(model)
+    argument = {_cache_argument(model): cache}
     with torch.no_grad():
-        logits = [_step(model, row[:, begin:end], cache) for begin, end in _pages(len(ids))]
+        model(row, logits_to_keep=1, **argument)
     kv = [(layer.keys, layer.values) for layer in cache.layers]
     dtype = {torch.bfloat16: KvDtype.BF16, torch.float16: KvDtype.FP16, torch.float32: KvDtype.FP32}
-    return Subject(f"{name}, {dtype[model.dtype]}", model, row, dtype[model.dtype], kv, torch.cat(logits))
+    whole = len(ids) // PAGE_TOKENS * PAGE_TOKENS
+    given = [(keys[:, :, :whole], values[:, :, :whole]) for keys, values in kv]
+    logits = logits_on(model, row, given)
+    return Subject(f"{name}, {dtype[model.dtype]}", model, row, dtype[model.dtype], kv, logits)
+
+
+def logits_on(model: Any, ids: Any, given: Sequence[tuple[Any, Any]]) -> Any:
+    """Logits [tokens, vocabulary] where each page is computed on the pages before it as they are given."""
+    import torch
+
+    cache, there = _empty_cache(model), given[0][0].shape[2]
+    for layer, (keys, values) in enumerate(given):
+        cache.update(keys.clone(), values.clone(), layer)
+    token = torch.arange(ids.shape[1])
+    page = token // PAGE_TOKENS
+    before = torch.arange(there) < page[:, None] * PAGE_TOKENS
+    own = (token <= token[:, None]) & (page == page[:, None])
+    mask = torch.cat([before, own], dim=1)[None, None]
+    with torch.no_grad():
+        told = model(ids, attention_mask=mask, position_ids=token[None], **{_cache_argument(model): cache})
+    return told.logits[0]
 
 
 def measure_subject(of: Subject, *, rounds: int = ROUNDS) -> Iterator[Coded]:
@@ -179,7 +199,7 @@ def _bytes_of(tensor: Any) -> bytes:
 
 
 def _compare(of: Subject, pages: Sequence[memoryview]) -> tuple[float, int]:
-    """Largest difference of logits, and greedy tokens that changed, where each page stands on those before it as given."""
+    """Largest difference of logits, and greedy tokens that changed, behind the first page, on pages as they are given."""
     import torch
 
     layout = PageLayout.of(of.namespace())
@@ -194,22 +214,16 @@ def _compare(of: Subject, pages: Sequence[memoryview]) -> tuple[float, int]:
         )
         for part in layout.parts()
     ]  # fmt: skip
+    logits = logits_on(of.model, of.ids, list(zip(parts[::2], parts[1::2], strict=True)))
     largest, changed = 0.0, 0
-    for begin, end in list(_pages(of.ids.shape[1]))[1:]:
-        cache = _empty_cache(of.model)
-        for layer in range(len(of.kv)):
-            keys, values = parts[2 * layer], parts[2 * layer + 1]
-            cache.update(keys[:, :, :begin].clone(), values[:, :, :begin].clone(), layer)
-        with torch.no_grad():
-            logits = _step(of.model, of.ids[:, begin:end], cache)
-        wanted = of.logits[begin:end]
-        largest = max(largest, float((logits - wanted).abs().max()))
-        changed += int((logits.argmax(-1) != wanted.argmax(-1)).sum())
+    for begin in range(PAGE_TOKENS, of.ids.shape[1], PAGE_TOKENS):
+        ours, theirs = (
+            logits[begin : begin + PAGE_TOKENS].float(),
+            of.logits[begin : begin + PAGE_TOKENS].float(),
+        )
+        largest = max(largest, float((ours - theirs).abs().max()))
+        changed += int((ours.argmax(-1) != theirs.argmax(-1)).sum())
     return largest, changed
-
-
-def _pages(tokens: int) -> Iterator[tuple[int, int]]:
-    return pairwise((*range(0, tokens, PAGE_TOKENS), tokens))
 
 
 def _empty_cache(model: Any) -> Any:
@@ -218,9 +232,8 @@ def _empty_cache(model: Any) -> Any:
     return DynamicCache(config=model.config)
 
 
-def _step(model: Any, ids: Any, cache: Any) -> Any:
-    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    return model(ids, **{argument: cache}).logits[0].float()
+def _cache_argument(model: Any) -> str:
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 # --- the models, and the text ---

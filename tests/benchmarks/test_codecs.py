@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.codecs import COLUMNS, PAGE_TOKENS, Subject, lines, measure_subject, subject, table
-from tests.connectors.models import tiny_model, tokens
+from benchmarks.codecs import COLUMNS, PAGE_TOKENS, Subject, lines, logits_on, measure_subject, subject, table
+from tests.connectors.models import largest_difference, tiny_model, tokens
 
 TOKENS = 3 * PAGE_TOKENS + 8
 
@@ -43,9 +43,14 @@ def test_lossless_codecs_change_nothing_and_lossy_ones_little() -> None:
     assert table(rows).row_count == len(rows)
 
 
-def test_a_computation_on_its_own_pages_is_the_same() -> None:
-    """What is compared differs by what a codec lost, and by nothing else."""
-    from benchmarks.codecs import _compare, _page_bytes
-
+def test_pages_are_computed_on_those_before_them_and_on_nothing_else() -> None:
+    """On its own KV a text has the logits of a plain pass, and what is given instead of a page changes those behind it alone."""
     of = small(torch.float32)
-    assert _compare(of, _page_bytes(of)) == (0.0, 0)
+    plain, whole = of.model(of.ids).logits[0].detach(), TOKENS // PAGE_TOKENS * PAGE_TOKENS
+    assert largest_difference(of.logits, plain) < 1e-4
+    given = [(keys[:, :, :whole].clone(), values[:, :, :whole].clone()) for keys, values in of.kv]
+    for keys, _ in given:
+        keys[:, :, PAGE_TOKENS : PAGE_TOKENS + 5] += 1
+    changed = (logits_on(of.model, of.ids, given) != of.logits).any(dim=1)
+    assert not changed[: 2 * PAGE_TOKENS].any()
+    assert changed[2 * PAGE_TOKENS :].all()
