@@ -17,10 +17,13 @@ XXH3_KERNELS: tuple[str, ...]
 def xxh3_64_by(kernel: int, cuts: list[int], data: Buffer, /) -> int:
     """The same, by one of XXH3_KERNELS, taken in up to each of `cuts` in turn as bytes arrive. For tests."""
 
-def split_planes(numbers: Buffer, width: int, planes: Buffer) -> None:
-    """Numbers of 1, 2, 4 or 8 bytes, turned left by one bit, as planes one after another; the GIL is released, as below."""
+def split_planes(numbers: Buffer, width: int, planes: Buffer, *, plain: bool = False) -> None:
+    """Numbers of 1, 2, 4 or 8 bytes, turned left by one bit, as planes one after another; the GIL is released, as below.
 
-def join_planes(planes: list[Buffer] | list[memoryview], numbers: Buffer) -> None:
+    `plain`, here and below: by what every processor can do, for tests.
+    """
+
+def join_planes(planes: list[Buffer] | list[memoryview], numbers: Buffer, *, plain: bool = False) -> None:
     """The reverse: as many planes as a number has bytes, each of as many bytes as there are numbers."""
 
 @final
@@ -28,7 +31,13 @@ class Quantiser:
     """Pages of one shape as one byte a number with scales. Arrays: (offset, rows, columns, rows a scale, by column)."""
 
     def __init__(
-        self, *, code: int, number: int, page_bytes: int, arrays: list[tuple[int, int, int, int, bool]]
+        self,
+        *,
+        code: int,
+        number: int,
+        page_bytes: int,
+        arrays: list[tuple[int, int, int, int, bool]],
+        plain: bool = False,
     ) -> None:
         """`code`: 0 fp8 e4m3, 1 int8. `number`: 0 bf16, 1 fp16, 2 fp32. ValueError unless the arrays lie one behind another."""
     @property

@@ -30,15 +30,17 @@ void check_bytes(const Lent& lent, std::size_t bytes, const char* what) {
   throw nb::value_error((std::string(what) + " must have " + std::to_string(bytes) + " bytes; got " + std::to_string(lent.bytes())).c_str());
 }
 
-void split(nb::handle numbers, std::size_t width, nb::handle planes) {
+Kernel kernel_of(bool plain) { return plain ? Kernel::Plain : Kernel::Best; }
+
+void split(nb::handle numbers, std::size_t width, nb::handle planes, bool plain) {
   check_width(width);
   const Lent from(numbers, false, "numbers"), to(planes, true, "planes");
   check_bytes(to, from.bytes() / width * width, "planes");
   const nb::gil_scoped_release unlocked;
-  split_planes(from.data(), from.bytes() / width, width, to.data());
+  split_planes(from.data(), from.bytes() / width, width, to.data(), kernel_of(plain));
 }
 
-void join(const std::vector<nb::object>& planes, nb::handle numbers) {
+void join(const std::vector<nb::object>& planes, nb::handle numbers, bool plain) {
   check_width(planes.size());
   const Lent to(numbers, true, "numbers");
   const std::size_t width = planes.size(), count = to.bytes() / width;
@@ -50,18 +52,18 @@ void join(const std::vector<nb::object>& planes, nb::handle numbers) {
     places[lent.size() - 1] = lent.back().data();
   }
   const nb::gil_scoped_release unlocked;
-  join_planes(places, count, width, to.data());
+  join_planes(places, count, width, to.data(), kernel_of(plain));
 }
 
 using ArrayOf = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, bool>;
 
-void construct(Quantiser* at, std::uint8_t code, std::uint8_t number, std::size_t page_bytes, const std::vector<ArrayOf>& arrays) {
+void construct(Quantiser* at, std::uint8_t code, std::uint8_t number, std::size_t page_bytes, const std::vector<ArrayOf>& arrays, bool plain) {
   if (code > static_cast<std::uint8_t>(Code::Int8) || number > static_cast<std::uint8_t>(Number::Fp32)) {
     throw nb::value_error("a code is 0 or 1, a kind of number 0, 1 or 2");
   }
   std::vector<ScaledArray> made;
   for (const auto& [offset, rows, columns, rows_a_scale, by_column] : arrays) made.push_back({offset, rows, columns, rows_a_scale, by_column});
-  new (at) Quantiser(static_cast<Code>(code), static_cast<Number>(number), page_bytes, std::move(made));
+  new (at) Quantiser(static_cast<Code>(code), static_cast<Number>(number), page_bytes, std::move(made), kernel_of(plain));
 }
 
 struct Sections {
@@ -98,10 +100,11 @@ bool decode(const Quantiser& self, nb::handle scales, nb::handle codes, nb::hand
 }  // namespace
 
 void bind_codecs(nb::module_& m) {
-  m.def("split_planes", split, nb::arg("numbers"), nb::arg("width"), nb::arg("planes"));
-  m.def("join_planes", join, nb::arg("planes"), nb::arg("numbers"));
+  m.def("split_planes", split, nb::arg("numbers"), nb::arg("width"), nb::arg("planes"), nb::kw_only(), nb::arg("plain") = false);
+  m.def("join_planes", join, nb::arg("planes"), nb::arg("numbers"), nb::kw_only(), nb::arg("plain") = false);
   nb::class_<Quantiser>(m, "Quantiser")
-      .def("__init__", construct, nb::kw_only(), nb::arg("code"), nb::arg("number"), nb::arg("page_bytes"), nb::arg("arrays"))
+      .def("__init__", construct, nb::kw_only(), nb::arg("code"), nb::arg("number"), nb::arg("page_bytes"), nb::arg("arrays"),
+           nb::arg("plain") = false)
       .def_prop_ro("scales_bytes", &Quantiser::scales_bytes)
       .def_prop_ro("codes_bytes", &Quantiser::codes_bytes)
       .def_prop_ro("rest_bytes", &Quantiser::rest_bytes)

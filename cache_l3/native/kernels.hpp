@@ -9,6 +9,9 @@
 
 namespace stratakv::l3 {
 
+// Which of a source's kernels work: the widest that there is, or for tests the one that every processor has.
+enum class Kernel { Best, Plain };
+
 #if defined(__x86_64__)
 inline bool has_wide_vectors() noexcept {
   static const bool kHas = __builtin_cpu_supports("avx2") != 0;

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels.hpp"
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read from memory as they lie there");
 
 namespace stratakv::l3 {
@@ -67,16 +65,20 @@ STRATAKV_WIDE void join_wide(const std::byte* const* planes, std::size_t count, 
 
 }  // namespace
 
-void split_planes(const std::byte* numbers, std::size_t count, std::size_t width, std::byte* planes) noexcept {
+void split_planes(const std::byte* numbers, std::size_t count, std::size_t width, std::byte* planes, Kernel kernel) noexcept {
 #if defined(__x86_64__)
-  if (has_wide_vectors()) return split_wide(numbers, count, width, planes);
+  if (kernel == Kernel::Best && has_wide_vectors()) return split_wide(numbers, count, width, planes);
+#else
+  static_cast<void>(kernel);
 #endif
   split_any(numbers, count, width, planes);
 }
 
-void join_planes(const std::byte* const* planes, std::size_t count, std::size_t width, std::byte* numbers) noexcept {
+void join_planes(const std::byte* const* planes, std::size_t count, std::size_t width, std::byte* numbers, Kernel kernel) noexcept {
 #if defined(__x86_64__)
-  if (has_wide_vectors()) return join_wide(planes, count, width, numbers);
+  if (kernel == Kernel::Best && has_wide_vectors()) return join_wide(planes, count, width, numbers);
+#else
+  static_cast<void>(kernel);
 #endif
   join_any(planes, count, width, numbers);
 }

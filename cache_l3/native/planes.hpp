@@ -6,12 +6,16 @@
 
 #include <cstddef>
 
+#include "kernels.hpp"
+
 namespace stratakv::l3 {
 
 // `planes`: `width` planes of `count` bytes, one after another, the least significant first. `width` is 1, 2, 4 or 8.
-void split_planes(const std::byte* numbers, std::size_t count, std::size_t width, std::byte* planes) noexcept;
+void split_planes(const std::byte* numbers, std::size_t count, std::size_t width, std::byte* planes,
+                  Kernel kernel = Kernel::Best) noexcept;
 
 // The reverse; `planes[i]` is where plane i lies.
-void join_planes(const std::byte* const* planes, std::size_t count, std::size_t width, std::byte* numbers) noexcept;
+void join_planes(const std::byte* const* planes, std::size_t count, std::size_t width, std::byte* numbers,
+                 Kernel kernel = Kernel::Best) noexcept;
 
 }  // namespace stratakv::l3

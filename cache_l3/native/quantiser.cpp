@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "kernels.hpp"
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read from memory as they lie there");
 
 namespace stratakv::l3 {
@@ -288,25 +286,27 @@ STRATAKV_WIDE bool decode_wide(const Array& array, Scratch& scratch) { return de
 #endif
 
 template <typename N, typename C>
-WorkOnArray choose(bool encodes) {
+WorkOnArray choose(bool encodes, Kernel kernel) {
 #if defined(__x86_64__)
-  if (has_wide_vectors()) return encodes ? encode_wide<N, C> : decode_wide<N, C>;
+  if (kernel == Kernel::Best && has_wide_vectors()) return encodes ? encode_wide<N, C> : decode_wide<N, C>;
+#else
+  static_cast<void>(kernel);
 #endif
   return encodes ? encode_plain<N, C> : decode_plain<N, C>;
 }
 
 template <typename C>
-WorkOnArray choose(Number number, bool encodes) {
+WorkOnArray choose(Number number, bool encodes, Kernel kernel) {
   switch (number) {
-    case Number::Bf16: return choose<Bf16, C>(encodes);
-    case Number::Fp16: return choose<Fp16, C>(encodes);
-    case Number::Fp32: return choose<Fp32, C>(encodes);
+    case Number::Bf16: return choose<Bf16, C>(encodes, kernel);
+    case Number::Fp16: return choose<Fp16, C>(encodes, kernel);
+    case Number::Fp32: return choose<Fp32, C>(encodes, kernel);
   }
   throw std::invalid_argument("no such kind of number");
 }
 
-WorkOnArray choose(Code code, Number number, bool encodes) {
-  return code == Code::Fp8E4m3 ? choose<Fp8>(number, encodes) : choose<Int8>(number, encodes);
+WorkOnArray choose(Code code, Number number, bool encodes, Kernel kernel) {
+  return code == Code::Fp8E4m3 ? choose<Fp8>(number, encodes, kernel) : choose<Int8>(number, encodes, kernel);
 }
 
 double sum(const float (&parts)[kChunk]) {
@@ -317,8 +317,8 @@ double sum(const float (&parts)[kChunk]) {
 
 }  // namespace
 
-Quantiser::Quantiser(Code code, Number number, std::size_t page_bytes, std::vector<ScaledArray> arrays)
-    : code_(code), number_(number), page_bytes_(page_bytes), arrays_(std::move(arrays)) {
+Quantiser::Quantiser(Code code, Number number, std::size_t page_bytes, std::vector<ScaledArray> arrays, Kernel kernel)
+    : code_(code), number_(number), kernel_(kernel), page_bytes_(page_bytes), arrays_(std::move(arrays)) {
   std::size_t end = 0;
   for (const ScaledArray& array : arrays_) {
     if (array.rows == 0 || array.columns == 0 || array.rows > page_bytes_ || array.columns > page_bytes_ / array.rows) {
@@ -347,7 +347,7 @@ void Quantiser::each_gap(const Move& move) const {
 }
 
 Encoded Quantiser::encode(const std::byte* page, std::byte* scales, std::byte* codes, std::byte* rest) const {
-  const WorkOnArray work = choose(code_, number_, true);
+  const WorkOnArray work = choose(code_, number_, true, kernel_);
   Scratch scratch{std::vector<std::uint32_t>(scales_max_), std::vector<float>(scales_max_), std::vector<float>(scales_max_), Sums()};
   Encoded result;
   double numbers = 0, errors = 0;
@@ -368,7 +368,7 @@ Encoded Quantiser::encode(const std::byte* page, std::byte* scales, std::byte* c
 }
 
 bool Quantiser::decode(const std::byte* scales, const std::byte* codes, const std::byte* rest, std::byte* page) const {
-  const WorkOnArray work = choose(code_, number_, false);
+  const WorkOnArray work = choose(code_, number_, false, kernel_);
   Scratch scratch{{}, std::vector<float>(scales_max_), {}, Sums()};
   for (const ScaledArray& array : arrays_) {
     // It reads codes and scales alone.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels.hpp"
+
 namespace stratakv::l3 {
 
 enum class Code : std::uint8_t { Fp8E4m3 = 0, Int8 = 1 };
@@ -38,7 +40,7 @@ struct Encoded {
 class Quantiser {
  public:
   // Throws std::invalid_argument unless the arrays lie in the page in order, apart from each other.
-  Quantiser(Code code, Number number, std::size_t page_bytes, std::vector<ScaledArray> arrays);
+  Quantiser(Code code, Number number, std::size_t page_bytes, std::vector<ScaledArray> arrays, Kernel kernel = Kernel::Best);
 
   std::size_t page_bytes() const { return page_bytes_; }
   std::size_t scales_bytes() const { return scales_ * scale_bytes(code_); }
@@ -56,6 +58,7 @@ class Quantiser {
 
   Code code_;
   Number number_;
+  Kernel kernel_;
   std::size_t page_bytes_;
   std::vector<ScaledArray> arrays_;
   std::size_t scales_ = 0;

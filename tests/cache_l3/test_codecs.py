@@ -10,9 +10,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_l3._native import join_planes, split_planes
 from cache_l3.codecs import WIDTHS, Planes, ZstdPlanes
 from kv_types.errors import CorruptRecordError, InvalidArgumentError
 from tests.support.records import floats, payload
@@ -49,6 +50,7 @@ def raw_frame(data: bytes, *, window_log: int) -> bytes:
     return head + (len(data) << 3 | 1).to_bytes(3, "little") + data
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=60), st.integers(1, 90), st.sampled_from(WIDTHS))
 def test_whatever_gets_smaller_comes_back_bit_for_bit(part: bytes, times: int, width: int) -> None:
     data = part * times
@@ -65,6 +67,21 @@ def test_sizes_that_are_no_multiple_of_the_width_come_back(width: int, size: int
     stored = CODEC.encode(data, width=width)
     assert (stored is None) == (size == 1)
     assert stored is None or decoded(stored, size) == data
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=700), st.sampled_from(WIDTHS))
+def test_every_processor_parts_numbers_alike(data: bytes, width: int) -> None:
+    count = len(data) // width
+    numbers, told = data[: count * width], []
+    for plain in (False, True):
+        planes, back = bytearray(count * width), bytearray(count * width)
+        split_planes(numbers, width, planes, plain=plain)
+        parts = [memoryview(planes)[at * count : (at + 1) * count] for at in range(width)]
+        join_planes(parts, back, plain=plain)
+        assert back == numbers
+        told.append(planes)
+    assert told[0] == told[1]
 
 
 def test_numbers_compress_by_their_planes_and_hardly_without() -> None:
@@ -150,6 +167,7 @@ def test_sections_that_lie_are_corrupt() -> None:
             decoded(bad, 4096)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_a_byte_that_changed_never_does_harm(at: int, to: int) -> None:
     """The checksum would have caught it; the codec gives a page of other bytes, or says that it can't."""
@@ -159,6 +177,7 @@ def test_a_byte_that_changed_never_does_harm(at: int, to: int) -> None:
         assert len(decoded(bytes(stored), 8192)) == 8192
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_corrupt_or_the_right_number_of_bytes(data: bytes) -> None:
     for codec in (CODEC, EARLIER):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_l3._native import Quantiser
@@ -98,6 +98,7 @@ def drawn(seed: int, count: int, dtype: KvDtype) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize("stored_as", StoredAs)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_comes_back_is_within_the_declared_bound(
     shape: str, dtype: KvDtype, stored_as: StoredAs, seed: int
@@ -204,6 +205,33 @@ def test_a_page_of_bf16_takes_half_with_its_scales() -> None:
     assert len(stored) < size / 2
 
 
+@pytest.mark.parametrize("number", range(3), ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("code", range(2), ids=["fp8", "int8"])
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_processor_gives_the_same_bits(code: int, number: int, seed: int) -> None:
+    """Rows of any length, and numbers of any bits that are finite."""
+    random, dtype = np.random.default_rng(seed), DTYPES[number]
+    rows, columns = 2 * int(random.integers(1, 6)), int(random.integers(1, 200))
+    bits = random.integers(0, 256, 2 * rows * columns * dtype.item_bytes, dtype=np.uint8).tobytes()
+    with np.errstate(invalid="ignore"):
+        numbers = as_numbers(bits, dtype)
+    page = as_bytes(np.where(np.isfinite(numbers), numbers, 0), dtype)
+    half = rows * columns * dtype.item_bytes
+    told = []
+    for plain in (False, True):
+        quantiser = Quantiser(
+            code=code, number=number, page_bytes=len(page), plain=plain,
+            arrays=[(0, rows, columns, 2, False), (half, rows, columns, 2, True)],
+        )  # fmt: skip
+        parts = [bytearray(quantiser.scales_bytes), bytearray(quantiser.codes_bytes), bytearray(0)]
+        errors, back = quantiser.encode(page, parts[0], parts[1], parts[2]), bytearray(len(page))
+        assert errors is not None
+        assert quantiser.decode(parts[0], parts[1], parts[2], back)
+        told.append((errors, parts, back))
+    assert told[0] == told[1]
+
+
 def test_what_belongs_to_no_array_is_kept() -> None:
     quantiser = Quantiser(code=0, number=0, page_bytes=40, arrays=[(4, 2, 3, 2, False), (20, 1, 4, 1, True)])
     page = bytearray(range(100, 140))
@@ -258,6 +286,7 @@ STORED = {stored_as: stored_page(stored_as) for stored_as in StoredAs}
 
 
 @pytest.mark.parametrize("stored_as", StoredAs)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_byte_that_changed_never_does_harm(stored_as: StoredAs, data: st.DataObject) -> None:
     of, stored = space("gqa", KvDtype.BF16, stored_as), bytearray(STORED[stored_as])
@@ -269,6 +298,7 @@ def test_a_byte_that_changed_never_does_harm(stored_as: StoredAs, data: st.DataO
 
 
 @pytest.mark.parametrize("stored_as", StoredAs)
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_corrupt(stored_as: StoredAs, data: bytes) -> None:
     of = space("gqa", KvDtype.BF16, stored_as)

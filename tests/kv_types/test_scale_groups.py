@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 
 from cache_l2.namespaces import NamespaceRegistry
 from inference_worker.namespaces import page_bytes_of
@@ -42,6 +42,7 @@ def check_cover(of: Namespace, page_bytes: int) -> tuple[ScaledArray, ...]:
     return arrays
 
 
+@settings(deadline=None)
 @given(namespaces())
 def test_arrays_cover_every_canonical_page(given_space: Namespace) -> None:
     assume(given_space.stored_as is not None)
