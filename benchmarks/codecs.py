@@ -1,7 +1,7 @@
 """Codecs of L3 on KV of real models: bytes saved, speed each way, and what lossy ones change in logits and greedy tokens.
 
 `python -m benchmarks.codecs`. KV is what Transformers computes for a text; the codecs are the product's own. Each page is
-computed on pages before it as a codec gives them back, which is what a request does that finds those in L3: all pages in one
+computed on pages before it as a codec gives them back, which is what a request does that finds those in L3: some pages in one
 pass, by a mask that shows each token the given pages before its own, and of its own page what is being computed.
 """
 
@@ -25,12 +25,13 @@ from rich.table import Table
 from benchmarks.vllm_models import LLAMA_184M, LLAMA_TINY, cache_folder, random_model
 from cache_l3.page_codecs import Packed, PageCodecs
 from kv_types.namespace import AttentionKind, Geometry, KvDtype, Namespace, StoredAs, Weights
-from kv_types.page_layout import PageLayout, PartRole
+from kv_types.page_layout import PageLayout, PagePart, PartRole
 from kv_types.record import Codec
 
 TOKENS = 2000
 """Compared; one page more is computed, on which the first of them stands."""
 PAGE_TOKENS = 64
+PAGES_AT_ONCE = 8
 ROUNDS = 7
 ENGINE_LAYOUT = "neighbours"
 """A layout that tells nothing but that numbers next to each other belong together."""
@@ -98,48 +99,62 @@ class Coded:
         )  # fmt: skip
 
 
-def subject(name: str, model: Any, ids: Sequence[int]) -> Subject:
-    """Compute a text, and its logits page by page on its own KV."""
+def subject(name: str, model: Any, ids: Sequence[int], *, kv_dtype: KvDtype | None = None) -> Subject:
+    """Compute a text, and its logits page by page on its own KV; `kv_dtype`: what that is kept as, None for the model's."""
     import torch
 
+    of_torch = {torch.bfloat16: KvDtype.BF16, torch.float16: KvDtype.FP16, torch.float32: KvDtype.FP32}
+    kept = of_torch[model.dtype] if kv_dtype is None else kv_dtype
     row, cache = torch.tensor([list(ids)]), _empty_cache(model)
     argument = {_cache_argument(model): cache}
     with torch.no_grad():
         model(row, logits_to_keep=1, **argument)
-    kv = [(layer.keys, layer.values) for layer in cache.layers]
-    dtype = {torch.bfloat16: KvDtype.BF16, torch.float16: KvDtype.FP16, torch.float32: KvDtype.FP32}
+    kind = _torch_dtype(kept)
+    kv = [(layer.keys.to(kind), layer.values.to(kind)) for layer in cache.layers]
     whole = len(ids) // PAGE_TOKENS * PAGE_TOKENS
     given = [(keys[:, :, :whole], values[:, :, :whole]) for keys, values in kv]
-    logits = logits_on(model, row, given)
-    return Subject(f"{name}, {dtype[model.dtype]}", model, row, dtype[model.dtype], kv, logits)
+    return Subject(f"{name}, {kept}", model, row, kept, kv, logits_on(model, row, given))
+
+
+def _torch_dtype(dtype: KvDtype) -> Any:
+    import torch
+
+    return {KvDtype.BF16: torch.bfloat16, KvDtype.FP16: torch.float16, KvDtype.FP32: torch.float32}[dtype]
 
 
 def logits_on(model: Any, ids: Any, given: Sequence[tuple[Any, Any]]) -> Any:
     """Logits [tokens, vocabulary] where each page is computed on the pages before it as they are given."""
     import torch
 
-    cache, there = _empty_cache(model), given[0][0].shape[2]
-    for layer, (keys, values) in enumerate(given):
-        cache.update(keys.clone(), values.clone(), layer)
-    token = torch.arange(ids.shape[1])
-    page = token // PAGE_TOKENS
-    before = torch.arange(there) < page[:, None] * PAGE_TOKENS
-    own = (token <= token[:, None]) & (page == page[:, None])
-    mask = torch.cat([before, own], dim=1)[None, None]
-    with torch.no_grad():
-        told = model(ids, attention_mask=mask, position_ids=token[None], **{_cache_argument(model): cache})
-    return told.logits[0]
+    told, at_once = [], PAGES_AT_ONCE * PAGE_TOKENS
+    for begin in range(0, ids.shape[1], at_once):
+        end = min(begin + at_once, ids.shape[1])
+        there = (end - 1) // PAGE_TOKENS * PAGE_TOKENS
+        cache = _empty_cache(model)
+        for layer, (keys, values) in enumerate(given):
+            cache.update(keys[:, :, :there].to(model.dtype), values[:, :, :there].to(model.dtype), layer)
+        token = torch.arange(begin, end)
+        page = token // PAGE_TOKENS
+        before = torch.arange(there) < page[:, None] * PAGE_TOKENS
+        own = (token <= token[:, None]) & (page == page[:, None])
+        mask = torch.cat([before, own], dim=1)[None, None]
+        argument = {_cache_argument(model): cache}
+        with torch.no_grad():
+            told.append(
+                model(ids[:, begin:end], attention_mask=mask, position_ids=token[None], **argument).logits[0]
+            )
+    return torch.cat(told)
 
 
-def measure_subject(of: Subject, *, rounds: int = ROUNDS) -> Iterator[Coded]:
-    """All codecs on one model's pages."""
+def measure_subject(of: Subject, *, engines: bool = True, rounds: int = ROUNDS) -> Iterator[Coded]:
+    """All codecs on one model's pages; `engines`: those of an engine's own layout too."""
     yield coded(of, "raw", of.namespace(), Codec.RAW, rounds=rounds)
     yield coded(of, "lossless planes", of.namespace(), Codec.PLANES, rounds=rounds)
     for stored_as in StoredAs:
         yield coded(of, str(stored_as), of.namespace(stored_as), Codec.PLANES, rounds=rounds)
-    for stored_as in StoredAs:
-        engines = of.namespace(stored_as, layout=ENGINE_LAYOUT)
-        yield coded(of, f"{stored_as}, engine's layout", engines, Codec.PLANES, rounds=rounds)
+    for stored_as in StoredAs if engines else ():
+        own = of.namespace(stored_as, layout=ENGINE_LAYOUT)
+        yield coded(of, f"{stored_as}, engine's layout", own, Codec.PLANES, rounds=rounds)
 
 
 def coded(of: Subject, name: str, namespace: Namespace, lossless: Codec, *, rounds: int) -> Coded:
@@ -203,17 +218,8 @@ def _compare(of: Subject, pages: Sequence[memoryview]) -> tuple[float, int]:
     import torch
 
     layout = PageLayout.of(of.namespace())
-    parts = [
-        torch.cat(
-            [
-                torch.frombuffer(page, dtype=of.model.dtype, count=part.size_bytes // part.dtype.item_bytes, offset=part.offset)
-                .reshape(1, *part.shape)
-                for page in pages
-            ],
-            dim=2,
-        )
-        for part in layout.parts()
-    ]  # fmt: skip
+    kind = _torch_dtype(of.dtype)
+    parts = [torch.cat([_numbers(page, part, kind) for page in pages], dim=2) for part in layout.parts()]
     logits = logits_on(of.model, of.ids, list(zip(parts[::2], parts[1::2], strict=True)))
     largest, changed = 0.0, 0
     for begin in range(PAGE_TOKENS, of.ids.shape[1], PAGE_TOKENS):
@@ -224,6 +230,14 @@ def _compare(of: Subject, pages: Sequence[memoryview]) -> tuple[float, int]:
         largest = max(largest, float((ours - theirs).abs().max()))
         changed += int((ours.argmax(-1) != theirs.argmax(-1)).sum())
     return largest, changed
+
+
+def _numbers(page: memoryview, part: PagePart, kind: Any) -> Any:
+    """A part of a page as [1, heads, tokens, head_dim]."""
+    import torch
+
+    count = part.size_bytes // part.dtype.item_bytes
+    return torch.frombuffer(page, dtype=kind, count=count, offset=part.offset).reshape(1, *part.shape)
 
 
 def _empty_cache(model: Any) -> Any:
@@ -244,7 +258,6 @@ def subjects(tell: Any) -> Iterator[Subject]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(os.cpu_count() or 1)
     real = _smollm2()
     text = "\n".join(
         (ROOT / name).read_text(encoding="utf-8")
@@ -252,14 +265,15 @@ def subjects(tell: Any) -> Iterator[Subject]:
     )
     ids = AutoTokenizer.from_pretrained(real)(text).input_ids[: TOKENS + PAGE_TOKENS]
     assert len(ids) == TOKENS + PAGE_TOKENS, "the text is long enough"
-    for name, folder, dtype in (
-        ("SmolLM2-135M", real, torch.bfloat16), ("SmolLM2-135M", real, torch.float16),
-        ("llama-tiny (random)", random_model("llama-tiny", LLAMA_TINY), torch.bfloat16),
-        ("llama-184m (random)", random_model("llama-184m", LLAMA_184M), torch.bfloat16),
-    ):  # fmt: skip
-        tell(f"{name}, {dtype}")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        yield subject(name, model, [token % model.config.vocab_size for token in ids])
+    for name, folder, computed, kept in (
+        ("SmolLM2-135M", real, torch.bfloat16, KvDtype.BF16),
+        ("SmolLM2-135M", real, torch.float32, KvDtype.FP16),  # few CPUs multiply in fp16
+        ("llama-tiny (random)", random_model("llama-tiny", LLAMA_TINY), torch.bfloat16, KvDtype.BF16),
+        ("llama-184m (random)", random_model("llama-184m", LLAMA_184M), torch.bfloat16, KvDtype.BF16),
+    ):
+        tell(f"{name}, {kept}")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=computed).eval()
+        yield subject(name, model, [token % model.config.vocab_size for token in ids], kv_dtype=kept)
 
 
 def _smollm2() -> Path:
@@ -273,7 +287,10 @@ def _smollm2() -> Path:
 
 def measure(console: Console, *, rounds: int = ROUNDS) -> list[Coded]:
     """Everything; some minutes."""
-    return [row for each in subjects(console.print) for row in measure_subject(each, rounds=rounds)]
+    rows: list[Coded] = []
+    for at, each in enumerate(subjects(console.print)):
+        rows += measure_subject(each, engines=at == 0, rounds=rounds)
+    return rows
 
 
 def table(rows: Sequence[Coded]) -> Table:
@@ -294,7 +311,7 @@ def lines(rows: Sequence[Coded]) -> list[str]:
         "mean of all pages, and of the layer's keys or values in any page where it is largest. For logits and greedy tokens each",
         f"page is computed on those before it as the codec gives them back, {TOKENS} tokens in all; random weights stand for",
         "geometries of vLLM's test models and say nothing of answers. *Engine's layout*: a scale for so many neighbours as a",
-        "head has numbers, as where an engine's own layout does not tell more.",
+        "head has numbers, as where an engine's own layout does not tell more. fp16: KV of a computation in fp32, kept as fp16.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---|---|" + "---:|" * (len(COLUMNS) - 2),
