@@ -66,6 +66,7 @@ STRATAKV_WIDE void join_wide(const std::byte* const* planes, std::size_t count, 
 }  // namespace
 
 void split_planes(const std::byte* numbers, std::size_t count, std::size_t width, std::byte* planes, Kernel kernel) noexcept {
+  if (count == 0) return;  // memory of no bytes may be nowhere
 #if defined(__x86_64__)
   if (kernel == Kernel::Best && has_wide_vectors()) return split_wide(numbers, count, width, planes);
 #else
@@ -75,6 +76,7 @@ void split_planes(const std::byte* numbers, std::size_t count, std::size_t width
 }
 
 void join_planes(const std::byte* const* planes, std::size_t count, std::size_t width, std::byte* numbers, Kernel kernel) noexcept {
+  if (count == 0) return;
 #if defined(__x86_64__)
   if (kernel == Kernel::Best && has_wide_vectors()) return join_wide(planes, count, width, numbers);
 #else

@@ -237,7 +237,8 @@ STRATAKV_INLINE bool decode_runs(const Array& array, const float* steps) noexcep
 // --- what is called, by kind of number and code, and by what the processor can do ---
 
 struct Scratch {
-  std::vector<std::uint32_t> largest;
+  std::vector<std::uint16_t> largest_16;
+  std::vector<std::uint32_t> largest_32;
   std::vector<float> steps, per_steps;
   Sums sums;
 };
@@ -246,7 +247,12 @@ struct Scratch {
 template <typename N, typename C>
 STRATAKV_INLINE bool encode_array(const Array& array, Scratch& scratch) noexcept {
   using Bits = typename N::Bits;
-  auto* const largest = reinterpret_cast<Bits*>(scratch.largest.data());
+  Bits* largest;
+  if constexpr (sizeof(Bits) == sizeof(std::uint16_t)) {
+    largest = scratch.largest_16.data();
+  } else {
+    largest = scratch.largest_32.data();
+  }
   const Bits most = find_largest<N>(array, largest);
   if (most >= N::kInfinite) return false;
   for (std::size_t at = 0; at < array.shape.scales(); ++at) {
@@ -348,7 +354,9 @@ void Quantiser::each_gap(const Move& move) const {
 
 Encoded Quantiser::encode(const std::byte* page, std::byte* scales, std::byte* codes, std::byte* rest) const {
   const WorkOnArray work = choose(code_, number_, true, kernel_);
-  Scratch scratch{std::vector<std::uint32_t>(scales_max_), std::vector<float>(scales_max_), std::vector<float>(scales_max_), Sums()};
+  const std::size_t wide = number_bytes(number_) == 4 ? scales_max_ : 0;
+  Scratch scratch{std::vector<std::uint16_t>(scales_max_ - wide), std::vector<std::uint32_t>(wide), std::vector<float>(scales_max_),
+                  std::vector<float>(scales_max_), Sums()};
   Encoded result;
   double numbers = 0, errors = 0;
   for (const ScaledArray& array : arrays_) {
@@ -369,7 +377,7 @@ Encoded Quantiser::encode(const std::byte* page, std::byte* scales, std::byte* c
 
 bool Quantiser::decode(const std::byte* scales, const std::byte* codes, const std::byte* rest, std::byte* page) const {
   const WorkOnArray work = choose(code_, number_, false, kernel_);
-  Scratch scratch{{}, std::vector<float>(scales_max_), {}, Sums()};
+  Scratch scratch{{}, {}, std::vector<float>(scales_max_), {}, Sums()};
   for (const ScaledArray& array : arrays_) {
     // It reads codes and scales alone.
     if (!work({array, page + array.offset, const_cast<std::byte*>(codes), const_cast<std::byte*>(scales)}, scratch)) return false;
