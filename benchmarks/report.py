@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import (
+    codecs,
     fleet_report,
     huge_pages,
     l1,
@@ -61,6 +62,7 @@ class Part(StrEnum):
     HUGE_PAGES = "huge_pages"
     L1 = "l1"
     L3 = "l3"
+    CODECS = "codecs"
     FLEET = "fleet"
     REDIS = "redis"
     LOOP = "loop"
@@ -163,6 +165,14 @@ def measured_l3(console: Console) -> str:
     pages = l3.measure(console)
     console.print(l3.table(pages))
     return _part(l3.lines(pages), pages.load_average, pages.machine)
+
+
+def measured_codecs(console: Console) -> str:
+    """Codecs on KV of real models."""
+    load_average = os.getloadavg()[0]
+    rows = codecs.measure(console)
+    console.print(codecs.table(rows))
+    return _part(codecs.lines(rows), load_average)
 
 
 def measured_fleet(console: Console) -> str:
@@ -281,6 +291,7 @@ MEASURED: Mapping[Part, Callable[[Console], str | None]] = {
     Part.HUGE_PAGES: measured_huge_pages,
     Part.L1: measured_l1,
     Part.L3: measured_l3,
+    Part.CODECS: measured_codecs,
     Part.FLEET: measured_fleet,
     Part.REDIS: measured_redis,
     Part.LOOP: measured_loop,

@@ -16,6 +16,7 @@ from kv_types.ids import NamespaceId
 from kv_types.limits import METRIC_NAMESPACES_MAX, NAMESPACES_MAX
 from kv_types.namespace import Namespace
 from kv_types.page_layout import check_page_bytes
+from kv_types.scale_groups import check_stored_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class NamespaceRegistry:
 def _check_size(namespace: Namespace, page_bytes: int) -> None:
     try:
         check_page_bytes(namespace, page_bytes)
+        check_stored_as(namespace, page_bytes)
     except LimitExceededError:
         raise
     except InvalidArgumentError as error:

@@ -17,6 +17,40 @@ XXH3_KERNELS: tuple[str, ...]
 def xxh3_64_by(kernel: int, cuts: list[int], data: Buffer, /) -> int:
     """The same, by one of XXH3_KERNELS, taken in up to each of `cuts` in turn as bytes arrive. For tests."""
 
+def split_planes(numbers: Buffer, width: int, planes: Buffer, *, plain: bool = False) -> None:
+    """Numbers of 1, 2, 4 or 8 bytes, turned left by one bit, as planes one after another; the GIL is released, as below.
+
+    `plain`, here and below: by what every processor can do, for tests.
+    """
+
+def join_planes(planes: list[Buffer] | list[memoryview], numbers: Buffer, *, plain: bool = False) -> None:
+    """The reverse: as many planes as a number has bytes, each of as many bytes as there are numbers."""
+
+@final
+class Quantiser:
+    """Pages of one shape as one byte a number with scales. Arrays: (offset, rows, columns, rows a scale, by column)."""
+
+    def __init__(
+        self,
+        *,
+        code: int,
+        number: int,
+        page_bytes: int,
+        arrays: list[tuple[int, int, int, int, bool]],
+        plain: bool = False,
+    ) -> None:
+        """`code`: 0 fp8 e4m3, 1 int8. `number`: 0 bf16, 1 fp16, 2 fp32. ValueError unless the arrays lie one behind another."""
+    @property
+    def scales_bytes(self) -> int: ...
+    @property
+    def codes_bytes(self) -> int: ...
+    @property
+    def rest_bytes(self) -> int: ...
+    def encode(self, page: Buffer, scales: Buffer, codes: Buffer, rest: Buffer) -> tuple[float, float] | None:
+        """Errors (of the worst array, of the page) as Σ|x − x'| ÷ Σ|x|; None where a number is not finite."""
+    def decode(self, scales: Buffer, codes: Buffer, rest: Buffer, page: Buffer) -> bool:
+        """False: scales or codes that `encode` never writes; the page is unspecified then."""
+
 @final
 class Alarm:
     """A timer of CLOCK_BOOTTIME for an event loop, which knows no such clock."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cache_l3.address import RedisServers
-from cache_l3.codecs import WIDTHS, ZstdPlanes
 from cache_l3.data_path import DataPath, Got
 from cache_l3.key_space import KeySpace
+from cache_l3.lossy import LOSSY_CODECS
+from cache_l3.lossy_tally import LossyTally
+from cache_l3.page_codecs import Packed, PageCodecs
 from cache_l3.questions import Command, Questions
 from cache_l3.record_store import L3Picture, LoadedRecord, RecordName
 from cache_l3.router import Router, Trouble, TroubleError
@@ -28,10 +30,11 @@ from kv_types.limits import (
     L3_DISCARD_S,
     L3_DISCARDS_MAX,
     L3_ENCODED_MAX,
+    L3_ERROR_LIMIT_DEFAULT,
     L3_PROBE_RECORDS_MAX,
-    L3_ZSTD_LEVEL_DEFAULT,
     TTL_S_MAX,
 )
+from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import HEADER_BYTES_MAX, ChecksumKind, Codec, PageDescription, RecordHeader
 
@@ -59,13 +62,19 @@ _LAST = b"%d" % (HEADER_BYTES_MAX - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStoreSettings:
-    """What a store is made with. `item_bytes` tells the bytes of one KV number of a namespace, for a codec that parts them."""
+    """What a store is made with.
+
+    `codec`: the lossless one, RAW or PLANES. `namespace_of`: what a namespace's pages are, None where it is not known any more.
+    `error_limit`: a page that a lossy codec would take more of is stored lossless. `lossy` counts what they lose.
+    """
 
     servers: RedisServers
     fleet: str
     terms: ShardTerms = field(default_factory=ShardTerms)
     codec: Codec = Codec.RAW
-    item_bytes: Callable[[NamespaceId], int] = lambda _: 2
+    namespace_of: Callable[[NamespaceId], Namespace | None] = lambda _: None
+    error_limit: float = L3_ERROR_LIMIT_DEFAULT
+    lossy: LossyTally = field(default_factory=LossyTally)
 
 
 class RedisRecordStore:
@@ -81,7 +90,7 @@ class RedisRecordStore:
         self._keys = KeySpace(settings.fleet)
         self._router = Router(settings.servers, path=path, clock=clock, terms=settings.terms)
         self._questions = Questions(self._router, path=path, clock=clock)
-        self._codec = ZstdPlanes(level=L3_ZSTD_LEVEL_DEFAULT)
+        self._codecs = PageCodecs(settings.codec, error_limit=settings.error_limit)
         self._threads = ThreadPoolExecutor(L3_CODEC_THREADS_MAX, thread_name_prefix="stratakv-l3-codec")
         self._encoded = asyncio.Semaphore(L3_ENCODED_MAX)
         self._tally = Tally()
@@ -241,20 +250,30 @@ class RedisRecordStore:
             return MissReason.ABSENT
         try:
             header = check_arrival(got, name, page_bytes=place.nbytes)
-            if needs_work(header) and not await self._finish(header, got, place, deadline_ns):
-                return MissReason.DEADLINE
+            if needs_work(header):
+                reason = await self._finish(header, got, place, deadline_ns)
+                if reason is not MissReason.NONE:
+                    return reason
         except CorruptRecordError:
             return self._is_corrupt(name)
         return LoadedRecord(header)
 
-    async def _finish(self, header: RecordHeader, got: Got, place: memoryview, deadline_ns: int) -> bool:
-        """Decode in a thread; False: its turn came after the deadline. Raises CorruptRecordError."""
+    async def _finish(
+        self, header: RecordHeader, got: Got, place: memoryview, deadline_ns: int
+    ) -> MissReason:
+        """Decode in a thread; not NONE: its turn came after the deadline, or nobody knows its namespace any more.
 
-        def work() -> bool:
+        Raises CorruptRecordError.
+        """
+        namespace = self._settings.namespace_of(header.page.namespace)
+        if namespace is None and header.codec in LOSSY_CODECS.values():
+            return MissReason.ABORTED
+
+        def work() -> MissReason:
             if self._clock.now_ns() >= deadline_ns:
-                return False
-            finish(header, got, place, self._codec)
-            return True
+                return MissReason.DEADLINE
+            finish(header, got, place, self._codecs, namespace)
+            return MissReason.NONE
 
         return await _to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
@@ -263,15 +282,24 @@ class RedisRecordStore:
     ) -> PutOutcome:
         if self._is_closed:
             return Refused(RefuseReason.CLOSED)
+        namespace = self._settings.namespace_of(page.namespace)
+        is_lossy = namespace is not None and namespace.stored_as is not None
         try:
-            if self._settings.codec is Codec.RAW:
-                return await self._send(page, payload, Codec.RAW, ttl_s=ttl_s, deadline_ns=deadline_ns)
-            return await self._store_encoded(page, payload, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            if self._settings.codec is Codec.RAW and not is_lossy:
+                packed = Packed(Codec.RAW, payload)
+                return await self._send(page, packed, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            return await self._store_encoded(page, payload, namespace, ttl_s=ttl_s, deadline_ns=deadline_ns)
         except TroubleError as error:
             return Refused(_REFUSALS[error.trouble])
 
     async def _store_encoded(
-        self, page: PageDescription, payload: memoryview, *, ttl_s: int, deadline_ns: int
+        self,
+        page: PageDescription,
+        payload: memoryview,
+        namespace: Namespace | None,
+        *,
+        ttl_s: int,
+        deadline_ns: int,
     ) -> PutOutcome:
         """The same with a codec. Some records at a time: until they are sent they lie in memory twice."""
         try:
@@ -280,27 +308,27 @@ class RedisRecordStore:
         except TimeoutError:
             raise TroubleError(Trouble.LATE) from None
         try:
-            encoded = await self._encode(page, payload)
-            codec, data = (
-                (Codec.RAW, payload) if encoded is None else (self._settings.codec, memoryview(encoded))
+            work = asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: self._codecs.encode(payload, namespace)
             )
-            return await self._send(page, data, codec, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            packed = await _to_the_end(work)
+            outcome = await self._send(page, packed, ttl_s=ttl_s, deadline_ns=deadline_ns)
+            if namespace is not None and namespace.stored_as is not None:
+                self._settings.lossy.count(page.namespace, packed)
+            return outcome
         finally:
             self._encoded.release()
 
-    async def _encode(self, page: PageDescription, payload: memoryview) -> bytes | None:
-        item_bytes = self._settings.item_bytes(page.namespace)
-        width = item_bytes if item_bytes in WIDTHS else 1
-        work = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: self._codec.encode(payload, width=width)
-        )
-        return await _to_the_end(work)
-
     async def _send(
-        self, page: PageDescription, data: memoryview, codec: Codec, *, ttl_s: int, deadline_ns: int
+        self, page: PageDescription, packed: Packed, *, ttl_s: int, deadline_ns: int
     ) -> PutOutcome:
+        data = packed.data
         header = RecordHeader(
-            page=page, stored_bytes=data.nbytes, checksum_kind=ChecksumKind.XXH3_64, checksum=0, codec=codec
+            page=page,
+            stored_bytes=data.nbytes,
+            checksum_kind=ChecksumKind.XXH3_64,
+            checksum=0,
+            codec=packed.codec,
         )
         key, encoded = self._keys.key(RecordName(page.namespace, page.key)), header.encode()
         await self._router.carry_out(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-from cache_l3.codecs import ZstdPlanes
 from cache_l3.data_path import Got, HeaderShape
+from cache_l3.page_codecs import PageCodecs
 from cache_l3.record_store import RecordName
 from kv_types.errors import CorruptRecordError
 from kv_types.limits import L3_HEADERS_REMEMBERED_MAX
+from kv_types.namespace import Namespace
 from kv_types.record import (
     CHECKSUM_AT,
     HEADER_BYTES_MAX,
@@ -61,10 +62,11 @@ def needs_work(header: RecordHeader) -> bool:
     return header.codec is not Codec.RAW or header.checksum_kind is not ChecksumKind.XXH3_64
 
 
-def finish(header: RecordHeader, got: Got, place: memoryview, codec: ZstdPlanes) -> None:
+def finish(
+    header: RecordHeader, got: Got, place: memoryview, codecs: PageCodecs, namespace: Namespace | None
+) -> None:
     """Decode a record that has passed `check_arrival` into its place, if it is not there yet. Raises CorruptRecordError."""
     stored = memoryview(place if got.stored is None else got.stored)
     if header.checksum_kind is ChecksumKind.CRC32 and zlib.crc32(stored) != header.checksum:
         raise CorruptRecordError("the payload's checksum does not match its bytes")
-    if header.codec is Codec.ZSTD_PLANES:
-        codec.decode(stored, place)
+    codecs.decode(header.codec, stored, place, namespace)

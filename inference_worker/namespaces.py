@@ -19,6 +19,7 @@ from kv_types.numbers import check_integer
 from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason, Stored
 from kv_types.page_keys import Keys
 from kv_types.page_layout import PageLayout, check_page_bytes
+from kv_types.scale_groups import check_stored_as
 from kv_types.validity import UNKNOWN_INSTANCE
 
 
@@ -153,7 +154,7 @@ def page_bytes_of(identity: Namespace | Uncacheable, page_bytes: int | None) -> 
     """Return the size of one page: given for an engine's own layout, known for the canonical one, 0 if uncacheable.
 
     Raises InvalidArgumentError when it has to be given and is not, LayoutConflictError when it contradicts the
-    geometry, LimitExceededError.
+    geometry or can't be stored as the namespace says, LimitExceededError.
     """
     if isinstance(identity, Uncacheable):
         return 0
@@ -161,6 +162,7 @@ def page_bytes_of(identity: Namespace | Uncacheable, page_bytes: int | None) -> 
         return PageLayout.of(identity).page_bytes
     check_integer(page_bytes, "page_bytes", low=1, high=PAGE_BYTES_MAX)
     check_page_bytes(identity, page_bytes)
+    check_stored_as(identity, page_bytes)
     return page_bytes
 
 

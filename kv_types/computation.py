@@ -48,6 +48,23 @@ _ITEM_BYTES = {
 }
 
 
+class StoredAs(StrEnum):
+    """How pages outside this node may be kept in fewer bits than they were computed with: part of what they are called."""
+
+    FP8_E4M3 = "fp8_e4m3"
+    INT8 = "int8"
+
+
+def stored_as_named(name: StoredAs | str | None) -> StoredAs | None:
+    """What a setting names; None stays None. Raises InvalidArgumentError."""
+    if name is not None and name not in list(StoredAs):
+        known = ", ".join(repr(str(one)) for one in StoredAs)
+        raise InvalidArgumentError(
+            f"stored_as is one of {known}, or None for pages bit for bit; got {name!r}"
+        )
+    return None if name is None else StoredAs(name)
+
+
 class QuantisationScheme(StrEnum):
     """Where the scales of quantised pages come from."""
 

@@ -262,10 +262,9 @@ L3_RESERVE_FRACTION = 0.1
 L3_RESERVE_FRACTION_MAX = 0.5
 L3_RESERVE_BYTES_MIN = 8 * 1024 * 1024
 """What pages leave free of a server's maxmemory where it evicts none of them: this part of it, and so much at least."""
-L3_ZSTD_LEVEL_DEFAULT = 1
-L3_ZSTD_LEVEL_MIN = 1
-L3_ZSTD_LEVEL_MAX = 19
-"""Levels of compression; further ones take hundreds of MiB for a context."""
+L3_QUANTISERS_MAX = 256
+"""Namespaces whose lossy codecs are at hand; those of others are made anew."""
+L3_ERROR_LIMIT_DEFAULT = 0.1
 
 # What a sidecar does with L3
 L3_LOADS_MAX = 1024

@@ -33,6 +33,7 @@ from kv_types.computation import (
     Quantisation,
     QuantisationScheme,
     Rope,
+    StoredAs,
     Weights,
     check_name,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Quantisation",
     "QuantisationScheme",
     "Rope",
+    "StoredAs",
     "Uncacheable",
     "UncacheableReason",
     "Weights",
@@ -78,6 +80,7 @@ class Namespace:
     `position_offset` is the position of the first real token where an engine does not start at zero.
     `numerics` holds what else shapes the numbers (digest of the model's settings, kernel of attention, arithmetic).
     `tenant` is a salt: pages of different tenants never meet.
+    `stored_as`: pages may come back from L3 as a lossy codec leaves them; None: every bit as it was computed.
     Raises InvalidArgumentError, LimitExceededError.
     """
 
@@ -94,6 +97,7 @@ class Namespace:
     layout: str = CANONICAL_LAYOUT
     tenant: str = ""
     numerics: Parameters = ()
+    stored_as: StoredAs | None = None
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
@@ -119,6 +123,10 @@ class Namespace:
             raise InvalidArgumentError("int8 pages mean nothing without scales: give a quantisation")
         if self.quantisation is not None and self.kv_dtype.item_bytes > 1:
             raise InvalidArgumentError(f"{self.kv_dtype} pages are not quantised: leave quantisation None")
+        if self.stored_as is not None and self.kv_dtype.item_bytes == 1:
+            raise InvalidArgumentError(
+                f"{self.kv_dtype} pages have one byte a number already: leave stored_as None for them"
+            )
 
     @cached_property
     def canonical(self) -> bytes:
@@ -141,7 +149,7 @@ class Namespace:
         sources = {"geometry": self.geometry, "weights": self.weights, "adapter": self.adapter}
         sources |= {"quantisation": self.quantisation, "rope": self.rope}
         fields: list[tuple[int, str, Any]] = []
-        for field_id, name in _FIELDS:
+        for field_id, name in _FIELDS if self.stored_as is None else (*_FIELDS, _STORED_AS):
             owner, _, attribute = name.rpartition(".")
             holder: object = sources[owner] if owner else self
             value = None if holder is None else getattr(holder, attribute)
@@ -172,6 +180,7 @@ _FIELD_TYPES: tuple[tuple[str, Any], ...] = (
     ("adapter", Adapter | None),
     ("quantisation", Quantisation | None),
     ("rope", Rope | None),
+    ("stored_as", StoredAs | None),
 )
 
 # Numbers are part of the encoding; a field that goes away leaves its number unused for ever.
@@ -205,6 +214,8 @@ _FIELDS: tuple[tuple[int, str], ...] = (
     (27, "tenant"),
     (28, "numerics"),
 )
+_STORED_AS = (29, "stored_as")
+"""Stands behind the others where pages may be stored lossily, and nowhere else: other namespaces are called what they were."""
 _PARAMETER_FIELDS = frozenset({"rope.scaling", "position", "numerics"})
 _OPTIONAL_OWNERS = frozenset({"adapter", "quantisation", "rope"})
 
@@ -217,11 +228,17 @@ def _decode(data: bytes) -> Namespace:
     if schema != SCHEMA or version != SCHEMA_VERSION:
         raise ProtocolError(f"not a namespace of schema version {SCHEMA_VERSION} (tag {schema!r}, {version})")
     values: dict[str, Value] = {}
-    for field_id, name in _FIELDS:
+
+    def read(field_id: int, name: str) -> None:
         (found,) = _FIELD_ID.unpack(cursor.take(_FIELD_ID.size, f"id of namespace field {name}"))
         if found != field_id:
             raise ProtocolError(f"namespace field {found} where {field_id} ({name}) must stand")
         values[name] = decode_value(cursor, name)
+
+    for field in _FIELDS:
+        read(*field)
+    if data[len(data) - cursor.remaining :].startswith(_FIELD_ID.pack(_STORED_AS[0])):
+        read(*_STORED_AS)
     if cursor.remaining:
         raise ProtocolError(f"{cursor.remaining} bytes follow the namespace's last field")
     try:
@@ -251,6 +268,8 @@ def _assemble(values: dict[str, Value]) -> Namespace:
         quantisation["scheme"] = known(QuantisationScheme, quantisation["scheme"])
     plain: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
     plain["kv_dtype"] = known(KvDtype, plain["kv_dtype"])
+    if "stored_as" in plain:
+        plain["stored_as"] = known(StoredAs, plain["stored_as"])
     return Namespace(
         weights=Weights(**weights),
         geometry=Geometry(**geometry),
@@ -335,6 +354,7 @@ def identify(
     layout: str = CANONICAL_LAYOUT,
     tenant: str = "",
     numerics: Parameters = (),
+    stored_as: StoredAs | None = None,
 ) -> Namespace | Uncacheable:
     """Name a computation, or say why it cannot be named. Never raises for what a model is like.
 
@@ -370,6 +390,7 @@ def identify(
             layout=layout,
             tenant=tenant,
             numerics=numerics,
+            stored_as=stored_as,
         )
     except InvalidArgumentError as error:
         return Uncacheable(UncacheableReason.INVALID, str(error))

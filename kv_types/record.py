@@ -69,6 +69,11 @@ class Codec(IntEnum):
     RAW = 0
     ZSTD_PLANES = 1
     """u8 width of elements ‖ one Zstandard frame of their bytes by significance: all first bytes, all second ones, …"""
+    PLANES = 2
+    """u8 width of elements ‖ sections: a plane for each byte of the elements turned left by one bit, then what is left over."""
+    FP8_E4M3 = 3
+    INT8 = 4
+    """Sections: scales, one byte a number, what belongs to no number. Only in namespaces that are stored as that."""
 
 
 class ChecksumKind(IntEnum):

@@ -219,8 +219,13 @@ class Settings(BaseSettings):
     of its own time to live."""
 
     l3_codec: Literal["raw", "zstd"] = "raw"
-    """How pages are stored in L3: raw, as fast as the network is; zstd, smaller, for some ms of a processor a MiB. Whatever it
-    says, pages of both kinds are read."""
+    """How pages are stored in L3: raw, as fast as the network is; zstd, smaller by as much as the exponents of their numbers
+    compress, for a ms of a processor a MiB. Both are bit-exact, and whatever it says, pages of both kinds are read. Pages whose
+    namespace says how they are stored (stored_as, which workers choose) are stored so instead."""
+
+    l3_error_limit: Fraction = Field(default=limits.L3_ERROR_LIMIT_DEFAULT, gt=0.0, le=1.0)
+    """What a page that is stored lossily may lose at most, in any layer's keys or values, by the sum of their magnitudes; a page
+    that would lose more is stored as l3_codec says, and counted. 1 lets all pass."""
 
     l3_connections: Number = Field(
         default=limits.L3_CONNECTIONS_PER_SHARD_DEFAULT, ge=1, le=limits.L3_CONNECTIONS_PER_SHARD_MAX

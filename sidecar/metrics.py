@@ -150,7 +150,10 @@ class _StoreCollector(Collector):
         yield from operator_metrics(snapshot.tenants, snapshot.pins)
         yield from _daemon_metrics(snapshot)
         yield from log_metrics(snapshot.log)
-        yield from l3_metrics(snapshot.l3)
+        labels = namespace_labels(snapshot)
+        yield from l3_metrics(
+            snapshot.l3, lambda namespace: OTHER if namespace is None else labels.get(namespace, OTHER)
+        )
 
 
 def namespace_labels(snapshot: Snapshot) -> dict[NamespaceId, str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         KvDtype,
         Namespace,
         Rope,
+        StoredAs,
         Uncacheable,
         Weights,
     )
@@ -36,7 +37,8 @@ _HOMES = {
     "kv_types.errors": ("StrataError",),
     "kv_types.ids": ("NamespaceId", "PageKey", "Stamp"),
     "kv_types.namespace": (
-        "Adapter", "AttentionKind", "Geometry", "KvDtype", "Namespace", "Rope", "Uncacheable", "Weights",
+        "Adapter", "AttentionKind", "Geometry", "KvDtype", "Namespace", "Rope", "StoredAs", "Uncacheable",
+        "Weights",
     ),
     "kv_types.outcomes": (
         "Hit", "Known", "Miss", "MissReason", "Pending", "Refused", "RefuseReason", "Stored", "Tier",
@@ -74,6 +76,7 @@ __all__ = [
     "Rope",
     "Stamp",
     "Stored",
+    "StoredAs",
     "StrataError",
     "Tier",
     "Uncacheable",

@@ -15,7 +15,9 @@
 #include <unordered_map>
 
 #include "clock.hpp"
+#include "codec_bindings.hpp"
 #include "engine.hpp"
+#include "lent.hpp"
 #include "xxh3.hpp"
 
 namespace nb = nanobind;
@@ -33,27 +35,6 @@ void translate(const std::exception_ptr& error, void*) {
     PyErr_SetObject(PyExc_OSError, arguments.ptr());
   }
 }
-
-// Contiguous memory of a Python object, borrowed until this is destroyed, which needs the GIL.
-class Lent {
- public:
-  Lent() = default;
-  Lent(nb::handle object, bool writable, const char* what) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0) return;
-    PyErr_Clear();
-    throw nb::value_error((std::string(what) + " must be contiguous memory" + (writable ? ", and writable" : "")).c_str());
-  }
-  Lent(Lent&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
-  Lent& operator=(Lent&&) = delete;
-  ~Lent() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
-  }
-  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
-  std::size_t bytes() const { return static_cast<std::size_t>(view_.len); }
-
- private:
-  Py_buffer view_{};
-};
 
 // Bytes of a record that were received apart from their place.
 class Stored {
@@ -302,6 +283,7 @@ NB_MODULE(_native, m) {
   m.attr("XXH3_KERNELS") = nb::tuple(names);
   m.def("xxh3_64", hash_of, nb::arg("data"));
   m.def("xxh3_64_by", hash_by, nb::arg("kernel"), nb::arg("cuts"), nb::arg("data"));
+  bind_codecs(m);
   nb::class_<Stored>(m, "Stored", nb::type_slots(stored_slots)).def("__len__", &Stored::bytes);
   nb::class_<Alarm>(m, "Alarm").def(nb::init<>()).def("fileno", &Alarm::descriptor).def("set", &Alarm::set, nb::arg("at_ns"));
   nb::class_<PyEngine>(m, "Engine")

@@ -31,6 +31,7 @@ from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
 from inference_worker.connectors.transformers_store import PageClient
 from inference_worker.connectors.transformers_weights import content_mark, forget_digest
 from inference_worker.weights import FollowedVersion
+from kv_types.computation import StoredAs, stored_as_named
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.limits import CALL_DEADLINE_S_DEFAULT, CALL_S_MAX, WEIGHTS_SWITCHES_MAX
 from kv_types.namespace import Adapter, Namespace, Uncacheable, UncacheableReason, Weights
@@ -79,7 +80,8 @@ class TransformersConnector:
 
     weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever
     they are seen to change. model_name: None takes the architecture's. adapter: name and content digest of
-    the one active adapter. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
+    the one active adapter. stored_as: pages may come back from L3 as this lossy codec leaves them ("fp8_e4m3", "int8");
+    None: bit for bit. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
     store_deadline_s: the most that one call waits for pages to come and to go. follow_weights: take each
     version that is announced for this model as the name of its weights from then on; needs weights that are
     named by a version, and is right where they are changed before that is announced. require_cacheable: raise
@@ -97,6 +99,7 @@ class TransformersConnector:
         model_name: str | None = None,
         adapter: Adapter | None = None,
         tenant: str = "",
+        stored_as: StoredAs | str | None = None,
         page_tokens: int = PAGE_TOKENS_DEFAULT,
         l1_bytes: int = L1_BYTES_DEFAULT,
         look_up_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
@@ -107,7 +110,12 @@ class TransformersConnector:
         self.model = model
         self._client = client
         self._declared = Declared(
-            model_name=model_name, weights=weights, adapter=adapter, page_tokens=page_tokens, tenant=tenant
+            model_name=model_name,
+            weights=weights,
+            adapter=adapter,
+            page_tokens=page_tokens,
+            tenant=tenant,
+            stored_as=stored_as_named(stored_as),
         )
         check_word(l1_bytes, "l1_bytes")
         check_seconds(look_up_deadline_s, "look_up_deadline_s", most=CALL_S_MAX, may_be_0=True)

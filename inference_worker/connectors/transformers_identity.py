@@ -30,6 +30,7 @@ from kv_types.namespace import (
     Parameters,
     ParameterValue,
     Rope,
+    StoredAs,
     Uncacheable,
     UncacheableReason,
     Weights,
@@ -99,6 +100,7 @@ class Declared:
     adapter: Adapter | None
     page_tokens: int
     tenant: str
+    stored_as: StoredAs | None = None
 
 
 def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
@@ -135,6 +137,7 @@ def identify_model(model: Any, declared: Declared) -> Namespace | Uncacheable:
         layer_kinds=layer_kinds(config),
         numerics=numerics(model, list(model.modules())),
         tenant=declared.tenant,
+        stored_as=declared.stored_as,
     )
 
 

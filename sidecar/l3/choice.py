@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 from cache_l3.address import RedisServers, parse_servers
 from cache_l3.data_path import DataPath
+from cache_l3.lossy_tally import LossyTally
 from cache_l3.redis_store import RecordStoreSettings, RedisRecordStore
 from cache_l3.shard import ShardTerms
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.ids import NamespaceId
+from kv_types.namespace import Namespace
 from kv_types.record import Codec
 from sidecar.config import Settings
 from sidecar.l3.plan import Bounds
 
 _SECOND_NS = 1_000_000_000
-_CODECS = {"raw": Codec.RAW, "zstd": Codec.ZSTD_PLANES}
+_CODECS = {"raw": Codec.RAW, "zstd": Codec.PLANES}
 
-ItemBytes = Callable[[NamespaceId], int]
-"""Bytes of one KV number of a namespace."""
+NamespaceOf = Callable[[NamespaceId], Namespace | None]
+"""What an id stands for; None where that is not known any more."""
 
 OFF_BY_SETTING = "it is switched off (--no-l3)"
 OFF_WITHOUT_URL = "no servers are named: pages stay on this node (--l3-url)"
@@ -46,7 +48,13 @@ def choose_l3(settings: Settings, *, log_candidates: Sequence[str]) -> ChosenL3:
 
 
 def record_store(
-    chosen: ChosenL3, settings: Settings, path: DataPath, item_bytes: ItemBytes, *, clock: Clock
+    chosen: ChosenL3,
+    settings: Settings,
+    path: DataPath,
+    namespace_of: NamespaceOf,
+    *,
+    lossy: LossyTally,
+    clock: Clock,
 ) -> RedisRecordStore:
     """The record store over the chosen servers."""
     assert chosen.servers is not None, "there is an L3"
@@ -58,7 +66,9 @@ def record_store(
                 connections=settings.l3_connections, holds_log=chosen.holds_log, reserve=settings.l3_reserve
             ),
             codec=_CODECS[settings.l3_codec],
-            item_bytes=item_bytes,
+            namespace_of=namespace_of,
+            error_limit=settings.l3_error_limit,
+            lossy=lossy,
         ),
         path=path,
         clock=clock,

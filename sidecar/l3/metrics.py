@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from cache_l3.lossy_tally import EXACT, LossyFigures
+from cache_l3.page_codecs import KeptExact
 from cache_l3.tally import REFUSALS
+from kv_types.ids import NamespaceId
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.tier import L3State
 
+LabelOf = Callable[[NamespaceId | None], str]
+"""Label of a namespace; of None and of those that have none of their own the same."""
+_LOSSY_OUTCOMES = ("lossy", *(EXACT + reason for reason in KeptExact))
 _LOST = ("gone", "dropped_", "refused_")
 """What begins the names of pages that were to be stored and were not."""
 _LOST_REASONS = (
@@ -29,8 +35,8 @@ def outcome_of(rows: Sequence[RowLoaded]) -> str:
     return "part" if any(row.from_l3 < row.pages for row in rows) else "nothing"
 
 
-def l3_metrics(state: L3State) -> Iterable[Metric]:
-    """Yield the metrics of one moment; but for the first they are there only where L3 is."""
+def l3_metrics(state: L3State, label_of: LabelOf) -> Iterable[Metric]:
+    """Yield the metrics of one moment; but for the first they are there only where L3 is. `label_of` names namespaces."""
     yield GaugeMetricFamily("stratakv_l3_enabled", "1 if pages go to L3.", value=int(not state.why_off))
     if state.picture is None:
         return
@@ -70,6 +76,7 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
     lost |= {name: count for name, count in stores.items() if name.startswith(_LOST)}
     yield _by("lost_pages", "reason", "Pages that clients stored and that did not get into L3.", lost)
     yield from _under_way(loads, stores)
+    yield from _lossy(state, label_of)
 
 
 def _servers(state: L3State) -> Iterable[Metric]:
@@ -102,6 +109,46 @@ def _under_way(loads: Mapping[str, int], stores: Mapping[str, int]) -> Iterable[
         ("queue_age_seconds", "How long the first page has waited.", stores.get("oldest_ms", 0) / 1000),
     ):
         yield GaugeMetricFamily(f"stratakv_l3_{name}", text, value=value)
+
+
+def _lossy(state: L3State, label_of: LabelOf) -> Iterable[Metric]:
+    """What pages lose whose namespaces say that they are stored lossily; nothing where there are none."""
+    pages = CounterMetricFamily(
+        "stratakv_l3_lossy_pages",
+        "Pages of namespaces that are stored lossily, by what became of them: lossy, or why they were stored bit for bit.",
+        labels=("namespace", "outcome"),
+    )
+    mean = HistogramMetricFamily(
+        "stratakv_l3_lossy_error_mean",
+        "What lossy pages have lost, by the sum of their magnitudes.",
+        labels=("namespace",),
+    )
+    worst = HistogramMetricFamily(
+        "stratakv_l3_lossy_error_worst",
+        "What lossy pages have lost in the layer whose keys or values lost most.",
+        labels=("namespace",),
+    )
+    largest = GaugeMetricFamily(
+        "stratakv_l3_lossy_error_largest",
+        "The worst error that was measured, of pages too that were stored bit for bit because of it.",
+        labels=("namespace",),
+    )
+    for label, figures in _by_label(state.lossy, label_of).items():
+        for outcome in _LOSSY_OUTCOMES:
+            pages.add_metric((label, outcome.removeprefix(EXACT)), figures.pages[outcome])
+        for family, histogram in ((mean, figures.mean), (worst, figures.worst)):
+            family.add_metric((label,), histogram.cumulative(), sum_value=histogram.total)
+        largest.add_metric((label,), figures.largest)
+    yield from (pages, mean, worst, largest)
+
+
+def _by_label(lossy: Mapping[NamespaceId | None, LossyFigures], label_of: LabelOf) -> dict[str, LossyFigures]:
+    """Figures by label: those that share one are added up."""
+    found: dict[str, LossyFigures] = {}
+    for namespace, figures in lossy.items():
+        label = label_of(namespace)
+        found[label] = found[label].plus(figures) if label in found else figures
+    return found
 
 
 def _by(name: str, label: str, text: str, counts: Mapping[str, int]) -> Metric:

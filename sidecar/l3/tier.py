@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
 from cache_l3.data_path import DataPath
+from cache_l3.lossy_tally import LossyFigures, LossyTally
 from cache_l3.opening import open_data_path
 from cache_l3.record_store import L3Picture, RecordStore
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId
+from kv_types.namespace import Namespace
 from sidecar.config import Settings
-from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, record_store
+from sidecar.l3.choice import ChosenL3, NamespaceOf, bounds, record_store
 from sidecar.l3.loader import Loader, Observer
 from sidecar.l3.loads import Loads
 from sidecar.l3.reports import L3Reports
@@ -27,7 +29,6 @@ from sidecar.l3.write_behind import WriteBehind, WriteTerms
 from sidecar.logs import logger
 
 _SECOND_NS = 1_000_000_000
-_ITEM_BYTES_DEFAULT = 2
 
 _log = logger("l3")
 
@@ -45,6 +46,8 @@ class L3State:
     """Of write-behind: what became of the pages that clients stored, and what waits."""
     records: Mapping[str, int] = field(default_factory=dict)
     """Of the record store."""
+    lossy: Mapping[NamespaceId | None, LossyFigures] = field(default_factory=dict)
+    """What pages of namespaces that are stored lossily have lost; None: of all beyond the first."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class L3Tier:
         self._reports = L3Reports(clock)
         self._looking: asyncio.Task[None] | None = None
         self._parts: _Parts | None = None
+        self._lossy = LossyTally()
         self.loads: Loads = ResidentOnly(store)
         if chosen.servers is None and records is None:
             return
@@ -84,7 +88,9 @@ class L3Tier:
         if records is None:
             assert chosen.servers is not None
             path = open_data_path(chosen.servers)
-            records = record_store(chosen, settings, path, _item_bytes(store), clock=clock)
+            records = record_store(
+                chosen, settings, path, _namespace_of(store), lossy=self._lossy, clock=clock
+            )
         self._why_off = ""
         loader = Loader(store, records, clock=clock, bounds=bounds(settings), observe=observe)
         behind = WriteBehind(
@@ -146,15 +152,16 @@ class L3Tier:
             loads=self._parts.loader.statistics(),
             stores=self._parts.behind.statistics(),
             records=self._parts.records.statistics(),
+            lossy=self._lossy.read(),
         )
 
 
-def _item_bytes(store: ArenaStore) -> ItemBytes:
-    """Tells a codec the bytes of one KV number, so that it can take numbers apart."""
+def _namespace_of(store: ArenaStore) -> NamespaceOf:
+    """Tells a codec what the numbers of a page are."""
 
-    def item_bytes(namespace: NamespaceId) -> int:
+    def namespace_of(namespace: NamespaceId) -> Namespace | None:
         with contextlib.suppress(UnknownNamespaceError):
-            return store.namespace(namespace).namespace.kv_dtype.item_bytes
-        return _ITEM_BYTES_DEFAULT
+            return store.namespace(namespace).namespace
+        return None
 
-    return item_bytes
+    return namespace_of

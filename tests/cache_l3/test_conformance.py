@@ -64,7 +64,7 @@ def cluster() -> Iterator[RedisCluster]:
 )
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     kind, _, codec = request.param.partition("-")
-    packing = Codec.ZSTD_PLANES if codec else Codec.RAW
+    packing = Codec.PLANES if codec else Codec.RAW
     if kind == "cluster":
         cluster: RedisCluster = request.getfixturevalue("cluster")
         return Place(cluster.urls, packing, lambda key: cluster.owner_of(key).client, cluster.flush)

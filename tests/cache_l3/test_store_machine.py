@@ -97,7 +97,7 @@ class RedisMachine(RecordStoreMachine):
 class CompressedRedisMachine(RedisMachine):
     """The same, with a codec."""
 
-    codec = Codec.ZSTD_PLANES
+    codec = Codec.PLANES
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from kv_types.namespace import (
     Quantisation,
     QuantisationScheme,
     Rope,
+    StoredAs,
     Weights,
     parameters,
 )
@@ -105,4 +106,5 @@ def namespaces(draw: st.DrawFn) -> Namespace:
         layout=draw(_NAMES),
         tenant=draw(_TEXT),
         numerics=draw(_PARAMETERS),
+        stored_as=draw(st.sampled_from([None, *StoredAs] if dtype.item_bytes > 1 else [None])),
     )

@@ -215,6 +215,7 @@ def _base(
             layer_kinds=layer_kinds(model_config),
             layout=_layout_text(layout, blocks),
             numerics=numerics_of(vllm_config, machine),
+            stored_as=settings.stored_as,
         )
 
     try:

@@ -16,6 +16,7 @@ from kv_types.limits import (
     PAGE_TOKENS_MAX,
     VLLM_SCHEDULER_DEADLINE_S_DEFAULT,
 )
+from kv_types.namespace import StoredAs
 from kv_types.numbers import check_integer, check_seconds
 
 
@@ -69,7 +70,8 @@ class ConnectorSettings:
     long a request may wait for pages of L3 before it is scheduled without. store_deadline_s: how long one save may
     take. scheduler_deadline_s: how long the whole engine may wait for a sidecar that has to be told of a tenant.
     follow_weights: take announced versions of weights for this engine's own. page_tokens: a multiple of the engine's
-    block size; None lets the connector choose. save_generated: store pages of generated tokens too.
+    block size; None lets the connector choose. stored_as: pages may come back from L3 as this lossy codec leaves them;
+    None: bit for bit. save_generated: store pages of generated tokens too.
     require_cacheable: refuse to start where the model can't be named.
     """
 
@@ -87,6 +89,7 @@ class ConnectorSettings:
     on_invalidation: OnInvalidation = OnInvalidation.FINISH
     follow_weights: bool = False
     page_tokens: int | None = None
+    stored_as: StoredAs | None = None
     save_generated: bool = True
     require_cacheable: bool = False
 
@@ -156,6 +159,10 @@ def _seconds(most: float, *, may_be_0: bool = False) -> Reader:
     return read
 
 
+def _stored_as(key: str, value: object) -> dict[str, Any]:
+    return {key: None} if value is None else _choice(StoredAs)(key, value)
+
+
 def _page_tokens(key: str, value: object) -> dict[str, Any]:
     if value is not None:
         check_integer(value, key, low=1, high=PAGE_TOKENS_MAX)  # type: ignore[arg-type]
@@ -186,6 +193,7 @@ _READERS: dict[str, Reader] = {
     "on_invalidation": _choice(OnInvalidation),
     "follow_weights": _switch,
     "page_tokens": _page_tokens,
+    "stored_as": _stored_as,
     "save_generated": _switch,
     "require_cacheable": _switch,
 }

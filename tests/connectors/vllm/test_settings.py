@@ -15,6 +15,7 @@ from inference_worker.connectors.vllm.settings import (
     WeightsDigest,
 )
 from kv_types.errors import ConfigError
+from kv_types.namespace import StoredAs
 
 
 def test_nothing_given_is_the_defaults() -> None:
@@ -37,6 +38,7 @@ def test_every_key_is_read() -> None:
             "on_invalidation": "recompute",
             "follow_weights": True,
             "page_tokens": 256,
+            "stored_as": "int8",
             "save_generated": False,
             "require_cacheable": True,
         }
@@ -56,6 +58,7 @@ def test_every_key_is_read() -> None:
         on_invalidation=OnInvalidation.RECOMPUTE,
         follow_weights=True,
         page_tokens=256,
+        stored_as=StoredAs.INT8,
         save_generated=False,
         require_cacheable=True,
     )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from rich.console import Console
 
+from cache_l3.lossy import PageError
+from cache_l3.lossy_tally import LossyFigures, LossyTally
+from cache_l3.page_codecs import KeptExact, Packed
 from cache_l3.record_store import L3Picture, ServerPicture
 from kv_types.clock import ManualClock
+from kv_types.ids import NamespaceId
+from kv_types.limits import METRIC_NAMESPACES_MAX
 from kv_types.outcomes import MissReason
 from kv_types.record import Codec
 from kv_wire.gen import cache_pb2
@@ -26,6 +33,7 @@ from sidecar.l3.loads import LoadRow, RowLoaded
 from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State, L3Tier
 from stratakv.l3_status import render_l3, where_l3
+from tests.support.daemon import ROOT
 from tests.support.l3_node import fresh, nodes
 from tests.support.memory_records import MemoryRecords, MemoryShelf
 from tests.support.pages import packed
@@ -55,6 +63,8 @@ def test_it_is_known_whether_the_log_lies_on_the_same_servers() -> None:
         {"log_url": "redis://a,redis+cluster://b:1"},
         {"l3_ttl": "0"},
         {"l3_codec": "gzip"},
+        {"l3_error_limit": 0},
+        {"l3_error_limit": 1.5},
         {"l3_connections": 0},
         {"l3_reserve": 0.9},
         {"l3_connections": 1000},
@@ -83,7 +93,6 @@ def test_passwords_of_a_cluster_are_not_shown() -> None:
 
 def test_bounds_follow_the_arena() -> None:
     assert bounds(settings(arena_size="1GiB")).flight_bytes == 2**28
-    assert {codec.name for codec in Codec} == {"RAW", "ZSTD_PLANES"}
 
 
 @pytest.mark.asyncio
@@ -143,10 +152,15 @@ STATE = L3State(
 )  # fmt: skip
 
 
+LABELS: dict[NamespaceId | None, str] = {
+    NamespaceId(b"a" * 32): "model@a", NamespaceId(b"b" * 32): "other", None: "other"
+}  # fmt: skip
+
+
 def rendered(state: L3State) -> str:
     class Once(Collector):
         def collect(self) -> list[Metric]:
-            return list(l3_metrics(state))
+            return list(l3_metrics(state, LABELS.__getitem__))
 
     registry = CollectorRegistry()
     registry.register(Once())
@@ -173,6 +187,72 @@ def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() 
     ):
         assert line in text.splitlines(), line
     assert rendered(L3State(why_off="off")).splitlines()[-1] == "stratakv_l3_enabled 0.0"
+
+
+def test_metrics_tell_what_lossy_pages_have_lost() -> None:
+    tally = LossyTally()
+    first, second, _ = LABELS
+    assert first is not None
+    assert second is not None
+    lossy = Packed(Codec.FP8_E4M3, memoryview(b""), PageError(mean=0.02, worst=0.025))
+    for namespace in (first, first, second):
+        tally.count(namespace, lossy)
+    tally.count(first, Packed(Codec.RAW, memoryview(b""), PageError(0.1, 0.4), KeptExact.ERROR_LIMIT))
+    tally.count(second, Packed(Codec.RAW, memoryview(b""), None, KeptExact.NOT_FINITE))
+    text = rendered(replace(STATE, lossy={**tally.read(), None: LossyFigures(largest=0.9)}))
+    for line in (
+        'stratakv_l3_lossy_pages_total{namespace="model@a",outcome="lossy"} 2.0',
+        'stratakv_l3_lossy_pages_total{namespace="model@a",outcome="error_limit"} 1.0',
+        'stratakv_l3_lossy_pages_total{namespace="model@a",outcome="not_finite"} 0.0',
+        'stratakv_l3_lossy_pages_total{namespace="other",outcome="not_finite"} 1.0',
+        'stratakv_l3_lossy_error_mean_bucket{le="0.01",namespace="model@a"} 0.0',
+        'stratakv_l3_lossy_error_mean_bucket{le="0.02",namespace="model@a"} 2.0',
+        'stratakv_l3_lossy_error_worst_bucket{le="0.02",namespace="model@a"} 0.0',
+        'stratakv_l3_lossy_error_worst_bucket{le="+Inf",namespace="model@a"} 2.0',
+        'stratakv_l3_lossy_error_worst_sum{namespace="model@a"} 0.05',
+        'stratakv_l3_lossy_error_largest{namespace="model@a"} 0.4',
+        'stratakv_l3_lossy_error_largest{namespace="other"} 0.9',
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_series_of_lossy_pages_are_bounded() -> None:
+    tally = LossyTally()
+    page = Packed(Codec.INT8, memoryview(b""), PageError(0.01, 0.01))
+    for number in range(METRIC_NAMESPACES_MAX + 5):
+        tally.count(NamespaceId(bytes([number]) * 32), page)
+    figures = tally.read()
+    assert len(figures) == METRIC_NAMESPACES_MAX + 1
+    assert figures[None].pages["lossy"] == 5
+
+
+RULES = yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for group in RULES["groups"] for rule in group["rules"]], ids=lambda rule: rule["alert"]
+)
+def test_alert_rules_name_metrics_that_there_are(rule: dict[str, Any]) -> None:
+    assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert re.fullmatch(r"[1-9]\d*[smh]", rule["for"])
+    assert rule["expr"].count("(") == rule["expr"].count(")")
+    tally = LossyTally()
+    tally.count(NamespaceId(b"a" * 32), Packed(Codec.INT8, memoryview(b""), PageError(0.01, 0.01)))
+    lines = rendered(replace(STATE, lossy=tally.read())).splitlines()
+    there = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    named = set(re.findall(r"stratakv_\w+", rule["expr"]))
+    assert named
+    assert named <= there
+    for metric, labels in re.findall(r"(stratakv_\w+)\{([^}]*)\}", rule["expr"]):
+        for label, _, value in re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', labels):
+            told = [re.search(rf'{label}="([^"]*)"', line) for line in lines if line.startswith(metric + "{")]
+            assert any(one is not None and re.fullmatch(value, one[1]) for one in told), (
+                metric,
+                label,
+                value,
+            )
 
 
 def test_a_server_that_may_not_be_read_is_not_available() -> None:
