@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cache_l2._native import Reader
 from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
 from cache_l2.attach_handshake import decline, shake_hands
-from cache_l2.attach_loads import LoadTicket, Wanted, cancel_load, load_message, loaded_rows, with_grace
+from cache_l2.attach_loads import LoadTicket, Wanted, cancel_load, load_message, loaded_pages, with_grace
 from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
@@ -26,7 +26,7 @@ from cache_l2.attach_messages import (
     Detach,
     Failed,
     Load,
-    LoadedRow,
+    LoadedPages,
     Ping,
     Pong,
     Register,
@@ -54,6 +54,7 @@ from kv_types.errors import (
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import (
     STORED,
     Known,
@@ -300,15 +301,20 @@ class AttachedArena:
             self._call(Abort(tuple(ids[begin : begin + BATCH_PAGES_MAX])), deadline_s)
 
     def load(
-        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
-    ) -> tuple[LoadedRow, ...] | MissReason:
+        self,
+        rows: Sequence[Wanted],
+        *,
+        deadline_s: float,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> LoadedPages | MissReason:
         """Have the sidecar bring what L2 lacks of these rows, and wait for it; one answer a row, or why there is none.
 
         They have LOAD_ROWS_MAX rows and LOAD_KEYS_MAX pages in all at most. `group`: they are shards of one tensor-parallel
-        group, and no more is brought for one than for all. The sidecar stops at `deadline_s` and tells what came; a tenth
+        group, and no more is brought for one than for all. `compute`: what their pages take to compute, or all is brought. The sidecar stops at `deadline_s` and tells what came; a tenth
         more, 10 ms at least, is waited for its answer. Raises LimitExceededError, OverloadedError, ClosedError.
         """
-        message = load_message(rows, deadline_s=deadline_s, group=group)
+        message = load_message(rows, deadline_s=deadline_s, group=group, compute=compute)
         request = self._channel.draw_request()
         try:
             reply = self._call(message, with_grace(deadline_s), request=request)
@@ -322,12 +328,17 @@ class AttachedArena:
         return self._checked_rows(reply, message)
 
     def begin_load(
-        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
+        self,
+        rows: Sequence[Wanted],
+        *,
+        deadline_s: float,
+        group: bool = False,
+        compute: ComputeCost | None = None,
     ) -> LoadTicket | MissReason:
         """Ask as `load` does and wait for nothing; or say why that can't be asked now. Raises LimitExceededError, ClosedError."""
         if self._closed or self._forked:
             raise self._closed_error()
-        message = load_message(rows, deadline_s=deadline_s, group=group)
+        message = load_message(rows, deadline_s=deadline_s, group=group, compute=compute)
         try:
             return LoadTicket(self._channel, self._channel.post(message), message)
         except DeadlinePassed:
@@ -377,9 +388,9 @@ class AttachedArena:
     ) -> None:
         self.close()
 
-    def _checked_rows(self, reply: SidecarMessage, message: Load) -> tuple[LoadedRow, ...]:
+    def _checked_rows(self, reply: SidecarMessage, message: Load) -> LoadedPages:
         try:
-            return loaded_rows(reply, message)
+            return loaded_pages(reply, message)
         except ProtocolError:
             self._channel.close()
             raise

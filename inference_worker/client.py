@@ -289,6 +289,13 @@ class Client:
             return None
         return self._link.prefetch(namespace, packed, deadline_s=within_s)
 
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        """Tell that this worker computed so many tokens of prompts, behind `start` others of theirs, in so long.
+
+        By that, and by how fast L3 is, the sidecar decides how far a prefix is loaded. Raises InvalidArgumentError.
+        """
+        self._link.prefill.observe(tokens, start=start, seconds=seconds)
+
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.
 

@@ -34,6 +34,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_OVERLOADED: _ClassVar[MissReason]
     MISS_REASON_L3_UNAVAILABLE: _ClassVar[MissReason]
     MISS_REASON_NO_ROOM: _ClassVar[MissReason]
+    MISS_REASON_COMPUTE_IS_FASTER: _ClassVar[MissReason]
 
 class PutStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -82,6 +83,7 @@ MISS_REASON_UNKNOWN_NAMESPACE: MissReason
 MISS_REASON_OVERLOADED: MissReason
 MISS_REASON_L3_UNAVAILABLE: MissReason
 MISS_REASON_NO_ROOM: MissReason
+MISS_REASON_COMPUTE_IS_FASTER: MissReason
 PUT_STATUS_STORED: PutStatus
 PUT_STATUS_KNOWN: PutStatus
 PUT_STATUS_REFUSED: PutStatus

@@ -45,6 +45,8 @@ class L3State:
     """Of write-behind: what became of the pages that clients stored, and what waits."""
     records: Mapping[str, int] = field(default_factory=dict)
     """Of the record store."""
+    choices: Mapping[str, float] = field(default_factory=dict)
+    """Choices between loading and computing, and the estimate of L3's latency and bandwidth that they rest on."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,10 @@ class L3Tier:
             path = open_data_path(chosen.servers)
             records = record_store(chosen, settings, path, _item_bytes(store), clock=clock)
         self._why_off = ""
-        loader = Loader(store, records, clock=clock, bounds=bounds(settings), observe=observe)
+        loader = Loader(
+            store, records, clock=clock, bounds=bounds(settings), observe=observe,
+            weighs=settings.load_or_recompute == "auto",
+        )  # fmt: skip
         behind = WriteBehind(
             store, records, judge,
             StoreQueue(
@@ -146,6 +151,7 @@ class L3Tier:
             loads=self._parts.loader.statistics(),
             stores=self._parts.behind.statistics(),
             records=self._parts.records.statistics(),
+            choices=self._parts.loader.choices(),
         )
 
 

@@ -383,9 +383,9 @@ def test_a_sidecar_that_lies_about_what_it_staged_gets_nobody_bytes(
 ) -> None:
     keys = chain(SPACE, 4)
     attached = looking.client._link.arena.connection()  # type: ignore[union-attr]
-    from cache_l2.attach_messages import LoadedRow
+    from cache_l2.attach_messages import LoadedPages, LoadedRow
 
-    monkeypatch.setattr(type(attached), "load", lambda *_, **__: (LoadedRow(4, 0, 0),))
+    monkeypatch.setattr(type(attached), "load", lambda *_, **__: LoadedPages((LoadedRow(4, 0, 0),)))
     assert looking.look("lease", keys) == (0, 0, MissReason.ABSENT)
     assert looking.look("get", keys) == (0, 0, MissReason.ABSENT)
     assert looking.counted()["missed_pages_absent"] == 8
