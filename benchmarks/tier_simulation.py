@@ -88,7 +88,7 @@ def _chosen_s(
     load_s: Callable[[int], float],
 ) -> float:
     """Time of one request as the course of its load has it: loading in steps, then computing the rest."""
-    if tier.rules_out(pages, scenario.page_bytes, cost, now_s=began_s) is not None:
+    if tier.rules_out(pages, scenario.page_bytes, cost) is not None:
         return cost.seconds(pages)
     course = tier.course(pages, scenario.page_bytes, cost, left_s=math.inf, now_s=began_s)
     now_s, came = began_s, 0

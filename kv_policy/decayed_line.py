@@ -11,17 +11,19 @@ _PULL = 0.005
 _SURPRISE = 3.0
 """A factor between what was expected and measured that is no noise."""
 _LEFT_BY_SURPRISE = 0.1
+_RATIO_MOST = 1e4
+"""What is further off counts as if it were so far off."""
 
 
 class DecayedLine:
-    """Weighted least squares of relative errors, p and q not negative.
+    """Weighted least squares of errors in relation to what was measured and expected, p and q not negative.
 
-    minimise Σ wᵢ ((p·uᵢ + q·vᵢ)/yᵢ − 1)² + pull · ((p/(c·p₀) − 1)² + (q/(c·q₀) − 1)²)
+    minimise Σ wᵢ (p·uᵢ + q·vᵢ − yᵢ)² / (yᵢ·ŷᵢ) + pull · ((p/(c·p₀) − 1)² + (q/(c·q₀) − 1)²)
 
-    where c is the one factor by which the assumed line (p₀, q₀) fits best: measurements of one kind alone scale that line. Relative, since times
-    of very different lengths are to count alike. A measurement that is much too long counts little (something stood in its
-    way) unless the one before was too; one that is much too short shows what is possible and counts at once, and both then make
-    what was known before count little.
+    where ŷᵢ was expected when yᵢ came, so that times of very different lengths, and too long ones as much as too short ones, count alike; and c is the
+    one factor by which the assumed line (p₀, q₀) fits best: measurements of one kind alone scale that line. A measurement that is
+    much too long counts little (something stood in its way) unless the one before was too, and then what was known is forgotten; one that
+    is much too short shows what is possible, and makes what was known count little.
     """
 
     def __init__(self, p: float, q: float, *, half_life_s: float) -> None:
@@ -30,7 +32,8 @@ class DecayedLine:
         self._half_life_s = half_life_s
         self._at_s = -math.inf
         self._was_late = False
-        self._weight = self._uu = self._uv = self._vv = self._u = self._v = 0.0
+        self._weight = 0.0
+        self._sums = (0.0,) * 5
         self.p, self.q = p, q
 
     def of(self, u: float, v: float) -> float:
@@ -46,26 +49,21 @@ class DecayedLine:
 
         Returns whether it is so different that what was known before counts little now.
         """
-        has_changed = False
-        left = self._left(now_s) * _KEPT
+        left, counts, has_changed, expected = self._left(now_s) * _KEPT, 1.0, False, y
         self._at_s = max(self._at_s, now_s)
-        counts = 1.0
         if self._weight > 0.0:
             ratio = y / self.of(u, v)
+            expected = y / min(max(ratio, 1.0 / _RATIO_MOST), _RATIO_MOST)
             is_late = ratio > _SURPRISE
             if is_late and not self._was_late:
                 counts = _LEFT_BY_SURPRISE
             elif is_late or ratio < 1.0 / _SURPRISE:
-                left *= _LEFT_BY_SURPRISE
-                has_changed = True
+                left, has_changed = 0.0 if is_late else left * _LEFT_BY_SURPRISE, True
             self._was_late = is_late
-        u, v = u / y, v / y
         self._weight = self._weight * left + counts
-        self._uu = self._uu * left + counts * u * u
-        self._uv = self._uv * left + counts * u * v
-        self._vv = self._vv * left + counts * v * v
-        self._u = self._u * left + counts * u
-        self._v = self._v * left + counts * v
+        scale = counts / expected / y
+        new = (u * u * scale, u * v * scale, v * v * scale, u * counts / expected, v * counts / expected)
+        self._sums = tuple(old * left + one for old, one in zip(self._sums, new, strict=True))
         self._fit()
         return has_changed
 
@@ -74,16 +72,14 @@ class DecayedLine:
         return 1.0 if age_s <= 0.0 else 0.5 ** (age_s / self._half_life_s)
 
     def _fit(self) -> None:
-        p0, q0 = self._assumed
-        # The assumed line, scaled: d/dc Σ w (c·m/y − 1)² = 0 with m = p0·u + q0·v.
-        squares = p0 * p0 * self._uu + 2.0 * p0 * q0 * self._uv + q0 * q0 * self._vv
-        scale = (p0 * self._u + q0 * self._v) / squares
+        (p0, q0), (uu, uv, vv, uy, vy) = self._assumed, self._sums
+        # The assumed line, scaled: d/dc Σ w (c·m − y)² = 0 with m = p0·u + q0·v.
+        scale = (p0 * uy + q0 * vy) / (p0 * p0 * uu + 2.0 * p0 * q0 * uv + q0 * q0 * vv)
         p1, q1 = scale * p0, scale * q0
         # In units of (p1, q1), so that both unknowns are about 1.
-        a = p1 * p1 * self._uu + _PULL
-        b = p1 * q1 * self._uv
-        d = q1 * q1 * self._vv + _PULL
-        e, f = p1 * self._u + _PULL, q1 * self._v + _PULL
+        pull = _PULL / self._weight
+        a, b, d = p1 * p1 * uu + pull, p1 * q1 * uv, q1 * q1 * vv + pull
+        e, f = p1 * uy + pull, q1 * vy + pull
         determinant = a * d - b * b
         x, y = (e * d - b * f) / determinant, (a * f - b * e) / determinant
         if x <= 0.0:

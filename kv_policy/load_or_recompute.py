@@ -25,6 +25,10 @@ _TRIAL_SHARE = 0.02
 _TRIAL_BYTES = 256 * 1024
 """What is loaded at first of a tier of which nothing is known: more than its latency tells."""
 _TRIAL_GROWTH = 4
+_DEBT = 3.0
+_MARGIN_IN_DEBT = 0.8
+"""Once trials and loads that were given up have cost so many typical requests, estimates are trusted less: a load must be expected to take
+this part of what computing does."""
 _TYPICAL_GAIN = 0.05
 """What one request changes of the typical time that computing takes."""
 _PATIENCE = 2.0
@@ -53,12 +57,12 @@ class LoadOrRecompute:
         self._trial_bytes = _TRIAL_BYTES
         self._counts: Counter[str] = Counter()
 
-    def rules_out(self, pages: int, page_bytes: int, cost: ComputeCost | None, *, now_s: float) -> LoadDecision | None:
+    def rules_out(self, pages: int, page_bytes: int, cost: ComputeCost | None) -> LoadDecision | None:
         """Decide that the tier is not even asked for `pages` pages, since loading would not pay if it had them all.
 
         It would not for fewer either: their computing costs less a page, and their loading no less.
         """
-        if cost is None or not pages or not self.estimate.is_known(now_s):
+        if cost is None or not pages or not self.estimate.is_known:
             return None
         size = pages, page_bytes, cost
         if self._loads(*size) or self._may_try_larger(*size) or self._may_try(*size):
@@ -104,9 +108,9 @@ class LoadOrRecompute:
         """So much time was lost by loading what was not worth it: it is made up for before anything is tried again."""
         self._allowance_s -= max(0.0, seconds)
 
-    def first_pages(self, pages: int, page_bytes: int, cost: ComputeCost, *, now_s: float) -> tuple[LoadChoice, int]:
+    def first_pages(self, pages: int, page_bytes: int, cost: ComputeCost) -> tuple[LoadChoice, int]:
         """Choose for `pages` pages that the tier has: what, and how many of them now."""
-        if not self.estimate.is_known(now_s):
+        if not self.estimate.is_known:
             return LoadChoice.TRIAL, min(pages, max(1, _TRIAL_BYTES // page_bytes))
         if self._loads(pages, page_bytes, cost):
             self._prefers_load = True
@@ -143,6 +147,8 @@ class LoadOrRecompute:
 
     def _loads(self, pages: int, page_bytes: int, cost: ComputeCost) -> bool:
         margin = 1.0 + _HYSTERESIS if self._prefers_load else 1.0 - _HYSTERESIS
+        if self._allowance_s < -_DEBT * self._typical_s:
+            margin = _MARGIN_IN_DEBT
         return self.estimate.seconds(pages * page_bytes) <= cost.seconds(pages) * margin
 
     def _may_try(self, pages: int, page_bytes: int, cost: ComputeCost) -> bool:
@@ -158,7 +164,7 @@ class LoadOrRecompute:
         return min(pages, max(1, self._trial_bytes // page_bytes))
 
     def _seconds(self, size: int) -> float:
-        return self.estimate.seconds(size) if self.estimate.sureness(0.0) > 0.0 else 0.0
+        return self.estimate.seconds(size) if self.estimate.is_known else 0.0
 
 
 class LoadCourse:
@@ -182,6 +188,7 @@ class LoadCourse:
         self._began_s = now_s
         self._from, self._since_s = 0, now_s
         self._step: Step | None = None
+        self._is_trial = False
         self.decision = tier.decision(LoadChoice.UNPRICED, pages, pages, page_bytes, cost)
 
     def look(self, came: int, now_s: float, *, is_measured: bool = True) -> Step | None:
@@ -209,8 +216,9 @@ class LoadCourse:
     def _begin(self, now_s: float) -> Step | None:
         if self._cost is None:
             return self._steps(self._pages, now_s, is_last=True)
-        choice, upto = self._tier.first_pages(self._pages, self._page_bytes, self._cost, now_s=now_s)
+        choice, upto = self._tier.first_pages(self._pages, self._page_bytes, self._cost)
         self.decision = self._tier.decision(choice, self._pages, upto, self._page_bytes, self._cost)
+        self._is_trial = choice is LoadChoice.TRIAL
         if choice is LoadChoice.COMPUTE:
             self._tier.computed(self.decision)
             return None
@@ -226,15 +234,17 @@ class LoadCourse:
             return None
         lost_s = now_s - self._began_s - cost.seconds(came)
         more = self._tier.more_pages(self._pages, self._page_bytes, cost, came=came)
-        if more and lost_s < cost.seconds(self._pages):  # whatever is hoped for, no more than twice the time is taken
+        if more and lost_s < cost.seconds(
+            self._pages
+        ):  # whatever is hoped for, no more than twice the time is taken
             if came >= step.upto:
                 self._from, self._since_s = came, now_s
             choice = LoadChoice.LOAD if more == rest else LoadChoice.TRIAL
+            self._is_trial = self._is_trial and choice is LoadChoice.TRIAL
             self.decision = self._tier.decision(choice, self._pages, came + more, self._page_bytes, cost)
             return self._steps(came + more, now_s, is_last=False)
         self._tier.lost(lost_s)
-        was_trial = self.decision.choice is LoadChoice.TRIAL
-        self._end(LoadChoice.TRIAL if was_trial else LoadChoice.STOPPED, came)
+        self._end(LoadChoice.TRIAL if self._is_trial else LoadChoice.STOPPED, came)
         return None
 
     def _steps(self, upto: int, now_s: float, *, is_last: bool) -> Step:
@@ -242,7 +252,7 @@ class LoadCourse:
         look_s = _PATIENCE * expected_s + _PATIENCE_S
         if self._cost is not None:
             compute_s = self._cost.seconds(self._pages)
-            look_s = min(look_s, compute_s) if self._tier.estimate.is_known(now_s) else compute_s
+            look_s = min(look_s, compute_s) if self._tier.estimate.is_known else compute_s
         self._step = Step(upto, min(look_s, max(0.0, self._until_s - now_s)), is_last)
         return self._step
 
@@ -260,7 +270,11 @@ class LoadCourse:
         done = self.decision
         if chosen is not None or choice is not done.choice:
             done = LoadDecision(
-                choice, done.pages, done.pages_chosen if chosen is None else chosen, done.load_s, done.compute_s
+                choice,
+                done.pages,
+                done.pages_chosen if chosen is None else chosen,
+                done.load_s,
+                done.compute_s,
             )
         self.decision, self._step = done, None
         self._tier.ended(done)

@@ -11,9 +11,7 @@ from kv_policy.decayed_line import DecayedLine
 from kv_types.errors import InvalidArgumentError
 
 HALF_LIFE_S = 60.0
-"""Half of what is known is forgotten in so long a time without measurements."""
-KNOWN_WEIGHT = 0.5
-"""What is worth so many measurements is relied on."""
+"""What was measured counts half as much after so long a time."""
 _LATENCY_S = 0.001
 _SECONDS_A_BYTE = 1e-9
 _BYTES_A_S_MOST = 1e12
@@ -71,9 +69,10 @@ class TransferEstimate:
         """How many measurements what is known is worth now: 0 for nothing, some ten at most."""
         return self._line.weight(now_s)
 
-    def is_known(self, now_s: float) -> bool:
-        """Whether there is something to rely on."""
-        return self.sureness(now_s) >= KNOWN_WEIGHT
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured. What is old still holds until it is measured again, by which it then counts less."""
+        return self._samples > 0
 
     def seconds(self, size: int) -> float:
         """Expected time for so many bytes."""

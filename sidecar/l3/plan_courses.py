@@ -14,7 +14,9 @@ _SECOND_NS = 1_000_000_000
 class Course:
     """What is being loaded of one row, or of all rows of a group alike: `pages` pages from index `base` on."""
 
-    def __init__(self, load: LoadCourse, rows: Sequence[Row], base: int, pages: int, *, is_measured: bool) -> None:
+    def __init__(
+        self, load: LoadCourse, rows: Sequence[Row], base: int, pages: int, *, is_measured: bool
+    ) -> None:
         self.load = load
         self.rows = rows
         self.base = base
@@ -37,7 +39,7 @@ class Courses:
         self._tier = tier
         self._is_untouched = is_untouched
 
-    def rules_out(self, row: Row, now_ns: int) -> int | None:
+    def rules_out(self, row: Row) -> int | None:
         """Where the row, or its group, ends since L3 need not be asked whatever it has; None: it is to be asked."""
         request = row.request
         rows = request.rows if request.is_group else [row]
@@ -45,7 +47,7 @@ class Courses:
         pages = min(one.end for one in rows) - base
         cost = _cost_from(request.compute, base)
         page_bytes = sum(one.size for one in rows)
-        decision = self._tier.rules_out(max(0, pages), page_bytes, cost, now_s=now_ns / _SECOND_NS)
+        decision = self._tier.rules_out(max(0, pages), page_bytes, cost)
         if decision is None:
             return None
         _note(request, decision)
@@ -102,7 +104,9 @@ class Courses:
     def _look_on(self, course: Course, now_ns: int) -> int | None:
         step, came = course.step, course.came
         assert step is not None, "a course that goes on has a step"
-        if min(one.end for one in course.rows) < course.base + course.pages:  # a page is lost: nothing is to be learnt
+        if (
+            min(one.end for one in course.rows) < course.base + course.pages
+        ):  # a page is lost: nothing is to be learnt
             course.load.stopped(came, now_ns / _SECOND_NS, is_late=False)
             self._ended(course)
             return None

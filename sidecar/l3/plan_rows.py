@@ -100,7 +100,11 @@ class Request:
     def of(cls, asked: Asked, *, probe_pages: int) -> Request:
         """Make a request of what is asked; its rows share the pages of one question."""
         request = cls(
-            asked.request, asked.deadline_ns, asked.is_group, max(1, probe_pages // len(asked.rows)), asked.compute
+            asked.request,
+            asked.deadline_ns,
+            asked.is_group,
+            max(1, probe_pages // len(asked.rows)),
+            asked.compute,
         )
         for row in asked.rows:
             resident, length = row.resident, len(row.keys) // KEY_BYTES

@@ -8,7 +8,7 @@ before. A flight ends by exactly one Publish or GiveBack, unless its place was n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_types.ids import PageKey
@@ -133,7 +133,7 @@ class Planner:
             shortest = min(request.rows, key=lambda row: row.end)
             self._cut_group(request, shortest.end, shortest.ended_by)
         for row in request.rows:
-            if (ends := self._courses.rules_out(row, self._now_ns)) is not None:
+            if (ends := self._courses.rules_out(row)) is not None:
                 self._counts["ruled_out"] += 1
                 self._cut(row, ends, MissReason.COMPUTE_IS_FASTER)
             self._advance(row)

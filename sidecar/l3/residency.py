@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from cache_l2.store import ArenaStore
 from kv_types.errors import InvalidArgumentError, LimitExceededError, UnknownNamespaceError
 from kv_types.ids import KEY_BYTES
-from kv_types.loading import ComputeCost
 from kv_types.limits import CHAIN_PAGES_MAX, LOOK_UP_ROWS_MAX
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import Load, LoadRow, RowLoaded
 from sidecar.l3.plan import AskedRow
