@@ -33,7 +33,7 @@ from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.numbers import check_integer, check_word
-from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
+from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
 __all__ = ["Announced", "Client", "ClientSettings", "PageLease", "Prefetch", "RegisteredNamespace", "Request"]
@@ -129,6 +129,7 @@ class Client:
         start: int = 0,
         deadline_s: float | None = None,
         counted: bool = True,
+        missed: MissReason = MissReason.ABSENT,
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
@@ -137,7 +138,8 @@ class Client:
         somebody here has just put, for 20 ms at most).
         Over gRPC the pages are fetched into memory of the worker, within the same time. Without `counted` this is part of a
         look-up that another process has made and counted: no account changes, and only this node's pages are pinned, as with
-        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC. Raises
+        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC. `missed`: with
+        `deadline_s` 0, why what is absent was not brought, as the caller knows of a prefetch (COMPUTE_IS_FASTER). Raises
         InvalidArgumentError, LimitExceededError, ClosedError.
         """
         try:
@@ -149,6 +151,8 @@ class Client:
         deadline = None if deadline_s is None else Deadline(deadline_s)
         if not counted:
             return namespace.pages.lease_uncounted(keys, start, deadline)
+        if missed is MissReason.COMPUTE_IS_FASTER and deadline_s == 0:
+            return namespace.pages.lease_left(keys, start, missed)
         return namespace.pages.lease(keys, start, deadline)
 
     def get(

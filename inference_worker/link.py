@@ -89,9 +89,9 @@ class Link:
         self.arena: LocalArena | None = None
         self.outlived: OutlivedHeader | None = None
         self._leaving: list[LocalArena] = []
-        self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
         self.prefill = PrefillSpeed(self.settings.prefill_tokens_per_s)
         self.loads = LoadCounts(self.prefill)
+        self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings, prefill=self.prefill)
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._poke)
         self._refresh_from_s = 0.0
 

@@ -133,6 +133,23 @@ class LocalPages:
             self._note_leased(reused, keys, start, held)
         return PageLease(held, self._arena)
 
+    def lease_left(self, keys: Keys, start: int, missed: MissReason) -> PageLease:
+        """Pin what is here of keys[start:] and ask for nothing: the caller knows why the rest was not brought."""
+        packed, _ = packed_chain(keys, start)
+        try:
+            held = self._take(self._counter, packed, namespace=self._number, start=start, may_load=True)
+            if held.reason != MissReason.ABSENT:
+                return PageLease(held, self._arena)
+            try:
+                done = self._reader.complete_lease(
+                    self._counter, packed, namespace=self._number, start=start, reason=missed, may_await=False
+                )
+            finally:
+                held.release()
+        except ValueError as error:
+            return self._elsewhere(error).lease_left(packed, start, missed)
+        return PageLease(done, self._arena)
+
     def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; another process has counted its look-up."""
         try:

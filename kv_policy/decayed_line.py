@@ -33,7 +33,7 @@ class DecayedLine:
         self._at_s = -math.inf
         self._was_late = False
         self._weight = 0.0
-        self._sums = (0.0,) * 5
+        self._sums = [0.0] * 5
         self.p, self.q = p, q
 
     def of(self, u: float, v: float) -> float:
@@ -63,7 +63,7 @@ class DecayedLine:
         self._weight = self._weight * left + counts
         scale = counts / expected / y
         new = (u * u * scale, u * v * scale, v * v * scale, u * counts / expected, v * counts / expected)
-        self._sums = tuple(old * left + one for old, one in zip(self._sums, new, strict=True))
+        self._sums = [old * left + one for old, one in zip(self._sums, new, strict=True)]
         self._fit()
         return has_changed
 

@@ -27,6 +27,10 @@ class ComputeCost:
                 f"{self.growth_s} s more each"
             )
 
+    def after(self, pages: int) -> ComputeCost:
+        """What pages take that follow the first so many."""
+        return ComputeCost(self.first_s + pages * self.growth_s, self.growth_s)
+
     def seconds(self, pages: int, *, start: int = 0) -> float:
         """Time for `pages` pages from the one at index `start` on."""
         return pages * (self.first_s + self.growth_s * (start + (pages - 1) / 2)) if pages else 0.0

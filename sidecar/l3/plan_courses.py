@@ -133,7 +133,7 @@ class Courses:
 
 
 def _cost_from(cost: ComputeCost | None, base: int) -> ComputeCost | None:
-    return None if cost is None else ComputeCost(cost.first_s + base * cost.growth_s, cost.growth_s)
+    return None if cost is None else cost.after(base)
 
 
 def _note(request: Request, decision: LoadDecision) -> None:

@@ -226,8 +226,8 @@ def test_a_request_s_look_up_is_counted_though_its_client_has_given_the_life_up_
     with looking.client.begin(looking.ns) as request, ThreadPoolExecutor(1) as pool:
         stage = inference_worker.loading.Loader.stage
 
-        def late(self: Loader, *arguments: Any) -> Staged:
-            staged = stage(self, *arguments)
+        def late(self: Loader, *arguments: Any, page_tokens: int) -> Staged:
+            staged = stage(self, *arguments, page_tokens=page_tokens)
             assert resumed.wait(10)
             return staged
 
