@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -19,13 +20,13 @@ class PassTimer:
         self.tokens, self.start = tokens, start
         self._device = device
         self._seconds = 0.0
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._events: tuple[Any, ...] | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """The pass is what happens in here; on a CUDA device nothing waits for it."""
         if self._device.type == "cuda":
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             stream = torch.cuda.current_stream(self._device)
             self._events[0].record(stream)
             yield

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cache_l3.tally import REFUSALS
+from kv_types.loading import LoadChoice
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.tier import L3State
@@ -70,6 +71,30 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
     lost |= {name: count for name, count in stores.items() if name.startswith(_LOST)}
     yield _by("lost_pages", "reason", "Pages that clients stored and that did not get into L3.", lost)
     yield from _under_way(loads, stores)
+    yield from _choices(state.choices)
+
+
+def _choices(choices: Mapping[str, float]) -> Iterable[Metric]:
+    """What loads were weighed against, and by what estimate."""
+    decisions = CounterMetricFamily(
+        "stratakv_l3_load_decisions", "Choices between loading pages and computing them.", labels=("choice",)
+    )
+    for choice in LoadChoice:
+        name = choice.name.lower()
+        decisions.add_metric((name,), choices.get(f"chose_{name}", 0.0))
+    yield decisions
+    for name, text in (
+        ("latency_seconds", "Estimated time of a load however small; 0: nothing was measured yet."),
+        ("bytes_per_second", "Estimated bandwidth of loads; 0: nothing was measured yet."),
+        ("sureness", "How many loads that estimate is worth: it ages."),
+        ("error_factor", "Typical factor between a load's estimated and its real time."),
+    ):
+        yield GaugeMetricFamily(f"stratakv_l3_estimate_{name}", text, value=choices.get(name, 0.0))
+    for name, text in (
+        ("expected_seconds", "Estimated times of loads that were measured."),
+        ("measured_seconds", "Their real times."),
+    ):
+        yield CounterMetricFamily(f"stratakv_l3_estimate_{name}", text, value=choices.get(name, 0.0))
 
 
 def _servers(state: L3State) -> Iterable[Metric]:
