@@ -13,7 +13,7 @@ from kv_types.limits import LOAD_KEYS_MAX, LOAD_ROWS_MAX
 from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 
 _LOAD = struct.Struct("<IBddH")
-"""Deadline in ms; group; seconds that the first page of each row takes to compute (0: unknown), and more of each after it; rows."""
+"""Deadline in ms; group; seconds to compute the first page of each row (0: unknown), and more of each after it; rows."""
 _LOAD_ROW = struct.Struct(f"<IB{KEY_BYTES}sH")
 _LOADED_ROW = struct.Struct("<HHBH")
 _DECISION = struct.Struct("<BBIIdd")

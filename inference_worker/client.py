@@ -138,9 +138,9 @@ class Client:
         somebody here has just put, for 20 ms at most).
         Over gRPC the pages are fetched into memory of the worker, within the same time. Without `counted` this is part of a
         look-up that another process has made and counted: no account changes, and only this node's pages are pinned, as with
-        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC. `missed`: with
-        `deadline_s` 0, why what is absent was not brought, as the caller knows of a prefetch (COMPUTE_IS_FASTER). Raises
-        InvalidArgumentError, LimitExceededError, ClosedError.
+        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC.
+        `missed`: with `deadline_s` 0, why what is absent was not brought, as the caller knows of a prefetch
+        (COMPUTE_IS_FASTER). Raises InvalidArgumentError, LimitExceededError, ClosedError.
         """
         try:
             is_own = namespace.owner is self._link

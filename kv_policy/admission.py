@@ -1,4 +1,4 @@
-"""What goes between the tiers: which pages are stored in L3, which are saved before they are evicted, what is brought up. Pure."""
+"""Admission: which pages of L2 are stored in L3, which are saved there before they go, which are kept in L1. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ReuseRate:
 def goes_to_l3(policy: L3Admission, worth: PageWorth, *, reuse: float) -> bool:
     """Decide whether a page is stored in L3 now; `reuse` is the chance that somebody asks for it there.
 
-    By cost: what it saves is reuse · (computing − loading), and it costs the time in which L3 takes it, in full while others wait for
+    By cost: it saves reuse · (computing − loading), and costs the time that L3 takes for it, the more the more others wait for
     that: store · fill of the queue. A page that was used before is likelier to be so again. Where it is unknown what computing
     takes, any page is worth it unless the queue fills up.
     """
@@ -88,7 +88,7 @@ def is_saved_before_eviction(*, uses: int, is_in_l3: bool, queue_fill: float) ->
 
 
 def is_promoted_to_l1(*, uses: int, is_l1_full: bool, use_least: int = 2) -> bool:
-    """Decide whether a page of L2 that a request uses is kept in L1: at once while there is room, later from its second use on."""
+    """Decide whether a page of L2 that is used is kept in L1: at once while there is room, later from its second use on."""
     return not is_l1_full or uses >= use_least
 
 

@@ -20,10 +20,10 @@ class DecayedLine:
 
     minimise Σ wᵢ (p·uᵢ + q·vᵢ − yᵢ)² / (yᵢ·ŷᵢ) + pull · ((p/(c·p₀) − 1)² + (q/(c·q₀) − 1)²)
 
-    where ŷᵢ was expected when yᵢ came, so that times of very different lengths, and too long ones as much as too short ones, count alike; and c is the
-    one factor by which the assumed line (p₀, q₀) fits best: measurements of one kind alone scale that line. A measurement that is
-    much too long counts little (something stood in its way) unless the one before was too, and then what was known is forgotten; one that
-    is much too short shows what is possible, and makes what was known count little.
+    where ŷᵢ was expected when yᵢ came, so that times of very different lengths, and too long ones as much as too short ones,
+    count alike; and c is the one factor by which the assumed line (p₀, q₀) fits best: measurements of one kind alone scale that
+    line. A measurement that is much too long counts little (something stood in its way) unless the one before was too, and then
+    what was known is forgotten; one that is much too short shows what is possible, and makes what was known count little.
     """
 
     def __init__(self, p: float, q: float, *, half_life_s: float) -> None:

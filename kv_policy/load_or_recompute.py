@@ -4,9 +4,10 @@ Loading and computing do not overlap, and only a prefix can be loaded, so that l
 
     T(j) = latency + j · bytes / bandwidth + C(n) − C(j)   (j > 0),   T(0) = C(n),   C(j) = Σ first + i · growth.
 
-Later pages cost no less to compute than earlier ones (attention), so T is concave from its first page on, and the best j is 0 or as many as can come in time. What
-goes wrong with that is what estimates get wrong: a load that turns out slower is looked at again and given up; a tier of which
-nothing is known brings a few pages first; one that was judged slow is tried again, for a bounded part of the time that computing takes.
+Later pages cost no less to compute than earlier ones (attention), so T is concave from its first page on, and the best j is
+0 or n, or what comes until the caller's deadline. What can be wrong is the estimate: a load that turns out slower is looked at
+again and given up; a tier of which nothing is known brings a few pages first; one that was judged slow is tried again, for a
+bounded part of the time that computing takes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TRIAL_BYTES = 256 * 1024
 _TRIAL_GROWTH = 4
 _DEBT = 3.0
 _MARGIN_IN_DEBT = 0.8
-"""Once trials and loads that were given up have cost so many typical requests, estimates are trusted less: a load must be expected to take
-this part of what computing does."""
+"""Once trials and loads that were given up have cost so many typical requests, estimates are trusted less: a load must
+be expected to take this part of what computing does."""
 _TYPICAL_GAIN = 0.05
 """What one request changes of the typical time that computing takes."""
 _PATIENCE = 2.0

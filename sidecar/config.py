@@ -224,9 +224,9 @@ class Settings(BaseSettings):
     meanwhile; what finds the queue full is not stored, and counted."""
 
     load_or_recompute: Literal["auto", "always"] = "auto"
-    """Whether pages of L3 are loaded that a worker would sooner have computed. auto: a prefix is loaded as far as that takes less time,
-    by what loads of late have taken and by the worker's own speed; the rest is a miss with reason compute_is_faster. Where a
-    worker's speed is unknown, everything is loaded. always: everything is loaded that L3 has."""
+    """Whether pages of L3 are loaded that a worker would sooner have computed. auto: a prefix is loaded as far as that takes
+    less time, by what loads of late have taken and by the worker's own speed; the rest is a miss with reason compute_is_faster.
+    Where a worker's speed is unknown, everything is loaded. always: everything is loaded that L3 has."""
 
     fleet: Name = "default"
     """Sidecars of one fleet share pages and invalidations. Several fleets can share one server."""

@@ -61,7 +61,8 @@ def inspect(
     tiers: Annotated[
         bool,
         typer.Option(
-            "--tiers", help="Instead of pages: how fast L3 is taken to be, and what was loaded by that or left to be computed."
+            "--tiers",
+            help="Instead of pages: how fast L3 is taken to be, and what was loaded by that or left to be computed.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -71,7 +72,11 @@ def inspect(
     """Show one page, or the pages of a prefix in every namespace that matches: where they are and why they are valid or not."""
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
         if tiers:
-            _show_tiers(sidecar, is_alone=key is None and prefix_tokens is None and prefix_text is None, as_json=as_json)
+            _show_tiers(
+                sidecar,
+                is_alone=key is None and prefix_tokens is None and prefix_text is None,
+                as_json=as_json,
+            )
             return
         prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
         if (key is None) == (prefix is None):

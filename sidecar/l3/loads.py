@@ -80,8 +80,8 @@ class Loads(Protocol):
     ) -> Load:
         """Begin to load what the arena lacks of the rows, until `deadline_ns` of CLOCK_BOOTTIME.
 
-        `compute` is what the worker needs to compute each row's pages, from its first key on: then rows are loaded only as far as that
-        takes longer, and end with COMPUTE_IS_FASTER.
+        `compute` is what the worker needs to compute each row's pages, from its first key on: then rows are loaded only as far
+        as that takes longer, and end with COMPUTE_IS_FASTER.
 
         With `group` the rows are shards of one tensor-parallel group: every row's answer is the length that is common to
         all, and no more than that is loaded for any.

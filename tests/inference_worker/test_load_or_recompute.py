@@ -155,9 +155,7 @@ def test_a_look_up_whose_caller_knows_why_pages_were_not_brought_is_counted_so(
     reader = Worker(connect, site.reader)
     keys = chain(SPACE, 4, seed=next(_seeds))
     put_fresh(reader.client, reader.ns, keys[:KEY_BYTES], pages_under(keys[:KEY_BYTES], reader.ns.page_bytes))
-    with reader.client.lease(
-        reader.ns, keys, deadline_s=0.0, missed=MissReason.COMPUTE_IS_FASTER
-    ) as lease:
+    with reader.client.lease(reader.ns, keys, deadline_s=0.0, missed=MissReason.COMPUTE_IS_FASTER) as lease:
         assert (lease.pages, lease.reason) == (1, MissReason.COMPUTE_IS_FASTER)
     told = reader.client.statistics()
     assert (told["requested_pages"], told["l2_pages"], told["missed_pages_compute_is_faster"]) == (4, 1, 3)

@@ -400,7 +400,7 @@ def test_what_was_reused_and_hidden_while_the_rest_was_loaded_is_not_lost_sight_
     pages = pages_under(keys, ns.page_bytes)
     assert put_fresh(client, ns, keys[:KEY_BYTES], pages[:1], tags=[b"hidden"]) == [STORED]
 
-    def stage(*_: object) -> Staged:
+    def stage(*_: object, **__: object) -> Staged:
         assert looking.site.call(lambda store: store.hide(Selector(tag=b"hidden"))) == 1
         assert put_fresh(client, ns, keys[: 2 * KEY_BYTES], pages[:2]) == [STORED] * 2
         return Staged(2, None, MissReason.ABSENT)
