@@ -20,6 +20,10 @@ Memory: TypeAlias = Buffer | _Tensor
 LAYOUT_VERSION: int
 COPY_KERNELS: tuple[str, ...]
 
+def used_pages(arena: Arena, *, begin: int, count: int, twice: bool) -> tuple[int, list[int]]:
+    """Instances, among `count` entries (1 to 65,536) from `begin` on, that were looked up since they were committed, at least
+    twice where `twice`; and the entry to go on from, 0 at the end. Raises ValueError."""
+
 def size_class(payload_bytes: int) -> int:
     """Bytes of the slot that a payload of this size takes: a ladder of 16 steps a doubling, aligned to 4 KiB."""
 

@@ -312,7 +312,8 @@ class AttachedArena:
 
         They have LOAD_ROWS_MAX rows and LOAD_KEYS_MAX pages in all at most. `group`: they are shards of one tensor-parallel
         group, and no more is brought for one than for all. `compute`: what their pages take to compute, or all is brought. The
-        sidecar stops at `deadline_s` and tells what came; a tenth more, 10 ms at least, is waited for its answer. Raises LimitExceededError, OverloadedError, ClosedError.
+        sidecar stops at `deadline_s` and tells what came; a tenth more, 10 ms at least, is waited for its answer. Raises
+        LimitExceededError, OverloadedError, ClosedError.
         """
         message = load_message(rows, deadline_s=deadline_s, group=group, compute=compute)
         request = self._channel.draw_request()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from cache_l2._native import Lease, Reader
+from cache_l2._native import Lease, Reader, used_pages
 from cache_l2.accounts import NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
@@ -133,6 +133,13 @@ class ArenaStore(PageIntake):
         self._closed = True
         self._reader.close()
         self._arena.close()
+
+    def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
+        """Instances that were looked up since they were stored, among `count` entries from `begin` on, and where to go on.
+
+        0: that was the end. What is found may be gone by now. Raises ValueError for a count beyond 65,536.
+        """
+        return used_pages(self._arena, begin=begin, count=count, twice=False)
 
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""

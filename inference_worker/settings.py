@@ -32,8 +32,9 @@ class ClientSettings:
     copy_lease_s: how long one copying get may take before its pages may be taken away. prefetches_in_flight_max:
     more are dropped and counted. prefill_tokens_per_s: how many tokens of a prompt this worker computes in a second, by
     which pages of L3 are loaded or left to be computed; 0: as its connector measures it, and all are loaded while that is
-    unknown. engine: what this client is if it has an index of its own that serves without asking the header each time: invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its
-    own freshness has run out). It uses shared memory alone, since over gRPC no invalidation would reach it.
+    unknown. engine: what this client is if it has an index of its own that serves without asking the header each time:
+    invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its own freshness has run
+    out). It uses shared memory alone, since over gRPC no invalidation would reach it.
     """
 
     name: str = ""

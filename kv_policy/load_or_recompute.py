@@ -56,6 +56,7 @@ class LoadOrRecompute:
         self._allowance_s = 0.0
         self._typical_s = 0.0
         self._trial_bytes = _TRIAL_BYTES
+        self._compute_s_a_byte = 0.0
         self._counts: Counter[str] = Counter()
 
     def rules_out(self, pages: int, page_bytes: int, cost: ComputeCost | None) -> LoadDecision | None:
@@ -76,7 +77,14 @@ class LoadOrRecompute:
         self, pages: int, page_bytes: int, cost: ComputeCost | None, *, left_s: float, now_s: float
     ) -> LoadCourse:
         """Begin with `pages` pages that the tier has, of `page_bytes` each (in all shards), wanted within `left_s`."""
+        if cost is not None:
+            now, before = cost.seconds(pages) / (pages * page_bytes), self._compute_s_a_byte
+            self._compute_s_a_byte = now if not before else before + _TYPICAL_GAIN * (now - before)
         return LoadCourse(self, pages, page_bytes, cost, left_s=left_s, now_s=now_s)
+
+    def compute_s(self, size: int) -> float:
+        """What workers of late said that pages of so many bytes take to compute; 0: none said anything."""
+        return self._compute_s_a_byte * size
 
     def decision(
         self, choice: LoadChoice, pages: int, chosen: int, page_bytes: int, cost: ComputeCost | None

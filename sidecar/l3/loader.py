@@ -127,8 +127,8 @@ class Loader:
         self._observe = observe
         self._failures = SeldomLogger(_log, clock)
         self._weighs = weighs
-        self._tier = LoadOrRecompute()
-        self._planner = Planner(bounds, self._tier)
+        self.tier = LoadOrRecompute()
+        self._planner = Planner(bounds, self.tier)
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._begun = 0
@@ -206,7 +206,7 @@ class Loader:
 
     def choices(self) -> Mapping[str, float]:
         """Choices between loading and computing, and the estimate of L3 that they rest on."""
-        return self._tier.statistics(self._clock.now_ns() / _SECOND_NS)
+        return self.tier.statistics(self._clock.now_ns() / _SECOND_NS)
 
     # --- the end ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache_l2.judging import CommitJudge
@@ -12,17 +12,20 @@ from cache_l2.store import ArenaStore
 from cache_l3.data_path import DataPath
 from cache_l3.opening import open_data_path
 from cache_l3.record_store import L3Picture, RecordStore
+from kv_policy.admission import L3Admission
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId
 from sidecar.config import Settings
+from sidecar.l3.admission import Admission
 from sidecar.l3.choice import ChosenL3, ItemBytes, bounds, record_store
 from sidecar.l3.loader import Loader, Observer
-from sidecar.l3.loads import Loads
+from sidecar.l3.loads import Loads, RowLoaded
 from sidecar.l3.reports import L3Reports
 from sidecar.l3.residency import ResidentOnly
 from sidecar.l3.store_queue import StoreQueue
+from sidecar.l3.used_pages import LOOK_S
 from sidecar.l3.write_behind import WriteBehind, WriteTerms
 from sidecar.logs import logger
 
@@ -88,10 +91,16 @@ class L3Tier:
             path = open_data_path(chosen.servers)
             records = record_store(chosen, settings, path, _item_bytes(store), clock=clock)
         self._why_off = ""
+
+        def observed(seconds: float, rows: Sequence[RowLoaded]) -> None:
+            admission.were_loaded(sum(row.pages - row.from_l3 for row in rows))
+            observe(seconds, rows)
+
         loader = Loader(
-            store, records, clock=clock, bounds=bounds(settings), observe=observe,
+            store, records, clock=clock, bounds=bounds(settings), observe=observed,
             weighs=settings.load_or_recompute == "auto",
         )  # fmt: skip
+        admission = Admission(L3Admission(settings.l3_admission), loader.tier)
         behind = WriteBehind(
             store, records, judge,
             StoreQueue(
@@ -101,6 +110,7 @@ class L3Tier:
             WriteTerms(ttl_s=int(settings.l3_ttl), deadline_ns=int(settings.l3_deadline * _SECOND_NS)),
             clock=clock, became_resident=loader.became_resident, stored_there=loader.stored_there,
             is_loading=lambda: loader.is_loading,
+            admission=admission,
         )  # fmt: skip
         self._parts = _Parts(path, records, loader, behind)
         self.loads = loader
@@ -110,12 +120,17 @@ class L3Tier:
         if self._parts is not None:
             await self._parts.records.start()
             self._parts.behind.start()
-            self._looking = asyncio.create_task(self._look(self._parts.records), name="l3 reports")
+            self._looking = asyncio.create_task(self._look(self._parts), name="l3 reports")
 
-    async def _look(self, records: RecordStore) -> None:
+    async def _look(self, parts: _Parts) -> None:
+        until_reports = 0.0
         while True:
-            self._reports.look(records.describe())
-            await asyncio.sleep(limits.L3_REPORT_S)
+            if until_reports <= 0.0:
+                self._reports.look(parts.records.describe())
+                until_reports = limits.L3_REPORT_S
+            parts.behind.look_for_used()
+            until_reports -= LOOK_S
+            await asyncio.sleep(LOOK_S)
 
     async def drain(self, drain_s: float) -> None:
         """Answer all loads, and go on storing what waits for a part of the drain time; the rest is dropped and counted."""
