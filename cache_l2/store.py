@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from cache_l2._native import Lease, Reader, used_pages
+from cache_l2._native import Lease, Reader
 from cache_l2.accounts import NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
@@ -139,7 +139,7 @@ class ArenaStore(PageIntake):
 
         0: that was the end. What is found may be gone by now. Raises ValueError for a count beyond 65,536.
         """
-        return used_pages(self._arena, begin=begin, count=count, twice=False)
+        return self._arena.used_pages(begin=begin, count=count)
 
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""

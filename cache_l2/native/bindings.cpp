@@ -108,5 +108,4 @@ NB_MODULE(_native, m) {
   bind_policy(m);
   bind_reader(m);
   bind_runs(m);
-  bind_used(m);
 }

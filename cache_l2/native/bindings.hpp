@@ -1,4 +1,4 @@
-// What the binding files share.
+// What the three binding files share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,6 @@ void bind_arena(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_reader(nanobind::module_& m);
 void bind_runs(nanobind::module_& m);
-void bind_used(nanobind::module_& m);
 
 // Copies exactly `bytes` out of a bytes object, or raises ValueError naming it.
 inline void take_bytes(const nanobind::bytes& from, void* to, std::size_t bytes, const char* what) {

@@ -44,6 +44,16 @@ def l3_metrics(state: L3State) -> Iterable[Metric]:
         ("stored_pages", "Pages that went into L3.", records.get("stored", 0)),
         ("stored_bytes", "Bytes of them, as they lie in L3.", records.get("stored_bytes", 0)),
         ("known_pages", "Pages that L3 had already, so that they were not sent.", stores.get("known", 0)),
+        (
+            "left_pages",
+            "Pages that clients stored and that were left on this node.",
+            stores.get("left_here", 0),
+        ),
+        (
+            "saved_pages",
+            "Pages that were offered to L3 because they were asked for on this node.",
+            stores.get("offered_used", 0),
+        ),
         ("restored_pages", "Ancestors of stored pages that L3 had lost.", stores.get("restored", 0)),
         (
             "offered_pages",

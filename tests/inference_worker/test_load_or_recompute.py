@@ -109,11 +109,13 @@ def test_a_fast_l3_is_loaded_a_slow_one_is_not_and_one_that_recovers_is_again(
         return load is not None and load.choice is LoadChoice.COMPUTE and pages < PAGES
 
     wait_until(computes, what="that nothing is loaded from a slow L3", timeout_s=30.0)
-    pages, reason, load = reader.look(fresh(site, writer))
+    told = [reader.look(fresh(site, writer)) for _ in range(3)]  # one of them may be a trial
+    pages, reason, load = next(
+        one for one in told if one[2] is not None and one[2].choice is LoadChoice.COMPUTE
+    )
     assert load is not None
-    assert (pages, reason, load.choice) == (0, MissReason.COMPUTE_IS_FASTER, LoadChoice.COMPUTE)
-    assert load.pages == PAGES
-    assert load.pages_chosen == 0
+    assert (pages, reason) == (0, MissReason.COMPUTE_IS_FASTER)
+    assert (load.pages, load.pages_chosen) == (PAGES, 0)
     assert load.load_s > load.compute_s == pytest.approx(PAGES * PAGE_S)
     site.relay.set(TO_CLIENT, bytes_per_s=None)
     keys = fresh(site, writer)
