@@ -109,9 +109,9 @@ def test_a_fast_l3_is_loaded_a_slow_one_is_not_and_one_that_recovers_is_again(
         return load is not None and load.choice is LoadChoice.COMPUTE and pages < PAGES
 
     wait_until(computes, what="that nothing is loaded from a slow L3", timeout_s=30.0)
-    told = [reader.look(fresh(site, writer)) for _ in range(3)]  # one of them may be a trial
+    looks = [reader.look(fresh(site, writer)) for _ in range(3)]  # one of them may be a trial
     pages, reason, load = next(
-        one for one in told if one[2] is not None and one[2].choice is LoadChoice.COMPUTE
+        one for one in looks if one[2] is not None and one[2].choice is LoadChoice.COMPUTE
     )
     assert load is not None
     assert (pages, reason) == (0, MissReason.COMPUTE_IS_FASTER)
