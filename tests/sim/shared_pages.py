@@ -71,10 +71,6 @@ class SharedPages:
         """See Loads."""
         assert self._tier is not None, "nobody has attached before it began"
         check = self._world.loads.begun(self._life, rows, deadline_ns=deadline_ns, is_group=group)
-        if (
-            compute is None and self._world.plan.seed % 2
-        ):  # half of the histories have workers that tell their speed
-            compute = ComputeCost(10.0)
         load = self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group, compute=compute)
         return CheckedLoad(self._world, check, load)
 
