@@ -217,10 +217,13 @@ class LoadCourse:
 
     def stopped(self, came: int, now_s: float, *, is_late: bool) -> None:
         """The load has ended otherwise. `is_late`: since time ran out, which says that the tier is slow."""
-        if self._step is not None:
-            if is_late:
-                self._measure(self._step, came, now_s)
-            self._end(self.decision.choice)
+        if self._step is None:
+            return
+        if is_late:
+            self._measure(self._step, came, now_s)
+        if self._cost is not None:
+            self._tier.lost(now_s - self._began_s - self._cost.seconds(came))
+        self._end(self.decision.choice)
 
     def _begin(self, now_s: float) -> Step | None:
         if self._cost is None:
@@ -242,10 +245,10 @@ class LoadCourse:
             self._end(LoadChoice.LOAD)
             return None
         lost_s = now_s - self._began_s - cost.seconds(came)
-        more = self._tier.more_pages(self._pages, self._page_bytes, cost, came=came)
-        if more and lost_s < cost.seconds(
-            self._pages
-        ):  # whatever is hoped for, no more than twice the time is taken
+        # Whatever is hoped for, no more than twice the time of computing is taken.
+        may_go_on = lost_s < cost.seconds(self._pages)
+        more = self._tier.more_pages(self._pages, self._page_bytes, cost, came=came) if may_go_on else 0
+        if more:
             if came >= step.upto:
                 self._from, self._since_s = came, now_s
             choice = LoadChoice.LOAD if more == rest else LoadChoice.TRIAL
