@@ -318,7 +318,7 @@ class WriteBehind:
                 lease.release()
             self._end("gone")
             return
-        payload = lease[0]
+        payload, began_ns = lease[0], self._clock.now_ns()
         try:
             future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
         except BaseException:
@@ -328,7 +328,6 @@ class WriteBehind:
         self._in_batch -= 1
         self._sending[future] = queued
         self._bytes_sending += queued.size
-        began_ns = self._clock.now_ns()
         future.add_done_callback(partial(self._sent, lease, page.key, self._backoff_s, began_ns))
 
     def _has_room(self, size: int) -> bool:
