@@ -138,7 +138,7 @@ def test_choices_come_back(choice: LoadChoice) -> None:
     assert message is not None
     assert decision_from_wire(message) == made
     assert decision_to_wire(None) is None
-    assert cache_pb2.LoadChoice.Name(int(choice)) == f"LOAD_CHOICE_{choice.name}"  # type: ignore[arg-type]
+    assert cache_pb2.LoadChoice.Name(int(choice)) == f"LOAD_CHOICE_{choice.name}"
 
 
 def test_a_choice_of_another_version_is_named() -> None:
