@@ -32,7 +32,6 @@ class L3Admission(StrEnum):
 class PageWorth:
     """What is known of one page when it might be stored, and of the tier. Times in seconds; 0: unknown."""
 
-    page_bytes: int
     uses: int
     """How often it was stored or asked for, this time included."""
     compute_s: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from cachetools import LRUCache
@@ -11,10 +10,7 @@ from kv_policy.admission import L3Admission, PageWorth, ReuseRate, Uses, goes_to
 from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_policy.transfer_estimates import TransferEstimate
 from kv_types.ids import PageKey
-
-_KEYS_KEPT = 65_536
-_PLACED_KEPT = 262_144
-"""Keys whose uses are counted, and instances that are known to be in L3, or on their way."""
+from kv_types.limits import L3_PLACED_REMEMBERED_MAX, L3_USES_COUNTED_MAX
 
 
 class Admission:
@@ -26,11 +22,10 @@ class Admission:
         self.policy = policy
         self._tier = tier
         self.queue_fill = queue_fill
-        self._uses = Uses(_KEYS_KEPT)
-        self._placed: LRUCache[int, None] = LRUCache(_PLACED_KEPT)
+        self._uses = Uses(L3_USES_COUNTED_MAX)
+        self._placed: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
         self._reuse = ReuseRate()
         self._stores = TransferEstimate()
-        self.counts: Counter[str] = Counter()
 
     def admits(self, instance: int, key: PageKey, size: int) -> bool:
         """Whether a page that a client has just stored goes to L3 now."""
@@ -51,9 +46,9 @@ class Admission:
             return False
         return self._goes(uses, size) and self._placed_now(instance)
 
-    def was_lost(self, instance: int) -> bool:
-        """It did not get there: it may be tried again. Returns whether it was on its way."""
-        return self._placed.pop(instance, self) is None
+    def was_lost(self, instance: int) -> None:
+        """It did not get there, and may be tried again."""
+        self._placed.pop(instance, None)
 
     def was_stored(self, size: int, seconds: float, *, beside: int, now_s: float) -> None:
         """One page went to L3 in so long, while `beside` others did."""
@@ -67,7 +62,7 @@ class Admission:
 
     def _goes(self, uses: int, size: int) -> bool:
         worth = PageWorth(
-            page_bytes=size, uses=uses, compute_s=self._tier.compute_s(size),
+            uses=uses, compute_s=self._tier.compute_s(size),
             load_s=self._tier.estimate.seconds(size), store_s=self._stores.seconds(size), queue_fill=self.queue_fill(),
         )  # fmt: skip
         return goes_to_l3(self.policy, worth, reuse=self._reuse.probability)

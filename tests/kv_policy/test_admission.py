@@ -24,7 +24,7 @@ ALWAYS, SECOND_USE, COST = L3Admission
 
 def worth(**changes: Any) -> PageWorth:
     fields: dict[str, Any] = {
-        "page_bytes": 1 << 20, "uses": 1, "compute_s": 0.01, "load_s": 0.001, "store_s": 0.002, "queue_fill": 0.5,
+        "uses": 1, "compute_s": 0.01, "load_s": 0.001, "store_s": 0.002, "queue_fill": 0.5,
     }  # fmt: skip
     return PageWorth(**{**fields, **changes})
 
