@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_policy.admission import (
@@ -29,6 +29,7 @@ def worth(**changes: Any) -> PageWorth:
     return PageWorth(**{**fields, **changes})
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_always_is_always_and_second_use_counts_uses_alone(
     uses: int, compute_s: float, load_s: float, fill: float, reuse: float
@@ -59,6 +60,7 @@ def test_by_cost_a_page_goes_when_it_saves_more_than_it_costs(
     assert goes_to_l3(COST, worth(**changes), reuse=reuse) is goes
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
 def test_more_reuse_never_keeps_a_page_out(less: float, more: float, uses: int) -> None:
     less, more = sorted((less, more))

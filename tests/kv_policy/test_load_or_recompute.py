@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tier_simulation import Scenario, constant, simulate, steps
@@ -28,6 +28,7 @@ def tier_of(bytes_per_s: float, *, latency_s: float = 0.001) -> LoadOrRecompute:
     return tier
 
 
+@settings(deadline=None)
 @given(
     pages=st.integers(1, 300),
     page_bytes=st.integers(4096, 8 * MIB),
@@ -52,6 +53,7 @@ def test_no_other_prefix_is_had_in_less_time(
     assert takes_s(chosen) <= 1.06 * min(takes_s(count) for count in range(pages + 1))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.floats(1e-6, 10), st.floats(0, 1))
 def test_the_cost_of_pages_is_the_sum_of_each(
     start: int, pages: int, first_s: float, growth_s: float

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_policy.transfer_estimates import HALF_LIFE_S, PrefillEstimate, TransferEstimate
@@ -25,6 +25,7 @@ def fed(
             estimate.observe(size, seconds, now_s=0.0)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-5, 0.05), st.floats(1e7, 1e10))
 def test_a_line_is_found(latency_s: float, bytes_per_s: float) -> None:
     estimate = TransferEstimate()
@@ -33,6 +34,7 @@ def test_a_line_is_found(latency_s: float, bytes_per_s: float) -> None:
         assert estimate.seconds(size) == pytest.approx(latency_s + size / bytes_per_s, rel=0.2)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 1 << 36), st.floats(1e-9, 1e4), st.floats(0, 1e6)), min_size=1, max_size=30
@@ -99,6 +101,7 @@ def test_sizes_that_are_alike_leave_open_what_is_latency() -> None:
     assert estimate.seconds_at_best(64 << 20) == estimate.seconds(64 << 20)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e-3), st.floats(0.0, 1 / 4096))
 def test_prefill_is_dense_layers_and_attention(token_s: float, attention: float) -> None:
     """From nothing of attention to as much as all else at position 4096."""

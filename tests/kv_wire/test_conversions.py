@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_types import limits
@@ -117,6 +117,7 @@ def test_checksums_are_xxh3_64_and_do_not_depend_on_the_pieces() -> None:
     assert digest.value == checksum(data) != checksum(data[:-1] + b"\0")
 
 
+@settings(deadline=None)
 @given(st.floats(0.0, 1e9, exclude_min=True), st.floats(0.0, 1e9))
 def test_costs_come_back(first_s: float, growth_s: float) -> None:
     message = cost_to_wire(ComputeCost(first_s, growth_s))
