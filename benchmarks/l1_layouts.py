@@ -12,7 +12,7 @@ import torch
 from benchmarks.timing import Scenario, interleave
 from cache_l1.transfer_contiguous import ContiguousCopies
 from cache_l2 import _native
-from cache_l3.codecs import ZstdPlanes
+from cache_l3.codecs import Planes
 from kv_policy.layout import Layout, LayoutCost, choose_layout
 from kv_types.namespace import AttentionKind, Geometry, KvDtype, Namespace, Rope, Weights
 from kv_types.page_layout import PageLayout
@@ -23,7 +23,6 @@ WIDTH = 64
 LENGTHS = (256, 1024, 4096, 16_384)
 STEPS = (1, 64)
 """Decoding steps over one context for which a layout is chosen."""
-ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Context:
         self.cache = [torch.ones((HEADS, tokens, WIDTH), dtype=torch.bfloat16) for _ in range(2)]
         self.query = torch.randn((HEADS, 1, WIDTH), generator=draw).to(torch.bfloat16)
         self.parts = [part.of(self.pages, torch.bfloat16) for part in self.copies.parts]
-        codec = ZstdPlanes(level=ZSTD_LEVEL)
+        codec = Planes()
         self._codec = codec
         self.packed = [codec.encode(self.pages[number].numpy().data, width=2) for number in self.numbers]
         self._room = np.empty(self.copies.page_bytes, dtype=np.uint8)
@@ -77,7 +76,7 @@ class _Context:
             target.view(HEADS, self.count, PAGE_TOKENS, WIDTH).copy_(pages.transpose(0, 1))
 
     def unpack(self) -> None:
-        """Byte planes and Zstandard, page by page; what got no smaller is copied."""
+        """Planes of numbers, page by page; what got no smaller is copied."""
         for packed, number in zip(self.packed, self.numbers, strict=True):
             if packed is None:
                 np.copyto(self._room, self.pages[number].numpy())
@@ -138,7 +137,7 @@ def measure(*, rounds: int, lengths: Sequence[int] = LENGTHS) -> list[LayoutRow]
             LayoutRow("paged, page by page", tokens, 0.0, took["paged"]),
             LayoutRow("paged, indexed at each step", tokens, 0.0, took["indexed"]),
             LayoutRow("compressed, fp8", tokens, took["expand"], took["attend"]),
-            LayoutRow("compressed, byte planes + zstd", tokens, took["unpack"], took["attend"]),
+            LayoutRow("compressed, planes + zstd", tokens, took["unpack"], took["attend"]),
         ]
     return rows
 

@@ -282,6 +282,10 @@ class Arena:
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""
+    def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
+        """Instances, among `count` entries (1 to 65,536) from `begin` on, that were looked up since they were committed, and the
+        entry to go on from, 0 at the end. Raises ValueError."""
+
     def describe(self, instance: int) -> dict[str, int | bytes] | None:
         """What `find` tells but for access times and leases, with `birth`, `line` and `rests_on` (a line, 0 or 2**64 - 1), of the
         visible page that is this instance; None: it is gone. Looks at no lease."""

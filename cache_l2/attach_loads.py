@@ -15,11 +15,11 @@ from cache_l2.attach_messages import (
     Failed,
     Load,
     LoadedPages,
-    LoadedRow,
     SidecarMessage,
 )
 from kv_types.errors import ProtocolError
 from kv_types.ids import KEY_BYTES, PageKey
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import MissReason
 
 _GRACE_PART = 0.1
@@ -35,10 +35,12 @@ class Wanted(NamedTuple):
     keys: bytes
 
 
-def load_message(rows: Sequence[Wanted], *, deadline_s: float, group: bool) -> Load:
+def load_message(
+    rows: Sequence[Wanted], *, deadline_s: float, group: bool, compute: ComputeCost | None = None
+) -> Load:
     """Return the request for these rows."""
     chains = (ChainToLoad(namespace_number=number, parent=parent, keys=keys) for number, parent, keys in rows)
-    return Load(tuple(chains), math.floor(max(0.0, deadline_s) * 1000), group)
+    return Load(tuple(chains), math.floor(max(0.0, deadline_s) * 1000), group, compute)
 
 
 def with_grace(deadline_s: float) -> float:
@@ -46,8 +48,8 @@ def with_grace(deadline_s: float) -> float:
     return deadline_s + max(_GRACE_PART * deadline_s, _GRACE_S_MIN)
 
 
-def loaded_rows(reply: SidecarMessage, asked: Load) -> tuple[LoadedRow, ...]:
-    """Return the answer to each row. Raises ProtocolError for one that answers something else."""
+def loaded_pages(reply: SidecarMessage, asked: Load) -> LoadedPages:
+    """Return the answer. Raises ProtocolError for one that answers something else."""
     if not isinstance(reply, LoadedPages) or len(reply.rows) != len(asked.rows):
         raise ProtocolError(f"the sidecar answered a load of {len(asked.rows)} chains with {reply!r:.100}")
     for row, chain in zip(reply.rows, asked.rows, strict=True):
@@ -56,7 +58,7 @@ def loaded_rows(reply: SidecarMessage, asked: Load) -> tuple[LoadedRow, ...]:
             raise ProtocolError(f"the sidecar answered a load of {pages} pages with {row}")
         if row.pages < pages and not row.reason:
             raise ProtocolError(f"the sidecar loaded {row.pages} of {pages} pages and says no reason")
-    return reply.rows
+    return reply
 
 
 class LoadTicket:
@@ -67,8 +69,8 @@ class LoadTicket:
         self._call = call
         self._message = message
 
-    def answer(self) -> tuple[LoadedRow, ...] | MissReason | None:
-        """Return the answer to each row, why there is none, or None while it has not come. Does not wait.
+    def answer(self) -> LoadedPages | MissReason | None:
+        """Return the answer, why there is none, or None while it has not come. Does not wait.
 
         Raises ProtocolError.
         """
@@ -82,7 +84,7 @@ class LoadTicket:
             return None
         if isinstance(reply, Failed):
             return MissReason.OVERLOADED
-        return loaded_rows(reply, self._message)
+        return loaded_pages(reply, self._message)
 
     def cancel(self) -> None:
         """Say that nobody wants it any more, without waiting; the answer comes soon, with what there is by then."""

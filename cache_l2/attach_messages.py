@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 
@@ -198,12 +199,14 @@ class ChainToLoad:
 class Load:
     """Ask for pages to be brought from L3 into L2. Answered once, by LoadedPages, when that is done or `deadline_ms` is over.
 
-    With `group` the rows are shards of one tensor-parallel group: no more is brought for one than for all.
+    With `group` the rows are shards of one tensor-parallel group: no more is brought for one than for all. With `compute`, what
+    computing each row's pages takes the worker, no more is brought than that takes longer.
     """
 
     rows: tuple[ChainToLoad, ...]
     deadline_ms: int
     group: bool = False
+    compute: ComputeCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +224,10 @@ class LoadedRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """One entry a row of the Load."""
+    """One entry a row of the Load, and what was chosen between loading and computing where there was something to choose."""
 
     rows: tuple[LoadedRow, ...]
+    decision: LoadDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)

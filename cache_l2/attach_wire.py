@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cache_l2.attach_body import COUNT, Body
+from cache_l2.attach_load_wire import read_load, read_loaded, write_load, write_loaded
 from cache_l2.attach_looked import read_looked, write_looked
 from cache_l2.attach_messages import (
     Abort,
     CancelLoad,
-    ChainToLoad,
     ClientMessage,
     Commit,
     CommittedPages,
@@ -30,7 +30,6 @@ from cache_l2.attach_messages import (
     Hello,
     Load,
     LoadedPages,
-    LoadedRow,
     Looked,
     MessageType,
     Ping,
@@ -63,8 +62,6 @@ from kv_types.limits import (
     CLIENT_NAME_BYTES_MAX,
     FAILURE_CODE_BYTES_MAX,
     FAILURE_TEXT_BYTES_MAX,
-    LOAD_KEYS_MAX,
-    LOAD_ROWS_MAX,
     NAMESPACE_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     TAG_BYTES_MAX,
@@ -73,8 +70,8 @@ from kv_types.limits import (
 from kv_types.validity import EngineMode
 
 MAGIC = b"SKVA"
-PROTOCOL_VERSION = 4
-PROTOCOL_VERSION_MIN = 4
+PROTOCOL_VERSION = 5
+PROTOCOL_VERSION_MIN = 5
 HELLO_DESCRIPTORS = 1
 WELCOME_DESCRIPTORS = 4
 
@@ -86,9 +83,6 @@ _WELCOME = struct.Struct(f"<HII{LIFE_BYTES}sQQQIIQQQB")
 _REGISTERED = struct.Struct(f"<{KEY_BYTES}sIII")
 _RESERVE = struct.Struct(f"<IBqB{KEY_BYTES}sH")
 _COMMIT = struct.Struct(f"<{INCARNATION_BYTES}sQQQQH")
-_LOAD = struct.Struct("<IBH")
-_LOAD_ROW = struct.Struct(f"<IB{KEY_BYTES}sH")
-_LOADED_ROW = struct.Struct("<HHBH")
 _LENGTH = struct.Struct("<I")
 _PONG = struct.Struct("<Q")
 
@@ -221,28 +215,6 @@ def _write_commit(message: Commit) -> bytes:
 
 def _write_committed(message: CommittedPages) -> bytes:
     return COUNT.pack(_batch(len(message.statuses))) + message.statuses + message.reasons
-
-
-def _write_load(message: Load) -> bytes:
-    if len(message.rows) > LOAD_ROWS_MAX:
-        raise LimitExceededError(f"a load of {len(message.rows)} chains exceeds {LOAD_ROWS_MAX}: split it")
-    rows = b"".join(_chain_to_load(row) for row in message.rows)
-    pages = sum(len(row.keys) for row in message.rows) // KEY_BYTES
-    if pages > LOAD_KEYS_MAX:
-        raise LimitExceededError(f"a load of {pages} pages exceeds {LOAD_KEYS_MAX}: split it")
-    return _LOAD.pack(message.deadline_ms, message.group, len(message.rows)) + rows
-
-
-def _chain_to_load(row: ChainToLoad) -> bytes:
-    has_parent, parent = row.parent is not None, row.parent or bytes(KEY_BYTES)
-    return _LOAD_ROW.pack(row.namespace_number, has_parent, parent, _pages_of(row.keys)) + row.keys
-
-
-def _write_loaded(message: LoadedPages) -> bytes:
-    if len(message.rows) > LOAD_ROWS_MAX:
-        raise LimitExceededError(f"an answer to {len(message.rows)} chains exceeds {LOAD_ROWS_MAX}")
-    rows = [_LOADED_ROW.pack(row.pages, row.from_l3, row.reason, row.pending) for row in message.rows]
-    return COUNT.pack(len(rows)) + b"".join(rows)
 
 
 def _write_failed(message: Failed) -> bytes:
@@ -382,33 +354,6 @@ def _read_committed(body: Body) -> CommittedPages:
     return CommittedPages(bytes(body.take(count)), bytes(body.take(count)))
 
 
-def _read_load(body: Body) -> Load:
-    deadline_ms, group, count = body.unpack(_LOAD)
-    if count > LOAD_ROWS_MAX:
-        raise ProtocolError(f"a load of {count} chains exceeds {LOAD_ROWS_MAX}")
-    rows = tuple(_read_chain_to_load(body) for _ in range(count))
-    pages = sum(len(row.keys) for row in rows) // KEY_BYTES
-    if pages > LOAD_KEYS_MAX:
-        raise ProtocolError(f"a load of {pages} pages exceeds {LOAD_KEYS_MAX}")
-    return Load(rows, deadline_ms, _flag(group))
-
-
-def _read_chain_to_load(body: Body) -> ChainToLoad:
-    number, has_parent, parent, count = _LOAD_ROW.unpack(body.take(_LOAD_ROW.size))
-    if not _flag(has_parent) and any(parent):
-        raise ProtocolError("a chain to load has a parent that its flag denies")
-    return ChainToLoad(
-        namespace_number=number,
-        parent=PageKey(parent) if has_parent else None,
-        keys=bytes(body.take(count * KEY_BYTES)),
-    )
-
-
-def _read_loaded(body: Body) -> LoadedPages:
-    count = body.counted(COUNT, LOAD_ROWS_MAX, "chains of one answer")
-    return LoadedPages(tuple(LoadedRow(*body.unpack(_LOADED_ROW)) for _ in range(count)))
-
-
 def _flag(value: int) -> bool:
     if value > 1:
         raise ProtocolError(f"a flag of {value} is neither 0 nor 1")
@@ -441,8 +386,8 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     Commit: (MessageType.COMMIT, _write_commit),
     CommittedPages: (MessageType.COMMITTED, _write_committed),
     Abort: (MessageType.ABORT, lambda message: _numbers(message.reservations)),
-    Load: (MessageType.LOAD, _write_load),
-    LoadedPages: (MessageType.LOADED, _write_loaded),
+    Load: (MessageType.LOAD, write_load),
+    LoadedPages: (MessageType.LOADED, write_loaded),
     CancelLoad: (MessageType.CANCEL_LOAD, lambda message: _LENGTH.pack(message.request)),
     Looked: (MessageType.LOOKED, write_looked),
     Detach: (MessageType.DETACH, _write_nothing),
@@ -458,7 +403,7 @@ _CLIENT_READERS: dict[int, Callable[[Body], ClientMessage]] = {
     MessageType.RESERVE: _read_reserve,
     MessageType.COMMIT: _read_commit,
     MessageType.ABORT: lambda body: Abort(_read_numbers(body)),
-    MessageType.LOAD: _read_load,
+    MessageType.LOAD: read_load,
     MessageType.CANCEL_LOAD: lambda body: CancelLoad(body.unpack(_LENGTH)[0]),
     MessageType.LOOKED: read_looked,
     MessageType.DETACH: lambda body: Detach(),
@@ -470,7 +415,7 @@ _SIDECAR_READERS: dict[int, Callable[[Body], SidecarMessage]] = {
     MessageType.REGISTERED: _read_registered,
     MessageType.RESERVED: _read_reserved,
     MessageType.COMMITTED: _read_committed,
-    MessageType.LOADED: _read_loaded,
+    MessageType.LOADED: read_loaded,
     MessageType.DONE: lambda body: Done(),
     MessageType.PONG: _read_pong,
     MessageType.FAILED: _read_failed,

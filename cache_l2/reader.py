@@ -7,7 +7,6 @@ what only the sidecar may do. Nothing here raises because a sidecar is slow, gon
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import NamedTuple
 from cache_l2._native import Reader
 from cache_l2.attach_channel import AttachChannel, ConnectionBroken, DeadlinePassed
 from cache_l2.attach_handshake import decline, shake_hands
-from cache_l2.attach_loads import LoadTicket, Wanted, cancel_load, load_message, loaded_rows, with_grace
+from cache_l2.attach_loads import LoadTicket, Wanted, cancel_load, load_message, loaded_pages, with_grace
 from cache_l2.attach_messages import (
     Abort,
     ClientMessage,
@@ -26,7 +25,7 @@ from cache_l2.attach_messages import (
     Detach,
     Failed,
     Load,
-    LoadedRow,
+    LoadedPages,
     Looked,
     Ping,
     Pong,
@@ -39,6 +38,7 @@ from cache_l2.attach_messages import (
     Welcome,
 )
 from cache_l2.attach_peer import AttachPeer
+from cache_l2.departures import Departures
 from kv_types.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -54,7 +54,8 @@ from kv_types.errors import (
     UnknownNamespaceError,
 )
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
-from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
+from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import (
     STORED,
     Known,
@@ -305,15 +306,21 @@ class AttachedArena:
             self._call(Abort(tuple(ids[begin : begin + BATCH_PAGES_MAX])), deadline_s)
 
     def load(
-        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
-    ) -> tuple[LoadedRow, ...] | MissReason:
+        self,
+        rows: Sequence[Wanted],
+        *,
+        deadline_s: float,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> LoadedPages | MissReason:
         """Have the sidecar bring what L2 lacks of these rows, and wait for it; one answer a row, or why there is none.
 
         They have LOAD_ROWS_MAX rows and LOAD_KEYS_MAX pages in all at most. `group`: they are shards of one tensor-parallel
-        group, and no more is brought for one than for all. The sidecar stops at `deadline_s` and tells what came; a tenth
-        more, 10 ms at least, is waited for its answer. Raises LimitExceededError, OverloadedError, ClosedError.
+        group, and no more is brought for one than for all. `compute`: what their pages take to compute, or all is brought. The
+        sidecar stops at `deadline_s` and tells what came; a tenth more, 10 ms at least, is waited for its answer. Raises
+        LimitExceededError, OverloadedError, ClosedError.
         """
-        message = load_message(rows, deadline_s=deadline_s, group=group)
+        message = load_message(rows, deadline_s=deadline_s, group=group, compute=compute)
         request = self._channel.draw_request()
         try:
             reply = self._call(message, with_grace(deadline_s), request=request)
@@ -327,12 +334,17 @@ class AttachedArena:
         return self._checked_rows(reply, message)
 
     def begin_load(
-        self, rows: Sequence[Wanted], *, deadline_s: float, group: bool = False
+        self,
+        rows: Sequence[Wanted],
+        *,
+        deadline_s: float,
+        group: bool = False,
+        compute: ComputeCost | None = None,
     ) -> LoadTicket | MissReason:
         """Ask as `load` does and wait for nothing; or say why that can't be asked now. Raises LimitExceededError, ClosedError."""
         if self._closed or self._forked:
             raise self._closed_error()
-        message = load_message(rows, deadline_s=deadline_s, group=group)
+        message = load_message(rows, deadline_s=deadline_s, group=group, compute=compute)
         try:
             return LoadTicket(self._channel, self._channel.post(message), message)
         except DeadlinePassed:
@@ -382,9 +394,9 @@ class AttachedArena:
     ) -> None:
         self.close()
 
-    def _checked_rows(self, reply: SidecarMessage, message: Load) -> tuple[LoadedRow, ...]:
+    def _checked_rows(self, reply: SidecarMessage, message: Load) -> LoadedPages:
         try:
-            return loaded_rows(reply, message)
+            return loaded_pages(reply, message)
         except ProtocolError:
             self._channel.close()
             raise
@@ -447,43 +459,13 @@ def _outcome(status: int, reason: int) -> PutOutcome:
         raise ProtocolError(f"the sidecar answered status {status}, reason {reason}: {error}") from error
 
 
-class _Departure(NamedTuple):
-    path: str
-    attachment: int
-    reader: Reader
-
-
-class _Departures:
-    """Closed attachments of this process whose sidecars may still keep a row for them. Thread-safe; bounded."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[_Departure] = []
-
-    def add(self, path: str, attachment: int, reader: Reader) -> None:
-        """Remember one; the oldest makes room, its row then lasts as long as this process."""
-        with self._lock:
-            self._waiting.append(_Departure(path, attachment, reader))
-            del self._waiting[:-ATTACHMENTS_GONE_MAX]
-
-    def gone(self, path: str) -> tuple[int, ...]:
-        """Those of one socket path that are unmapped by now."""
-        with self._lock:
-            return tuple(one.attachment for one in self._waiting if one.path == path and one.reader.close())
-
-    def forget(self, attachments: tuple[int, ...]) -> None:
-        """Their sidecar was told, or is no more."""
-        with self._lock:
-            self._waiting = [one for one in self._waiting if one.attachment not in attachments]
-
-
-_departures = _Departures()
+_departures = Departures()
 _attachments: weakref.WeakSet[AttachedArena] = weakref.WeakSet()
 
 
 def _abandon_all_in_child() -> None:
     global _departures  # noqa: PLW0603  (they are the parent's to tell)
-    _departures = _Departures()
+    _departures = Departures()
     for attachment in list(_attachments):
         attachment._abandon_in_child()
 

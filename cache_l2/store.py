@@ -162,6 +162,13 @@ class ArenaStore(PageIntake):
         self._reader.close()
         self._arena.close()
 
+    def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
+        """Instances that were looked up since they were stored, among `count` entries from `begin` on, and where to go on.
+
+        0: that was the end. What is found may be gone by now. Raises ValueError for a count beyond 65,536.
+        """
+        return self._arena.used_pages(begin=begin, count=count)
+
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""
         self._arena.check_invariants()

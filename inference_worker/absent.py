@@ -45,6 +45,15 @@ class AbsentPages:
         self._count(wanted, start, found)
         return empty_lease(found)
 
+    def lease_left(self, keys: Keys, start: int, missed: MissReason) -> PageLease:
+        """Lease when the pages are in reach, else return an empty lease."""
+        wanted = pages_after(keys, start)
+        found = self._acquire(self._namespace, Deadline(0.0))
+        if not isinstance(found, MissReason):
+            return found.lease_left(keys, start, missed)
+        self._count(wanted, start, found)
+        return empty_lease(found)
+
     def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
         """Lease when the pages are in reach, else return an empty lease."""
         pages_after(keys, start)

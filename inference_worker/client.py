@@ -33,7 +33,7 @@ from kv_types.ids import Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.numbers import check_integer, check_word
-from kv_types.outcomes import LookUpOutcome, PutOutcome, Refused, RefuseReason
+from kv_types.outcomes import LookUpOutcome, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.page_keys import Keys
 
 __all__ = ["Announced", "Client", "ClientSettings", "PageLease", "Prefetch", "RegisteredNamespace", "Request"]
@@ -129,6 +129,7 @@ class Client:
         start: int = 0,
         deadline_s: float | None = None,
         counted: bool = True,
+        missed: MissReason = MissReason.ABSENT,
     ) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; read-only views, no copy. Release it soon.
 
@@ -137,8 +138,9 @@ class Client:
         somebody here has just put, for 20 ms at most).
         Over gRPC the pages are fetched into memory of the worker, within the same time. Without `counted` this is part of a
         look-up that another process has made and counted: no account changes, and only this node's pages are pinned, as with
-        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC. Raises
-        InvalidArgumentError, LimitExceededError, ClosedError.
+        `deadline_s` 0, which then bounds calls to the sidecar alone: to make a new namespace known, and those over gRPC.
+        `missed`: with `deadline_s` 0, why what is absent was not brought, as the caller knows of a prefetch
+        (COMPUTE_IS_FASTER). Raises InvalidArgumentError, LimitExceededError, ClosedError.
         """
         try:
             is_own = namespace.owner is self._link
@@ -149,6 +151,8 @@ class Client:
         deadline = None if deadline_s is None else Deadline(deadline_s)
         if not counted:
             return namespace.pages.lease_uncounted(keys, start, deadline)
+        if missed is MissReason.COMPUTE_IS_FASTER and deadline_s == 0:
+            return namespace.pages.lease_left(keys, start, missed)
         return namespace.pages.lease(keys, start, deadline)
 
     def get(
@@ -288,6 +292,13 @@ class Client:
         if not wanted or namespace.uncacheable is not None:
             return None
         return self._link.prefetch(namespace, packed, deadline_s=within_s)
+
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        """Tell that this worker computed so many tokens of prompts, behind `start` others of theirs, in so long.
+
+        By that, and by how fast L3 is, the sidecar decides how far a prefix is loaded. Raises InvalidArgumentError.
+        """
+        self._link.prefill.observe(tokens, start=start, seconds=seconds)
 
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kv_types.errors import ClosedError
 from kv_types.ids import NO_LIFE, LifeId
+from kv_types.loading import LoadDecision
 from kv_types.outcomes import MissReason
 from kv_types.validity import UNKNOWN_INSTANCE, Instances
 
@@ -68,9 +69,13 @@ class PageLease:
     and in a process forked after it was taken; an exported view must not be touched in such a process at all.
     """
 
-    __slots__ = ("_held", "_home", "_pages_l3")
+    __slots__ = ("_held", "_home", "_pages_l3", "load")
 
-    def __init__(self, held: HeldPages, home: Home, pages_l3: int = 0) -> None:
+    def __init__(
+        self, held: HeldPages, home: Home, pages_l3: int = 0, load: LoadDecision | None = None
+    ) -> None:
+        self.load = load
+        """What was chosen between loading and computing, where L3 was asked and had something."""
         self._held = held
         self._home = home
         self._pages_l3 = pages_l3

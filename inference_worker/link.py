@@ -19,6 +19,7 @@ from inference_worker.local import LocalArena
 from inference_worker.namespaces import Pages, RegisteredNamespace, page_bytes_of
 from inference_worker.outlived import OutlivedHeader
 from inference_worker.prefetch import Prefetch
+from inference_worker.prefill_speed import PrefillSpeed
 from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
 from inference_worker.settings import ClientSettings
@@ -88,8 +89,9 @@ class Link:
         self.arena: LocalArena | None = None
         self.outlived: OutlivedHeader | None = None
         self._leaving: list[LocalArena] = []
-        self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings)
-        self.loads = LoadCounts()
+        self.prefill = PrefillSpeed(self.settings.prefill_tokens_per_s)
+        self.loads = LoadCounts(self.prefill)
+        self.remote = RemoteSidecar(self.endpoint.grpc_target, self.settings, prefill=self.prefill)
         self._weights = WeightsWatch(ClientValidity(self), self._read_versions, wake=self._poke)
         self._refresh_from_s = 0.0
 
@@ -207,8 +209,9 @@ class Link:
         resident = arena.resident(number, packed)
         if resident == pages:
             return None
+        tokens = namespace.identified.page_tokens
         return self.remote.prefetches.ask(
-            lambda: loader.begin(number, packed, resident, deadline_s=deadline_s)
+            lambda: loader.begin(number, packed, resident, deadline_s=deadline_s, page_tokens=tokens)
         )
 
     def stage_group(
@@ -220,7 +223,10 @@ class Link:
             return None
         numbered = [(arena.number_of(namespace), packed) for namespace, packed in shards]
         known = [(number, packed) for number, packed in numbered if number is not None]
-        return arena.loader.stage_group(known, first, deadline) if len(known) == len(shards) else None
+        if len(known) < len(shards):
+            return None
+        tokens = shards[0][0].identified.page_tokens
+        return arena.loader.stage_group(known, first, deadline, page_tokens=tokens)
 
     def stamp(self, deadline: Deadline) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told. Raises ClosedError."""

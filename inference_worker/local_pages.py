@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache_l2._native import Lease
@@ -21,7 +22,18 @@ from inference_worker.settings import ClientSettings
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import KEY_BYTES, LogIncarnation, Stamp
 from kv_types.limits import OUTCOMES_SHARED_MAX
-from kv_types.outcomes import KNOWN, Hit, LookUpOutcome, Miss, MissReason, PutOutcome, RefuseReason, Tier
+from kv_types.loading import LoadDecision
+from kv_types.outcomes import (
+    KNOWN,
+    Hit,
+    LookUpOutcome,
+    Miss,
+    MissReason,
+    Pending,
+    PutOutcome,
+    RefuseReason,
+    Tier,
+)
 from kv_types.page_keys import Keys
 from kv_types.validity import NO_INSTANCE
 
@@ -123,6 +135,23 @@ class LocalPages:
         if reused is not None:
             self._note_leased(reused, keys, start, held)
         return PageLease(held, self._arena)
+
+    def lease_left(self, keys: Keys, start: int, missed: MissReason) -> PageLease:
+        """Pin what is here of keys[start:] and ask for nothing: the caller knows why the rest was not brought."""
+        packed, _ = packed_chain(keys, start)
+        try:
+            held = self._take(self._counter, packed, namespace=self._number, start=start, may_load=True)
+            if held.reason != MissReason.ABSENT:
+                return PageLease(held, self._arena)
+            try:
+                done = self._reader.complete_lease(
+                    self._counter, packed, namespace=self._number, start=start, reason=missed, may_await=False
+                )
+            finally:
+                held.release()
+        except ValueError as error:
+            return self._elsewhere(error).lease_left(packed, start, missed)
+        return PageLease(done, self._arena)
 
     def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
         """Pin the longest servable prefix of keys[start:]; another process has counted its look-up."""
@@ -235,15 +264,16 @@ class LocalPages:
         )
         if self._reader.recording:
             self._tell_look_up(keys)
-        got, pages_l3 = _Got(pages, reason, last, words), 0
+        got, pages_l3, decision = _Got(pages, reason, last, words), 0, None
         if may_load and reason == MissReason.ABSENT:
-            pages, reason, last, pages_l3 = self._load_and_get(
+            pages, reason, last, pages_l3, decision = self._load_and_get(
                 keys, destinations, start, got, deadline, reused
             )
         if reused is not None and pages:
             packed, _ = packed_chain(keys, start)
             self._note_copied(reused, packed, start, got, pages=pages, last=last)
-        return outcome_of((pages, reason)) if not pages_l3 else _outcome_with_l3(pages, reason, pages_l3)
+        found = outcome_of((pages, reason)) if not pages_l3 else _outcome_with_l3(pages, reason, pages_l3)
+        return found if decision is None or isinstance(found, Pending) else replace(found, load=decision)
 
     def _tell_look_up(self, keys: Keys) -> None:
         """Tell of a counted look-up, which is being recorded; never waits."""
@@ -274,7 +304,7 @@ class LocalPages:
         if reused is not None:
             reused.pages_l3 += pages_l3
             self._note_leased(reused, packed, start, done)
-        return PageLease(done, self._arena, pages_l3)
+        return PageLease(done, self._arena, pages_l3, staged.decision)
 
     def _load_and_get(
         self,
@@ -284,8 +314,8 @@ class LocalPages:
         got: _Got,
         deadline: Deadline,
         reused: ReusedPages | None,
-    ) -> tuple[int, int, int, int]:
-        """Have the rest brought and copy it behind what was copied: pages, reason, last instance, pages from L3.
+    ) -> tuple[int, int, int, int, LoadDecision | None]:
+        """Have the rest brought and copy it behind what was copied: pages, reason, last instance, pages from L3, what was chosen.
 
         Raises ValueError as the reader does.
         """
@@ -314,7 +344,7 @@ class LocalPages:
         pages_l3 = _pages_from(staged.l3_from, start + got.pages, more)
         if reused is not None:
             reused.pages_l3 += pages_l3
-        return pages, reason, last if more else got.last, pages_l3
+        return pages, reason, last if more else got.last, pages_l3, staged.decision
 
     def _stage(
         self, packed: bytes, start: int, found: int, deadline: Deadline, reused: ReusedPages | None
@@ -327,7 +357,8 @@ class LocalPages:
             if start and not found:
                 # what the caller's L1 has may be gone here, and a page can stand on its parent only
                 first = self._reader.match(packed[: start * KEY_BYTES], namespace=self._number)[0]
-            return self._loader.stage(self._number, packed, first, deadline)
+            tokens = self._namespace.identified.page_tokens
+            return self._loader.stage(self._number, packed, first, deadline, page_tokens=tokens)
         except BaseException:
             with contextlib.suppress(ValueError):
                 self._reader.complete(

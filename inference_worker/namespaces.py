@@ -82,6 +82,10 @@ class Pages(Protocol):
         """Pin the longest servable prefix of keys[start:]; `deadline` None is the client's usual one."""
         ...
 
+    def lease_left(self, keys: Keys, start: int, missed: MissReason) -> PageLease:
+        """Pin what L2 has of keys[start:], and wait for nothing; what is absent misses for the reason `missed`."""
+        ...
+
     def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
         """Pin what L2 has of keys[start:], a look-up that somebody else has counted; nothing is loaded for it."""
         ...

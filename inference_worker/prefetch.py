@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,9 +10,11 @@ from typing import Any, Protocol
 import grpc
 
 from cache_l2.attach_loads import LoadTicket
+from cache_l2.attach_messages import LoadedPages
 from inference_worker.deadlines import Deadline
 from inference_worker.forking import GATE
 from kv_types.errors import ProtocolError
+from kv_types.loading import LoadDecision
 from kv_types.outcomes import MissReason
 from kv_wire.channel import CacheCalls
 from kv_wire.gen import cache_pb2
@@ -23,6 +26,11 @@ class Prefetch(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes of it. Does not wait."""
+        ...
+
+    @property
+    def load(self) -> LoadDecision | None:
+        """What was chosen between loading and computing, once it is over and where that can be told."""
         ...
 
     def cancel(self) -> None:
@@ -41,6 +49,14 @@ class LocalPrefetch:
     def is_over(self) -> bool:
         """See Prefetch."""
         return self.failed is not None
+
+    @property
+    def load(self) -> LoadDecision | None:
+        """See Prefetch."""
+        with contextlib.suppress(ProtocolError):
+            answer = self._ticket.answer()
+            return answer.decision if isinstance(answer, LoadedPages) else None
+        return None
 
     @property
     def failed(self) -> bool | None:
@@ -66,6 +82,9 @@ class RemotePrefetch:
         self._call: grpc.Future[Any] | None = None
         self._is_cancelled = False
         self._is_over = False
+
+    load = None
+    """See Prefetch; it is not told."""
 
     @property
     def is_over(self) -> bool:

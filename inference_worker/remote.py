@@ -16,6 +16,7 @@ from inference_worker.forking import GATE
 from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
 from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
 from inference_worker.prefetch import Prefetches, RemotePrefetch
+from inference_worker.prefill_speed import PrefillSpeed
 from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
@@ -44,7 +45,14 @@ from kv_types.outcomes import (
 from kv_types.page_keys import Keys
 from kv_types.validity import UNKNOWN_INSTANCE
 from kv_wire.channel import CacheCalls, open_channel
-from kv_wire.conversions import put_from_wire, row_from_wire, stamp_from_wire, stamp_to_wire, ttl_to_wire
+from kv_wire.conversions import (
+    cost_to_wire,
+    put_from_wire,
+    row_from_wire,
+    stamp_from_wire,
+    stamp_to_wire,
+    ttl_to_wire,
+)
 from kv_wire.gen import cache_pb2
 from kv_wire.status import from_rpc_error, miss_reason, refuse_reason
 
@@ -54,7 +62,8 @@ _Result = TypeVar("_Result")
 class RemoteSidecar:
     """The gRPC side of one sidecar endpoint; opened at the first call. Thread-safe, of one process."""
 
-    def __init__(self, target: str, settings: ClientSettings) -> None:
+    def __init__(self, target: str, settings: ClientSettings, *, prefill: PrefillSpeed | None = None) -> None:
+        prefill = PrefillSpeed(settings.prefill_tokens_per_s) if prefill is None else prefill
         self._target = target
         self._lock = threading.RLock()  # a close may come from a finaliser on the thread that holds it
         self._channel: grpc.Channel | None = None
@@ -65,6 +74,7 @@ class RemoteSidecar:
         self.life: bytes | None = None
         self.reconnects = 0
         self.last_error = ""
+        self.prefill = prefill
         self.prefetches = Prefetches(in_flight_max=settings.prefetches_in_flight_max)
 
     @contextlib.contextmanager
@@ -118,7 +128,10 @@ class RemoteSidecar:
             canonical=namespace.identified.canonical, page_bytes=namespace.page_bytes
         )
         look_up = cache_pb2.LookUpRequest(
-            namespace_id=namespace.id, rows=[cache_pb2.Chain(keys=packed)], prefetch=True
+            namespace_id=namespace.id,
+            rows=[cache_pb2.Chain(keys=packed)],
+            prefetch=True,
+            compute=cost_to_wire(self.prefill.cost(namespace.identified.page_tokens, 0)),
         )
         return self.prefetches.send(calls, register, look_up, deadline_s=deadline_s)
 
@@ -203,6 +216,11 @@ class RemotePages:
         self._count(wanted, start, pages, reason, pages_l3)
         self._note_found(reused, packed, start, pages, receiver, pages_l3)
         return _owned(receiver, pages, reason, pages_l3)
+
+    def lease_left(self, keys: Keys, start: int, missed: MissReason) -> PageLease:
+        """A call without time reaches nobody, whatever was missed before."""
+        del missed
+        return self.lease(keys, start, Deadline(0.0))
 
     def lease_uncounted(self, keys: Keys, start: int, deadline: Deadline | None) -> PageLease:
         """Fetch what the sidecar has at hand of keys[start:]: no more is asked for, or it would load the rest."""
@@ -307,7 +325,10 @@ class RemotePages:
         self, packed: bytes, start: int, receiver: PageReceiver, deadline: Deadline
     ) -> LookUpOutcome:
         request = cache_pb2.GetRequest(
-            namespace_id=self._namespace.id, chain=cache_pb2.Chain(keys=packed), start=start
+            namespace_id=self._namespace.id,
+            chain=cache_pb2.Chain(keys=packed),
+            start=start,
+            compute=cost_to_wire(self._sidecar.prefill.cost(self._namespace.identified.page_tokens, 0)),
         )
 
         def attempt() -> LookUpOutcome:

@@ -15,7 +15,7 @@ from kv_types.limits import (
     PREFETCHES_IN_FLIGHT_MAX,
     REATTACH_S_DEFAULT,
 )
-from kv_types.numbers import check_integer, check_seconds
+from kv_types.numbers import check_integer, check_rate, check_seconds
 from kv_types.validity import EngineMode
 
 RegisterMemory = Callable[[int, int], Callable[[], None]]
@@ -34,9 +34,11 @@ class ClientSettings:
     wait_for_reconnect: let calls wait, within their own deadline, for a reconnection; False answers unreachable at
     once. reattach_s: how often a client that was refused shared memory, and uses gRPC instead, asks again.
     copy_lease_s: how long one copying get may take before its pages may be taken away. prefetches_in_flight_max:
-    more are dropped and counted. engine: what this client is if it has an index of its own that serves without asking
-    the header each time: invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its
-    own freshness has run out). It uses shared memory alone, since over gRPC no invalidation would reach it.
+    more are dropped and counted. prefill_tokens_per_s: how many tokens of a prompt this worker computes in a second, by
+    which pages of L3 are loaded or left to be computed; 0: as its connector measures it, and all are loaded while that is
+    unknown. engine: what this client is if it has an index of its own that serves without asking the header each time:
+    invalidations are acknowledged only when it has applied them (KEEP: or has ended; DROP: or its own freshness has run
+    out). It uses shared memory alone, since over gRPC no invalidation would reach it.
     register_memory: lets a device reach the arena's pages by itself, for as long as this client is attached.
     """
 
@@ -50,6 +52,7 @@ class ClientSettings:
     reattach_s: float = REATTACH_S_DEFAULT
     copy_lease_s: float = COPY_LEASE_S_DEFAULT
     prefetches_in_flight_max: int = 8
+    prefill_tokens_per_s: float = 0.0
     engine: EngineMode = EngineMode.NONE
     register_memory: RegisterMemory | None = None
 
@@ -63,6 +66,7 @@ class ClientSettings:
         check_integer(
             self.prefetches_in_flight_max, "prefetches_in_flight_max", low=0, high=PREFETCHES_IN_FLIGHT_MAX
         )
+        check_rate(self.prefill_tokens_per_s, "prefill_tokens_per_s")
         if not isinstance(self.engine, EngineMode):
             raise ConfigError(f"engine is an EngineMode; got {self.engine!r}")
         if self.engine is not EngineMode.NONE and not self.shared_memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
@@ -11,7 +12,7 @@ from inference_worker.namespaces import RegisteredNamespace
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import LOAD_ROWS_MAX
-from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Tier
+from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Pending, Tier
 from kv_types.page_keys import Keys
 
 Shard = tuple[RegisteredNamespace, bytes]
@@ -51,7 +52,8 @@ def match_shards(link: Link, shards: Sequence[Shard], deadline: Deadline) -> Loo
     if ended_by is MissReason.ABSENT:
         ended_by = staged.reason or ended_by
     came = max(0, now - found) if staged.l3_from is not None else 0
-    return _outcome(now, ended_by, pages_l3=came)
+    outcome = _outcome(now, ended_by, pages_l3=came)
+    return outcome if isinstance(outcome, Pending) else replace(outcome, load=staged.decision)
 
 
 def _common(shards: Sequence[Shard]) -> tuple[int, MissReason]:

@@ -8,7 +8,7 @@ from kv_types.errors import ProtocolError
 from kv_types.outcomes import Hit, LookUpOutcome, Miss, MissReason, Tier
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE
 from kv_wire.checksum import checksum
-from kv_wire.conversions import miss_reason_from_wire
+from kv_wire.conversions import decision_from_wire, miss_reason_from_wire
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, GetPart, encode_put_request, plan_chunks
 
@@ -52,6 +52,7 @@ class PageReceiver:
         """What arrived whole. Raises ProtocolError when the stream ended without a trailer."""
         if self._header is None or self._trailer is None:
             raise ProtocolError("a Get ended without its trailer")
+        load = decision_from_wire(self._header.load) if self._header.HasField("load") else None
         pages = min(self._trailer.pages, self._whole)
         ended_by = miss_reason_from_wire(self._trailer.ended_by)
         if self._corrupt_at is not None and self._corrupt_at < self._trailer.pages:
@@ -59,9 +60,9 @@ class PageReceiver:
         elif pages < self._trailer.pages:
             raise ProtocolError(f"a Get promised {self._trailer.pages} pages and sent {pages}")
         if not pages:
-            return Miss(ended_by if ended_by is not MissReason.NONE else MissReason.ABSENT)
+            return Miss(ended_by if ended_by is not MissReason.NONE else MissReason.ABSENT, load)
         pages_l3 = max(0, pages - (self._header.pages - min(self._header.pages, self._header.pages_l3)))
-        return Hit(pages, Tier.L3 if pages_l3 else Tier.L2, ended_by, pages_l3)
+        return Hit(pages, Tier.L3 if pages_l3 else Tier.L2, ended_by, pages_l3, load)
 
     def instance(self, pages: int) -> int:
         """Instance of the last of `pages` pages: the sidecar names only that of the last one that it sent."""

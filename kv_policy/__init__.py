@@ -1,1 +1,1 @@
-"""Pure decisions shared by tiers: eviction now; admission and load-or-recompute later."""
+"""Pure decisions shared by tiers: eviction, grants, admission, and load or recompute."""

@@ -318,6 +318,9 @@ L3_KEPT_PAGES_MAX = 65_536
 """How long, and of how many pages, it is remembered at most that L3 has them: what stands on them is stored without asking."""
 L3_RESTORED_PAGES_MAX = 64
 """Ancestors of one page that are stored again at a time because L3 has lost them."""
+L3_USES_COUNTED_MAX = 65_536
+L3_PLACED_REMEMBERED_MAX = 262_144
+"""Pages whose uses are counted for their admission to L3, and pages that are known to have gone there."""
 L3_REPORT_S = 1.0
 """How often a sidecar looks at its servers of L3, to say in its log what has changed."""
 L3_DRAIN_FRACTION = 0.5
@@ -454,15 +457,11 @@ assert LOOK_UP_ROWS_MAX * 4 <= REUSED_RUNS_MAX, (
 assert POSTS_PER_TURN >= GRANTS_PER_CLIENT_MAX, "a turn must carry out all that one client has posted"
 assert BATCH_PAGES_MAX <= RESERVATIONS_PER_CLIENT_MAX, "one batch must fit a client's quota"
 assert BATCH_PAGES_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full batch must fit one attach message"
-assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, (
-    "a full load must fit one attach message"
-)
+assert LOAD_KEYS_MAX * 32 + LOAD_ROWS_MAX * 64 < ATTACH_MESSAGE_BYTES_MAX, "a full load must fit a message"
 assert LOAD_KEYS_MAX <= LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX <= L3_PAGES_WANTED_MAX // 2, (
     "one load must fit a client's share, and another client's loads beside it"
 )
-assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, (
-    "prefetches must leave room for look-ups' loads"
-)
+assert PREFETCHES_IN_FLIGHT_MAX < LOADS_IN_FLIGHT_PER_CLIENT_MAX, "prefetches leave look-ups' loads room"
 assert LOADS_IN_FLIGHT_PER_CLIENT_MAX < REQUESTS_IN_FLIGHT_PER_CLIENT_MAX, "loads must leave room for puts"
 assert GRPC_CHUNK_BYTES * 2 <= GRPC_MESSAGE_BYTES_MAX, "a chunk and its envelope must fit one gRPC message"
 assert ARENA_PAGES_MAX < 1 << 30, "a lease must be able to name a whole chain"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kv_types.errors import InvalidArgumentError
 
 
@@ -25,3 +27,9 @@ def check_seconds(value: float, what: str, *, most: float, may_be_0: bool = Fals
     if not 0 <= value <= most or (value == 0 and not may_be_0):
         bounds = f"between 0 and {most:g}" if may_be_0 else f"above 0 and at most {most:g}"
         raise InvalidArgumentError(f"{what} must be {bounds} seconds; got {value}")
+
+
+def check_rate(value: float, what: str) -> None:
+    """Raise InvalidArgumentError unless `value` is a finite number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidArgumentError(f"{what} must be a number, 0 or more; got {value!r}")

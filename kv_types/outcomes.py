@@ -5,8 +5,10 @@ The numbers are part of the shared-memory contract and of the gRPC schema; they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from kv_types.loading import LoadDecision
 
 
 class Tier(IntEnum):
@@ -56,6 +58,8 @@ class MissReason(IntEnum):
     """The shared store is down, too slow, or shed by its breaker."""
     NO_ROOM = 17
     """L2 has no place that could be given to what L3 has."""
+    COMPUTE_IS_FASTER = 18
+    """Loading the page from L3 would take longer than computing it."""
 
 
 class PutStatus(IntEnum):
@@ -108,20 +112,23 @@ class RefuseReason(IntEnum):
 class Hit:
     """The longest prefix of valid pages: `pages` of those asked for, and why it ended there.
 
-    `tier` is where its last page was found. The last `pages_l3` were brought from L3 for this very look-up.
+    `tier` is where its last page was found. The last `pages_l3` were brought from L3 for this very look-up. `load` is what was
+    chosen between loading and computing, where L3 was asked and had something; it makes no outcome unequal.
     """
 
     pages: int
     tier: Tier
     ended_by: MissReason = MissReason.NONE
     pages_l3: int = 0
+    load: LoadDecision | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """No page is served, and why."""
+    """No page is served, and why; `load` as in Hit."""
 
     reason: MissReason
+    load: LoadDecision | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

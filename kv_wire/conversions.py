@@ -5,6 +5,7 @@ from __future__ import annotations
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.ids import KEY_BYTES, Stamp, log_incarnation
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.outcomes import (
     Hit,
     Known,
@@ -117,6 +118,37 @@ def miss_reason_from_wire(number: int) -> MissReason:
         raise ProtocolError(
             f"the answer gives the miss reason {number}, which this version does not know"
         ) from error
+
+
+def cost_to_wire(cost: ComputeCost | None) -> cache_pb2.ComputeCost | None:
+    """Return the message of what computing pages takes; None: it is not told."""
+    return None if cost is None else cache_pb2.ComputeCost(first_s=cost.first_s, growth_s=cost.growth_s)
+
+
+def cost_from_wire(message: cache_pb2.ComputeCost) -> ComputeCost:
+    """Return what computing pages takes. Raises InvalidArgumentError."""
+    return ComputeCost(message.first_s, message.growth_s)
+
+
+def decision_to_wire(made: LoadDecision | None) -> cache_pb2.LoadDecision | None:
+    """Return the message of a choice between loading and computing."""
+    if made is None:
+        return None
+    return cache_pb2.LoadDecision(
+        choice=int(made.choice), pages=made.pages, pages_chosen=made.pages_chosen, load_s=made.load_s,  # type: ignore[arg-type]
+        compute_s=made.compute_s,
+    )  # fmt: skip
+
+
+def decision_from_wire(message: cache_pb2.LoadDecision) -> LoadDecision:
+    """Return such a choice; raises ProtocolError for one of no known meaning."""
+    try:
+        choice = LoadChoice(message.choice)
+    except ValueError as error:
+        raise ProtocolError(
+            f"the answer gives the choice {message.choice}, which this version does not know"
+        ) from error
+    return LoadDecision(choice, message.pages, message.pages_chosen, message.load_s, message.compute_s)
 
 
 def put_to_wire(outcome: PutOutcome) -> cache_pb2.PutOutcome:

@@ -246,6 +246,17 @@ class Settings(BaseSettings):
     """Bytes of pages that may wait to be stored in L3. They stay where they are, in the arena, and may be evicted from it
     meanwhile; what finds the queue full is not stored, and counted."""
 
+    l3_admission: Literal["always", "second_use", "cost"] = "always"
+    """Which pages go to L3. always: all that workers store; second_use: those that are asked for on this node after they were
+    stored, or stored again, so that what is used once takes no room of the fleet's; cost: those whose storing is expected to take
+    less time than it saves, by how often L3's pages are asked for again, what loading and computing take, and how full the
+    queue is."""
+
+    load_or_recompute: Literal["auto", "always"] = "auto"
+    """Whether pages of L3 are loaded that a worker would sooner have computed. auto: a prefix is loaded as far as that takes
+    less time, by what loads of late have taken and by the worker's own speed; the rest is a miss with reason compute_is_faster.
+    Where a worker's speed is unknown, everything is loaded. always: everything is loaded that L3 has."""
+
     fleet: Name = "default"
     """Sidecars of one fleet share pages and invalidations. Several fleets can share one server."""
 

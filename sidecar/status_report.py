@@ -160,6 +160,7 @@ def _l3_status(state: L3State) -> cache_pb2.L3Status:
             for one in servers
         ],
         trouble="" if picture is None else picture.trouble,
+        choices=state.choices,
         loads=dict(state.loads),
         stores=dict(state.stores),
         records=dict(state.records),

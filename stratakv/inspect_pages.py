@@ -17,6 +17,7 @@ from kv_wire.gen import admin_pb2
 from sidecar.units import format_size
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, local_now, sidecar_of
 from stratakv.commands import AdminCommand
+from stratakv.l3_status import render_choices
 from stratakv.prefixes import Prefix, prefix_of
 from stratakv.presentation import Paper, plain, print_json, table_of
 from stratakv.selection import (
@@ -57,12 +58,26 @@ def inspect(
     weights_version: WeightsOption = None,
     adapter: AdapterOption = None,
     tenant: TenantOption = None,
+    tiers: Annotated[
+        bool,
+        typer.Option(
+            "--tiers",
+            help="Instead of pages: how fast L3 is taken to be, and what was loaded by that or left to be computed.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
     """Show one page, or the pages of a prefix in every namespace that matches: where they are and why they are valid or not."""
     with sidecar_of(_VERB, endpoint, runtime_dir) as sidecar:
+        if tiers:
+            _show_tiers(
+                sidecar,
+                is_alone=key is None and prefix_tokens is None and prefix_text is None,
+                as_json=as_json,
+            )
+            return
         prefix = prefix_of(prefix_tokens, prefix_text, tokenizer, special_tokens=special_tokens)
         if (key is None) == (prefix is None):
             raise ConfigError("name one page by its key, or a prefix by --prefix-tokens or --prefix-text")
@@ -86,6 +101,18 @@ def inspect(
         typer.echo(f"a prefix of {len(prefix.tokens)} tokens")
     for space, parts in found:
         _print(space, parts)
+
+
+def _show_tiers(sidecar: Sidecar, *, is_alone: bool, as_json: bool) -> None:
+    if not is_alone:
+        raise ConfigError("--tiers tells of tiers, not of pages: name no page and no prefix with it")
+    l3 = sidecar.status().l3
+    if as_json:
+        print_json({"l3": {"why_off": l3.why_off or None, **dict(sorted(l3.choices.items()))}})
+    elif l3.why_off:
+        typer.echo(f"L3 is off: {l3.why_off}")
+    else:
+        Paper().print(render_choices(l3))
 
 
 Inspected = tuple[Namespace | None, list[admin_pb2.InspectResponse]]

@@ -48,7 +48,30 @@ def render_l3(l3: cache_pb2.L3Status) -> list[Table | Text]:
             plain(_last_error(server)),
         )
     trouble = [Text(plain(f"L3: {l3.trouble}").plain, style="red")] if l3.trouble else []
-    return [pages, servers, *trouble]
+    return [pages, servers, render_choices(l3), *trouble]
+
+
+def render_choices(l3: cache_pb2.L3Status) -> Table:
+    """How fast L3 is taken to be, and how often pages were loaded from it or left to be computed."""
+    table = table_of(
+        "L3, load or compute", "latency", "bandwidth", "estimates off by", "loaded", "computed", "tried",
+        "given up", "unweighed",
+    )  # fmt: skip
+    table.add_row(*_choices(l3.choices))
+    return table
+
+
+def _choices(choices: Mapping[str, float]) -> list[str]:
+    """The estimate of L3 that loads are weighed by, and what was chosen."""
+    known = choices.get("samples", 0.0) > 0
+    rate = format_size(int(choices.get("bytes_per_second", 0.0)))
+    names = ("load", "compute", "trial", "stopped", "unpriced")
+    return [
+        f"{choices.get('latency_seconds', 0.0) * 1000:.2f} ms" if known else "unknown",
+        f"{rate}/s" if known else "unknown",
+        f"× {choices.get('error_factor', 1.0):.2f}" if known else "unknown",
+        *(f"{int(choices.get(f'chose_{name}', 0.0)):,}" for name in names),
+    ]
 
 
 def _last_error(server: cache_pb2.L3ServerStatus) -> str:

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "arena.hpp"
+#include "arena_used.hpp"
 #include "bindings_arena.hpp"
 #include "buffers.hpp"
 #include "copy_kernels.hpp"
@@ -218,6 +219,14 @@ nb::dict fields_of(const Arena& arena, std::uint32_t at) {
   return out;
 }
 
+std::pair<std::uint32_t, std::vector<std::uint64_t>> used_pages(const PyArena& self, std::uint32_t begin,
+                                                                 std::uint32_t count) {
+  if (count == 0 || count > kUsedEntriesAtOnce) throw nb::value_error("count must be 1 to 65536");
+  std::vector<std::uint64_t> found;
+  const std::uint32_t next = find_used(self.core().view(), begin, count, found);
+  return {next, std::move(found)};
+}
+
 nb::object find(const PyArena& self, nb::handle key_bytes) {
   const BorrowedKeys key(key_bytes);
   if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
@@ -396,6 +405,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("find", find, nb::arg("key"))
       .def("instance", instance_under, nb::arg("key"))
       .def("describe", describe, nb::arg("instance"))
+      .def("used_pages", used_pages, nb::kw_only(), nb::arg("begin"), nb::arg("count"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)
       .def("namespace_entries", [](const PyArena& self, std::uint64_t number) {

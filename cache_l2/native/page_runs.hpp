@@ -40,7 +40,7 @@ inline void scatter(const PageRuns& page, const std::byte* source, std::size_t b
   ProbedPlaces places{};
   std::size_t found = 0;
   for (std::size_t i = 0; i < page.count && found < kProbes; ++i) {
-    const Run& run = page.runs[(i * (page.count / kProbes + 1)) % page.count];
+    const PageRun& run = page.runs[(i * (page.count / kProbes + 1)) % page.count];
     if (run.data != nullptr) places[found++] = run.data + run.bytes / 2;
   }
   if (found > 0) {  // else each run is probed by itself

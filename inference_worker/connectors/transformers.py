@@ -29,6 +29,7 @@ from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, ReuseCall, TokenIds
 from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
 from inference_worker.connectors.transformers_store import PageClient
+from inference_worker.connectors.transformers_timing import PassTimer
 from inference_worker.connectors.transformers_weights import content_mark, forget_digest
 from inference_worker.weights import FollowedVersion
 from kv_types.computation import StoredAs, stored_as_named
@@ -212,12 +213,16 @@ class TransformersConnector:
         call, report = self._begin(rows)
         with torch.no_grad():
             if call is None:
-                return self._forward(rows, self._empty_cache(), report, first=0, all_logits=all_logits)
+                timer = self._timer(rows, first=0)
+                return self._forward(rows, self._empty_cache(), report, timer, first=0, all_logits=all_logits)
             with call:
                 found = self._look_up(call, rows)
                 cache, first = self._assemble(call, rows, found)
-                done = self._forward(rows, cache, report, first=first, all_logits=all_logits)
+                timer = self._timer(rows, first=first)
+                done = self._forward(rows, cache, report, timer, first=first, all_logits=all_logits)
                 self._store(call, cache, _chains(rows, found))
+                if (seconds := timer.seconds()) is not None:
+                    self._client.observe_prefill(timer.tokens, start=timer.start, seconds=seconds)
                 return done
 
     def generate(
@@ -331,8 +336,18 @@ class TransformersConnector:
 
     # the pass
 
+    def _timer(self, rows: PackedRows, *, first: int) -> PassTimer:
+        return PassTimer(self.model.device, tokens=rows.input_ids[:, first:].numel(), start=first)
+
     def _forward(
-        self, rows: PackedRows, cache: Any, report: ReuseReport, *, first: int, all_logits: bool
+        self,
+        rows: PackedRows,
+        cache: Any,
+        report: ReuseReport,
+        timer: PassTimer,
+        *,
+        first: int,
+        all_logits: bool,
     ) -> Prefill:
         arguments: dict[str, Any] = {self._cache_argument: cache}
         if rows.padded:
@@ -341,7 +356,8 @@ class TransformersConnector:
             arguments["position_ids"] = rows.position_ids[:, first:]
         if not all_logits:
             arguments |= self._one_logit
-        output = self.model(input_ids=rows.input_ids[:, first:], use_cache=True, **arguments)
+        with timer.running():
+            output = self.model(input_ids=rows.input_ids[:, first:], use_cache=True, **arguments)
         last = output.logits[:, -1]
         if not all_logits:
             return Prefill(last, cache, rows, report)

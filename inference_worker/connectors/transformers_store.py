@@ -62,6 +62,10 @@ class PageClient(Protocol):
         """Ask for what only L3 has of a chain, without waiting; None where nothing is asked."""
         ...
 
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        """Take note of how long a pass over so many tokens of prompts, behind `start` others, took."""
+        ...
+
     def forget(self, namespace: Any) -> None:
         """Let go of a namespace under which nothing is under way and nothing follows."""
         ...

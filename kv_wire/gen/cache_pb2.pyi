@@ -34,6 +34,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_OVERLOADED: _ClassVar[MissReason]
     MISS_REASON_L3_UNAVAILABLE: _ClassVar[MissReason]
     MISS_REASON_NO_ROOM: _ClassVar[MissReason]
+    MISS_REASON_COMPUTE_IS_FASTER: _ClassVar[MissReason]
 
 class PutStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -60,6 +61,14 @@ class RefuseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSE_REASON_UNKNOWN_NAMESPACE: _ClassVar[RefuseReason]
     REFUSE_REASON_OVERLOADED: _ClassVar[RefuseReason]
     REFUSE_REASON_UNLISTED: _ClassVar[RefuseReason]
+
+class LoadChoice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOAD_CHOICE_UNPRICED: _ClassVar[LoadChoice]
+    LOAD_CHOICE_LOAD: _ClassVar[LoadChoice]
+    LOAD_CHOICE_COMPUTE: _ClassVar[LoadChoice]
+    LOAD_CHOICE_TRIAL: _ClassVar[LoadChoice]
+    LOAD_CHOICE_STOPPED: _ClassVar[LoadChoice]
 TIER_UNSPECIFIED: Tier
 TIER_L1: Tier
 TIER_L2: Tier
@@ -82,6 +91,7 @@ MISS_REASON_UNKNOWN_NAMESPACE: MissReason
 MISS_REASON_OVERLOADED: MissReason
 MISS_REASON_L3_UNAVAILABLE: MissReason
 MISS_REASON_NO_ROOM: MissReason
+MISS_REASON_COMPUTE_IS_FASTER: MissReason
 PUT_STATUS_STORED: PutStatus
 PUT_STATUS_KNOWN: PutStatus
 PUT_STATUS_REFUSED: PutStatus
@@ -102,6 +112,11 @@ REFUSE_REASON_CORRUPT: RefuseReason
 REFUSE_REASON_UNKNOWN_NAMESPACE: RefuseReason
 REFUSE_REASON_OVERLOADED: RefuseReason
 REFUSE_REASON_UNLISTED: RefuseReason
+LOAD_CHOICE_UNPRICED: LoadChoice
+LOAD_CHOICE_LOAD: LoadChoice
+LOAD_CHOICE_COMPUTE: LoadChoice
+LOAD_CHOICE_TRIAL: LoadChoice
+LOAD_CHOICE_STOPPED: LoadChoice
 
 class Stamp(_message.Message):
     __slots__ = ("incarnation", "revision")
@@ -135,15 +150,39 @@ class Chain(_message.Message):
     keys: bytes
     def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
 
+class ComputeCost(_message.Message):
+    __slots__ = ("first_s", "growth_s")
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_S_FIELD_NUMBER: _ClassVar[int]
+    first_s: float
+    growth_s: float
+    def __init__(self, first_s: _Optional[float] = ..., growth_s: _Optional[float] = ...) -> None: ...
+
+class LoadDecision(_message.Message):
+    __slots__ = ("choice", "pages", "pages_chosen", "load_s", "compute_s")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    choice: LoadChoice
+    pages: int
+    pages_chosen: int
+    load_s: float
+    compute_s: float
+    def __init__(self, choice: _Optional[_Union[LoadChoice, str]] = ..., pages: _Optional[int] = ..., pages_chosen: _Optional[int] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
 class LookUpRequest(_message.Message):
-    __slots__ = ("namespace_id", "rows", "prefetch")
+    __slots__ = ("namespace_id", "rows", "prefetch", "compute")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     rows: _containers.RepeatedCompositeFieldContainer[Chain]
     prefetch: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[Chain, _Mapping]]] = ..., prefetch: _Optional[bool] = ...) -> None: ...
+    compute: ComputeCost
+    def __init__(self, namespace_id: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[Chain, _Mapping]]] = ..., prefetch: _Optional[bool] = ..., compute: _Optional[_Union[ComputeCost, _Mapping]] = ...) -> None: ...
 
 class TierPages(_message.Message):
     __slots__ = ("tier", "pages")
@@ -174,16 +213,18 @@ class LookUpResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[RowOutcome, _Mapping]]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("namespace_id", "chain", "start", "chunk_bytes")
+    __slots__ = ("namespace_id", "chain", "start", "chunk_bytes", "compute")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     chain: Chain
     start: int
     chunk_bytes: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+    compute: ComputeCost
+    def __init__(self, namespace_id: _Optional[bytes] = ..., chain: _Optional[_Union[Chain, _Mapping]] = ..., start: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., compute: _Optional[_Union[ComputeCost, _Mapping]] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("header", "chunks", "trailer")
@@ -196,18 +237,20 @@ class GetResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PageChunk, _Mapping]]] = ..., trailer: _Optional[_Union[GetTrailer, _Mapping]] = ...) -> None: ...
 
 class GetHeader(_message.Message):
-    __slots__ = ("pages", "page_bytes", "ended_by", "stamp", "pages_l3")
+    __slots__ = ("pages", "page_bytes", "ended_by", "stamp", "pages_l3", "load")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDED_BY_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     PAGES_L3_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     pages: int
     page_bytes: int
     ended_by: MissReason
     stamp: Stamp
     pages_l3: int
-    def __init__(self, pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., pages_l3: _Optional[int] = ...) -> None: ...
+    load: LoadDecision
+    def __init__(self, pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., ended_by: _Optional[_Union[MissReason, str]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., pages_l3: _Optional[int] = ..., load: _Optional[_Union[LoadDecision, _Mapping]] = ...) -> None: ...
 
 class PageChunk(_message.Message):
     __slots__ = ("page", "offset", "data", "checksum")
@@ -406,7 +449,7 @@ class L3ServerStatus(_message.Message):
     def __init__(self, server: _Optional[str] = ..., breaker: _Optional[str] = ..., connections: _Optional[int] = ..., last_error: _Optional[str] = ..., writes: _Optional[str] = ..., refused: _Optional[_Iterable[str]] = ..., last_error_ms_ago: _Optional[int] = ...) -> None: ...
 
 class L3Status(_message.Message):
-    __slots__ = ("why_off", "kind", "servers", "trouble", "loads", "stores", "records")
+    __slots__ = ("why_off", "kind", "servers", "trouble", "loads", "stores", "records", "choices")
     class LoadsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +471,13 @@ class L3Status(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ChoicesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     WHY_OFF_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +485,7 @@ class L3Status(_message.Message):
     LOADS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     why_off: str
     kind: str
     servers: _containers.RepeatedCompositeFieldContainer[L3ServerStatus]
@@ -442,7 +493,8 @@ class L3Status(_message.Message):
     loads: _containers.ScalarMap[str, int]
     stores: _containers.ScalarMap[str, int]
     records: _containers.ScalarMap[str, int]
-    def __init__(self, why_off: _Optional[str] = ..., kind: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[L3ServerStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., loads: _Optional[_Mapping[str, int]] = ..., stores: _Optional[_Mapping[str, int]] = ..., records: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    choices: _containers.ScalarMap[str, float]
+    def __init__(self, why_off: _Optional[str] = ..., kind: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[L3ServerStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., loads: _Optional[_Mapping[str, int]] = ..., stores: _Optional[_Mapping[str, int]] = ..., records: _Optional[_Mapping[str, int]] = ..., choices: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class MemoryStatus(_message.Message):
     __slots__ = ("huge_pages_asked", "huge_pages", "huge_page_bytes", "mapped_bytes", "huge_pages_note", "placement", "placement_note")

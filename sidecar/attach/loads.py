@@ -17,6 +17,7 @@ from kv_types.limits import (
     LOAD_PAGES_IN_FLIGHT_PER_CLIENT_MAX,
     LOADS_IN_FLIGHT_PER_CLIENT_MAX,
 )
+from kv_types.loading import LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.attach.connection import AttachedProcess
 from sidecar.l3.loads import Load, LoadRow, Loads, RowLoaded
@@ -67,7 +68,9 @@ class ClientLoads:
             LoadRow(self._store.namespace_of_number(row.namespace_number).id, row.parent, row.keys)
             for row in message.rows
         ]
-        load = self._loads.begin(rows_wanted, deadline_ns=deadline_ns, group=message.group)
+        load = self._loads.begin(
+            rows_wanted, deadline_ns=deadline_ns, group=message.group, compute=message.compute
+        )
         under_way = LoadUnderWay(load, _pages_of(message), answer)
         process.loads[request] = under_way
         under_way.task = asyncio.get_running_loop().create_task(
@@ -84,7 +87,7 @@ class ClientLoads:
             return
         staged = [_ended(row, reason) for row in under_way.load.so_far()]
         self._end(under_way)
-        under_way.answer(_answer_of(staged))
+        under_way.answer(_answer_of(staged, under_way.load.decision))
 
     def close(self, process: AttachedProcess) -> None:
         """The sidecar takes its leave: answer all loads of a client with what there is."""
@@ -121,7 +124,8 @@ class ClientLoads:
     async def _await(self, process: AttachedProcess, request: int, under_way: LoadUnderWay) -> None:
         outcome: LoadedPages | BaseException
         try:
-            outcome = _answer_of(await under_way.load.wait())
+            rows = await under_way.load.wait()
+            outcome = _answer_of(rows, under_way.load.decision)
         except Exception as error:  # noqa: BLE001  (whatever it is, this request is answered and no other one is hurt)
             outcome = error
         if process.loads.get(request) is under_way:
@@ -144,5 +148,6 @@ def _pages_of(message: LoadMessage) -> int:
     return sum(len(row.keys) for row in message.rows) // KEY_BYTES
 
 
-def _answer_of(rows: list[RowLoaded]) -> LoadedPages:
-    return LoadedPages(tuple(LoadedRow(row.pages, row.from_l3, row.reason, row.pending) for row in rows))
+def _answer_of(rows: list[RowLoaded], decision: LoadDecision | None) -> LoadedPages:
+    told = tuple(LoadedRow(row.pages, row.from_l3, row.reason, row.pending) for row in rows)
+    return LoadedPages(told, decision)

@@ -12,10 +12,12 @@ from typing import Protocol
 from cache_l2.intake import PageRow
 from cache_l2.store import ArenaStore, NamespaceRecord
 from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
+from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.limits import L3_LOAD_S_MAX, L3_TURN_PAGES
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import MissReason, PutStatus, RefuseReason
 from kv_types.record import PageDescription, RecordHeader
 from sidecar.l3 import plan
@@ -65,6 +67,7 @@ class RowsLoad:
         self._loader = loader
         self._answer: asyncio.Future[list[RowLoaded]] = loader.loop.create_future()
         self._began = loader.loop.time()
+        self.decision: LoadDecision | None = None
         self.number = number
         self.rows = rows
         self.is_group = is_group
@@ -113,7 +116,9 @@ class Loader:
         bounds: Bounds,
         later: Later | None = None,
         observe: Observer = lambda seconds, rows: None,
+        weighs: bool = True,
     ) -> None:
+        """`weighs`: load only what pays, where callers say what computing takes them; else all that L3 has."""
         self.loop = asyncio.get_running_loop()
         self._store = store
         self._records = records
@@ -121,7 +126,9 @@ class Loader:
         self._later: Later = later or self.loop.call_later
         self._observe = observe
         self._failures = SeldomLogger(_log, clock)
-        self._planner = Planner(bounds)
+        self._weighs = weighs
+        self.tier = LoadOrRecompute()
+        self._planner = Planner(bounds, self.tier)
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._begun = 0
@@ -134,7 +141,14 @@ class Loader:
 
     # --- Loads ---
 
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+    def begin(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> Load:
         """See Loads."""
         check_rows(rows)
         now_ns = self._clock.now_ns()
@@ -151,7 +165,7 @@ class Loader:
         self._feed(
             plan.Asked(
                 request=load.number, rows=tuple(asked), deadline_ns=min(deadline_ns, now_ns + _LOAD_NS_MAX),
-                is_group=group, now_ns=now_ns,
+                is_group=group, compute=compute if self._weighs else None, now_ns=now_ns,
             )
         )  # fmt: skip
         return load
@@ -189,6 +203,10 @@ class Loader:
     def statistics(self) -> Mapping[str, int]:
         """The planner's counters and gauges."""
         return self._planner.statistics()
+
+    def choices(self) -> Mapping[str, float]:
+        """Choices between loading and computing, and the estimate of L3 that they rest on."""
+        return self.tier.statistics(self._clock.now_ns() / _SECOND_NS)
 
     # --- the end ---
 
@@ -268,11 +286,12 @@ class Loader:
             case plan.GiveBack(flight):
                 landed = self._take(flight)
                 self._store.abort(self._store.own_row, [landed.reservation])
-            case plan.Answer(number, rows):
-                self._answer(number, rows)
+            case plan.Answer(number, rows, decision):
+                self._answer(number, rows, decision)
 
-    def _answer(self, number: int, rows: Sequence[RowLoaded]) -> None:
+    def _answer(self, number: int, rows: Sequence[RowLoaded], decision: LoadDecision | None) -> None:
         load = self._loads.pop(number)
+        load.decision = decision
         told = [RowLoaded(0, 0, _FAILED)] * len(load.rows)
         try:
             told = answers(self._store, load.rows, rows, is_group=load.is_group)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_types.ids import NamespaceId, PageKey
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import MissReason
 
 
@@ -40,6 +41,11 @@ class RowLoaded:
 class Load(Protocol):
     """One request under way, with a waiter or without."""
 
+    @property
+    def decision(self) -> LoadDecision | None:
+        """What was chosen between loading and computing, once it is answered; None where L3 had nothing to load."""
+        ...
+
     async def wait(self) -> list[RowLoaded]:
         """Return what is staged when all is decided, at the latest at the deadline: one answer a row, in order.
 
@@ -64,8 +70,18 @@ class Loads(Protocol):
         """Whether there is an L3 at all; without one nobody needs to ask."""
         ...
 
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+    def begin(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> Load:
         """Begin to load what the arena lacks of the rows, until `deadline_ns` of CLOCK_BOOTTIME.
+
+        `compute` is what the worker needs to compute each row's pages, from its first key on: then rows are loaded only as far
+        as that takes longer, and end with COMPUTE_IS_FASTER.
 
         With `group` the rows are shards of one tensor-parallel group: every row's answer is the length that is common to
         all, and no more than that is loaded for any.

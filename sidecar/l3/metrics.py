@@ -10,6 +10,7 @@ from cache_l3.lossy_tally import EXACT, LossyFigures
 from cache_l3.page_codecs import KeptExact
 from cache_l3.tally import REFUSALS
 from kv_types.ids import NamespaceId
+from kv_types.loading import LoadChoice
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.tier import L3State
@@ -49,6 +50,16 @@ def l3_metrics(state: L3State, label_of: LabelOf) -> Iterable[Metric]:
         ("stored_pages", "Pages that went into L3.", records.get("stored", 0)),
         ("stored_bytes", "Bytes of them, as they lie in L3.", records.get("stored_bytes", 0)),
         ("known_pages", "Pages that L3 had already, so that they were not sent.", stores.get("known", 0)),
+        (
+            "left_pages",
+            "Pages that clients stored and that were left on this node.",
+            stores.get("left_here", 0),
+        ),
+        (
+            "saved_pages",
+            "Pages that were offered to L3 because they were asked for on this node.",
+            stores.get("offered_used", 0),
+        ),
         ("restored_pages", "Ancestors of stored pages that L3 had lost.", stores.get("restored", 0)),
         (
             "offered_pages",
@@ -77,6 +88,30 @@ def l3_metrics(state: L3State, label_of: LabelOf) -> Iterable[Metric]:
     yield _by("lost_pages", "reason", "Pages that clients stored and that did not get into L3.", lost)
     yield from _under_way(loads, stores)
     yield from _lossy(state, label_of)
+    yield from _choices(state.choices)
+
+
+def _choices(choices: Mapping[str, float]) -> Iterable[Metric]:
+    """What loads were weighed against, and by what estimate."""
+    decisions = CounterMetricFamily(
+        "stratakv_l3_load_decisions", "Choices between loading pages and computing them.", labels=("choice",)
+    )
+    for choice in LoadChoice:
+        name = choice.name.lower()
+        decisions.add_metric((name,), choices.get(f"chose_{name}", 0.0))
+    yield decisions
+    for name, text in (
+        ("latency_seconds", "Estimated time of a load however small; 0: nothing was measured yet."),
+        ("bytes_per_second", "Estimated bandwidth of loads; 0: nothing was measured yet."),
+        ("sureness", "How many loads that estimate is worth: it ages."),
+        ("error_factor", "Typical factor between a load's estimated and its real time."),
+    ):
+        yield GaugeMetricFamily(f"stratakv_l3_estimate_{name}", text, value=choices.get(name, 0.0))
+    for name, text in (
+        ("expected_seconds", "Estimated times of loads that were measured."),
+        ("measured_seconds", "Their real times."),
+    ):
+        yield CounterMetricFamily(f"stratakv_l3_estimate_{name}", text, value=choices.get(name, 0.0))
 
 
 def _servers(state: L3State) -> Iterable[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_types.ids import NamespaceId, PageKey
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 
@@ -35,6 +36,8 @@ class Asked:
     rows: tuple[AskedRow, ...]
     deadline_ns: int
     is_group: bool = False
+    compute: ComputeCost | None = None
+    """What computing each row's pages takes; None: whatever is there is loaded."""
     now_ns: int
 
 
@@ -209,6 +212,8 @@ class Answer:
 
     request: int
     rows: tuple[RowLoaded, ...]
+    decision: LoadDecision | None = None
+    """What was chosen between loading and computing; None where L3 had nothing to load."""
 
 
 Action = Probe | Fetch | Publish | GiveBack | Answer

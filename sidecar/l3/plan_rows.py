@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from kv_types.ids import KEY_BYTES, NamespaceId, PageKey
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Asked
+
+if TYPE_CHECKING:
+    from sidecar.l3.plan_courses import Course
 
 
 class PageState(Enum):
@@ -82,7 +87,10 @@ class Request:
     is_group: bool
     probe_pages: int
     """Pages of one of its rows that are asked about at a time."""
+    compute: ComputeCost | None = None
+    """What computing its rows' pages takes, from their first keys on; None: they are loaded whatever that takes."""
     rows: list[Row] = field(default_factory=list)
+    decision: LoadDecision | None = None
     is_waited: bool = False
     is_done: bool = False
     is_common_known: bool = False
@@ -92,7 +100,11 @@ class Request:
     def of(cls, asked: Asked, *, probe_pages: int) -> Request:
         """Make a request of what is asked; its rows share the pages of one question."""
         request = cls(
-            asked.request, asked.deadline_ns, asked.is_group, max(1, probe_pages // len(asked.rows))
+            asked.request,
+            asked.deadline_ns,
+            asked.is_group,
+            max(1, probe_pages // len(asked.rows)),
+            asked.compute,
         )
         for row in asked.rows:
             resident, length = row.resident, len(row.keys) // KEY_BYTES
@@ -148,6 +160,9 @@ class Row:
     from_l3: int | None = None
     """The first page that came from L3 while this row waited."""
     is_queued: bool = False
+    course: Course | None = None
+    allowed: int = 0
+    """So far it may be fetched by its course; it is no bound where nothing is said of computing."""
 
     def key(self, index: int) -> PageKey:
         """Key of one page."""
@@ -177,6 +192,8 @@ class Row:
         """Up to here it is known that the row wants what L3 has."""
         if self.request.is_group and not self.request.is_common_known:
             return 0
+        if self.request.compute is not None:
+            return min(self.known, self.end, self.allowed)
         return min(self.known, self.end)
 
     def told(self, pages: int) -> RowLoaded:

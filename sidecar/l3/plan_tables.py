@@ -1,17 +1,17 @@
-"""What the planner counts, queues and remembers: flights, rows with something to fetch, times that are due, absent pages."""
+"""What the planner counts, queues and remembers: flights, rows to fetch, questions, times that are due, absent pages."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from cachetools import TTLCache
 
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import MissReason
-from sidecar.l3.plan import Bounds
-from sidecar.l3.plan_rows import Page, Row
+from sidecar.l3.plan import Bounds, Probe, ProbedPage
+from sidecar.l3.plan_rows import Page, PageState, Row, half_until, sent_until
 
 _DUE_KEPT = 64
 """Settled entries that may wait in the heap beside the living ones before it is cleared."""
@@ -43,6 +43,20 @@ class Flights:
             flights_max, bytes_max = flights_max - flights_max // 4, bytes_max - bytes_max // 4
         return flights <= flights_max and self.bytes + pages * size <= bytes_max
 
+    def run(self, row: Row, pages: Mapping[PageKey, Page]) -> Iterator[Page]:
+        """The next of `pages` that a row has to fetch, consecutive ones, as many as there are places for and its turn allows."""
+        row.cursor, taken = max(row.cursor, row.resident), 0
+        while row.cursor < row.fetchable and taken < self._bounds.run_pages:
+            page = pages[row.key(row.cursor)]
+            if page.state is PageState.THERE:
+                if not self.has_room(pages=taken + 1, size=page.size, is_waited=row.request.is_waited):
+                    return
+                taken += 1
+                yield page
+            elif page.state is PageState.AWAITED or taken:
+                return
+            row.cursor += 1
+
     def begin(self, page: Page) -> int:
         """Number a new flight."""
         self._begun += 1
@@ -63,6 +77,13 @@ class Flights:
         """Forget a flight; returns whose it was."""
         self.bytes -= self._sizes.pop(flight)
         return self._pages.pop(flight)
+
+
+def is_held_up(row: Row, pages: Mapping[PageKey, Page]) -> bool:
+    """Whether the row has something to fetch for which there is no place now."""
+    if row.request.is_done or row.cursor >= row.fetchable:
+        return False
+    return pages[row.key(row.cursor)].state is PageState.THERE
 
 
 class FetchQueue:
@@ -97,6 +118,41 @@ class FetchQueue:
     def take(self) -> None:
         """End the turn of the first row."""
         (self._waited or self._unwaited).popleft().is_queued = False
+
+
+class Questions:
+    """Pages that L3 is to be asked about, and the questions that are under way."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._under_way: dict[int, tuple[PageKey, ...]] = {}
+        self._begun = 0
+        self._to_ask: list[Page] = []
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def add(self, page: Page) -> None:
+        """Ask about this page with the next question."""
+        self._to_ask.append(page)
+
+    def answered(self, probe: int) -> tuple[PageKey, ...]:
+        """Forget a question; returns the pages that it was about."""
+        return self._under_way.pop(probe)
+
+    def ask(self, is_wanted: Callable[[Page], bool], now_ns: int) -> Iterator[Probe]:
+        """Ask about all pages that were made wanted since the last time, together."""
+        to_ask, self._to_ask = self._to_ask, []
+        wanted = [page for page in to_ask if is_wanted(page)]
+        for at in range(0, len(wanted), self._bounds.probe_pages):
+            asked = wanted[at : at + self._bounds.probe_pages]
+            deadline_ns = sent_until(asked, now_ns + self._bounds.sent_ns)
+            self._begun += 1
+            for page in asked:
+                page.probe, page.until_ns = self._begun, deadline_ns
+            self._under_way[self._begun] = tuple(page.key for page in asked)
+            pages = tuple(ProbedPage(one.namespace, one.key, one.parent, one.size) for one in asked)
+            yield Probe(self._begun, pages, half_until(now_ns, deadline_ns, self._bounds.sent_ns))
 
 
 class RecentMisses:

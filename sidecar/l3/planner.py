@@ -8,15 +8,17 @@ before. A flight ends by exactly one Publish or GiveBack, unless its place was n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_types.ids import PageKey
 from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.loads import RowLoaded
 from sidecar.l3.plan import Action, Bounds, Event
-from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row, half_until, sent_until
-from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, RecentMisses
+from sidecar.l3.plan_courses import Courses
+from sidecar.l3.plan_rows import Below, Page, PageState, Request, Row, sent_until
+from sidecar.l3.plan_tables import DueTimes, FetchQueue, Flights, Questions, RecentMisses, is_held_up
 
 _PAGES_AHEAD_PROBES = 2
 """A row asks L3 about so many questions' worth of pages beyond what is resident, so that long rows stay bounded."""
@@ -25,8 +27,10 @@ _PAGES_AHEAD_PROBES = 2
 class Planner:
     """Decides which pages to ask for, fetch, publish and give back, and when who is answered what."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, tier: LoadOrRecompute | None = None) -> None:
+        """`tier`: what is known of L3, for the choice between loading and computing."""
         self._bounds = bounds
+        self._courses = Courses(LoadOrRecompute() if tier is None else tier, self._is_untouched)
         self._now_ns = 0
         self._requests: dict[int, Request] = {}
         self._pages: dict[PageKey, Page] = {}
@@ -34,9 +38,7 @@ class Planner:
         self._flights = Flights(bounds)
         self._queue = FetchQueue()
         self._due = DueTimes(self._is_due_still)
-        self._probes: dict[int, tuple[PageKey, ...]] = {}
-        self._probes_begun = 0
-        self._to_ask: list[Page] = []
+        self._questions = Questions(bounds)
         self._touched: dict[Request, None] = {}
         self._recent_misses = RecentMisses(bounds, lambda: self._now_ns)
         self._actions: list[Action] = []
@@ -62,7 +64,7 @@ class Planner:
             "pages": len(self._pages),
             "flights": len(self._flights),
             "flight_bytes": self._flights.bytes,
-            "probes_in_flight": len(self._probes),
+            "probes_in_flight": len(self._questions),
         }
 
     def step(self, event: Event) -> list[Action]:
@@ -131,6 +133,9 @@ class Planner:
             shortest = min(request.rows, key=lambda row: row.end)
             self._cut_group(request, shortest.end, shortest.ended_by)
         for row in request.rows:
+            if (ends := self._courses.rules_out(row)) is not None:
+                self._counts["ruled_out"] += 1
+                self._cut(row, ends, MissReason.COMPUTE_IS_FASTER)
             self._advance(row)
 
     def _refusal(self, request: Request) -> MissReason | None:
@@ -157,9 +162,11 @@ class Planner:
             if key is not None:
                 self._counts["puts_awaited_in_vain"] += 1
                 self._fail(self._pages[key], MissReason.ABSENT)
+            elif (request := self._requests[number]).deadline_ns > self._now_ns:
+                self._look_after(request)
             else:
-                request = self._requests[number]
                 self._counts["late"] += 1
+                self._courses.stopped(request, self._now_ns, is_late=True)
                 self._end_all(request, MissReason.DEADLINE)
                 self._tell(request, request.told())
 
@@ -175,7 +182,8 @@ class Planner:
             self._tell(request, _nothing(request, reason))
 
     def _tell(self, request: Request, rows: tuple[RowLoaded, ...]) -> None:
-        self._actions.append(plan.Answer(request.number, rows))
+        self._courses.stopped(request, self._now_ns, is_late=False)
+        self._actions.append(plan.Answer(request.number, rows, request.decision))
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
@@ -201,8 +209,28 @@ class Planner:
             if row.known < row.asked or row.asked >= row.end or not self._ask_further(row):
                 break
         for ready in row.request.ready_by(row):
+            self._look(ready)
             self._queue.put(ready)
         self._touched[row.request] = None
+
+    def _look(self, row: Row) -> None:
+        """Decide how far the row is loaded, by what it takes and has taken."""
+        if row.request.is_done:
+            return
+        if (ends := self._courses.look(row, self._now_ns)) is not None:
+            self._cut(row, ends, MissReason.COMPUTE_IS_FASTER)
+        elif (due_ns := self._courses.due_ns(row)) is not None:
+            self._due.add(due_ns, row.request.number)
+
+    def _look_after(self, request: Request) -> None:
+        for row in request.rows:
+            self._look(row)
+            self._queue.put(row)
+        self._touched[request] = None
+
+    def _is_untouched(self, row: Row, begin: int, end: int) -> bool:
+        found = (self._pages.get(row.key(index)) for index in range(begin, end))
+        return all(page is not None and page.state is PageState.THERE for page in found)
 
     def _is_asked(self, key: PageKey) -> bool:
         return (page := self._pages.get(key)) is not None and page.state is PageState.ASKED
@@ -250,7 +278,7 @@ class Planner:
         self._children.setdefault(parent, set()).add(key)
         for child in self._children.get(key, ()):  # their parent was lost while they were on their way
             self._pages[child].below = Below.COMING
-        self._to_ask.append(page)
+        self._questions.add(page)
         return page
 
     def _cut(self, row: Row, index: int, reason: MissReason) -> None:
@@ -348,7 +376,7 @@ class Planner:
     def _probed(self, event: plan.Probed) -> None:
         self._now_ns = event.now_ns
         advanced: dict[Row, None] = {}
-        for key, reason in zip(self._probes.pop(event.probe), event.results, strict=True):
+        for key, reason in zip(self._questions.answered(event.probe), event.results, strict=True):
             page = self._pages.get(key)
             if page is None or page.state is not PageState.ASKED or page.probe != event.probe:
                 continue
@@ -356,7 +384,7 @@ class Planner:
                 page.state = PageState.THERE
                 advanced |= dict.fromkeys(page.rows)
             elif reason is MissReason.DEADLINE and page.deadline_ns > max(page.until_ns, self._now_ns):
-                self._to_ask.append(page)  # who came later has time still
+                self._questions.add(page)  # who came later has time still
             else:
                 self._counts[f"probed_{reason.name.lower()}"] += 1
                 advanced |= dict.fromkeys(page.rows)
@@ -428,36 +456,14 @@ class Planner:
     def _schedule(self) -> None:
         """Fetch in turns, a run of pages a row, while there are places."""
         while (row := self._queue.first()) is not None:
-            run = [] if row.request.is_done else list(self._run(row))
+            run = [] if row.request.is_done else list(self._flights.run(row, self._pages))
             if run:
                 self._fetch(row, run)
-            elif self._is_held_up(row):
+            elif is_held_up(row, self._pages):
                 return
             self._queue.take()
             if run:
                 self._queue.put(row)
-
-    def _is_held_up(self, row: Row) -> bool:
-        """Whether the row has something to fetch for which there is no place now."""
-        if row.request.is_done or row.cursor >= row.fetchable:
-            return False
-        return self._pages[row.key(row.cursor)].state is PageState.THERE
-
-    def _run(self, row: Row) -> Iterator[Page]:
-        """The next pages of the row to fetch, consecutive ones, as many as there are places for and its turn allows."""
-        row.cursor, taken = max(row.cursor, row.resident), 0
-        while row.cursor < row.fetchable and taken < self._bounds.run_pages:
-            page = self._pages[row.key(row.cursor)]
-            if page.state is PageState.THERE:
-                if not self._flights.has_room(
-                    pages=taken + 1, size=page.size, is_waited=row.request.is_waited
-                ):
-                    return
-                taken += 1
-                yield page
-            elif page.state is PageState.AWAITED or taken:
-                return
-            row.cursor += 1
 
     def _fetch(self, row: Row, run: list[Page]) -> None:
         deadline_ns = sent_until(run, self._now_ns + self._bounds.sent_ns)
@@ -479,20 +485,12 @@ class Planner:
     # --- questions ---
 
     def _ask(self) -> None:
-        """Ask about all pages that this step made wanted, together."""
-        to_ask, self._to_ask = self._to_ask, []
-        wanted = [page for page in to_ask if self._pages.get(page.key) is page and page.rows]
-        for at in range(0, len(wanted), self._bounds.probe_pages):
-            asked = wanted[at : at + self._bounds.probe_pages]
-            deadline_ns = sent_until(asked, self._now_ns + self._bounds.sent_ns)
-            self._probes_begun += 1
-            for page in asked:
-                page.probe, page.until_ns = self._probes_begun, deadline_ns
-            self._probes[self._probes_begun] = tuple(page.key for page in asked)
-            self._counts["probed"] += len(asked)
-            pages = tuple(plan.ProbedPage(one.namespace, one.key, one.parent, one.size) for one in asked)
-            ask_until_ns = half_until(self._now_ns, deadline_ns, self._bounds.sent_ns)
-            self._actions.append(plan.Probe(self._probes_begun, pages, ask_until_ns))
+        for probe in self._questions.ask(self._is_wanted, self._now_ns):
+            self._counts["probed"] += len(probe.pages)
+            self._actions.append(probe)
+
+    def _is_wanted(self, page: Page) -> bool:
+        return self._pages.get(page.key) is page and bool(page.rows)
 
 
 def _nothing(request: Request, reason: MissReason) -> tuple[RowLoaded, ...]:

@@ -8,6 +8,7 @@ from cache_l2.store import ArenaStore
 from kv_types.errors import InvalidArgumentError, LimitExceededError, UnknownNamespaceError
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import CHAIN_PAGES_MAX, LOOK_UP_ROWS_MAX
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import Load, LoadRow, RowLoaded
 from sidecar.l3.plan import AskedRow
@@ -88,9 +89,16 @@ class ResidentOnly:
     def __init__(self, store: ArenaStore) -> None:
         self._store = store
 
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+    def begin(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> Load:
         """See Loads; it is answered at once."""
-        del deadline_ns
+        del deadline_ns, compute
         check_rows(rows)
         nothing = [RowLoaded(0, 0, MissReason.ABSENT)] * len(rows)
         return _Answered(answers(self._store, rows, nothing, is_group=group))
@@ -98,6 +106,8 @@ class ResidentOnly:
 
 class _Answered:
     """A load that is over."""
+
+    decision = None
 
     def __init__(self, rows: list[RowLoaded]) -> None:
         self._rows = rows

@@ -34,6 +34,11 @@ class StoreQueue:
     def __len__(self) -> int:
         return len(self._queued)
 
+    @property
+    def fill(self) -> float:
+        """How full it is, 0 to 1."""
+        return min(1.0, max(len(self._queued) / self._pages_max, self.bytes / self._bytes_max))
+
     def offer(self, instance: int, size: int, *, now_ns: int) -> bool:
         """Take a page in; False, and counted, when there is no room."""
         self.counts["offered"] += 1

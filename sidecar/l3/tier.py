@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache_l2.judging import CommitJudge
@@ -13,18 +13,21 @@ from cache_l3.data_path import DataPath
 from cache_l3.lossy_tally import LossyFigures, LossyTally
 from cache_l3.opening import open_data_path
 from cache_l3.record_store import L3Picture, RecordStore
+from kv_policy.admission import L3Admission
 from kv_types import limits
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId
 from kv_types.namespace import Namespace
 from sidecar.config import Settings
+from sidecar.l3.admission import Admission
 from sidecar.l3.choice import ChosenL3, NamespaceOf, bounds, record_store
 from sidecar.l3.loader import Loader, Observer
-from sidecar.l3.loads import Loads
+from sidecar.l3.loads import Loads, RowLoaded
 from sidecar.l3.reports import L3Reports
 from sidecar.l3.residency import ResidentOnly
 from sidecar.l3.store_queue import StoreQueue
+from sidecar.l3.used_pages import LOOK_S
 from sidecar.l3.write_behind import WriteBehind, WriteTerms
 from sidecar.logs import logger
 
@@ -48,6 +51,8 @@ class L3State:
     """Of the record store."""
     lossy: Mapping[NamespaceId | None, LossyFigures] = field(default_factory=dict)
     """What pages of namespaces that are stored lossily have lost; None: of all beyond the first."""
+    choices: Mapping[str, float] = field(default_factory=dict)
+    """Choices between loading and computing, and the estimate of L3's latency and bandwidth that they rest on."""
 
 
 @dataclass(slots=True)
@@ -92,7 +97,16 @@ class L3Tier:
                 chosen, settings, path, _namespace_of(store), lossy=self._lossy, clock=clock
             )
         self._why_off = ""
-        loader = Loader(store, records, clock=clock, bounds=bounds(settings), observe=observe)
+
+        def observed(seconds: float, rows: Sequence[RowLoaded]) -> None:
+            admission.were_loaded(sum(row.pages - row.from_l3 for row in rows))
+            observe(seconds, rows)
+
+        loader = Loader(
+            store, records, clock=clock, bounds=bounds(settings), observe=observed,
+            weighs=settings.load_or_recompute == "auto",
+        )  # fmt: skip
+        admission = Admission(L3Admission(settings.l3_admission), loader.tier)
         behind = WriteBehind(
             store, records, judge,
             StoreQueue(
@@ -102,6 +116,7 @@ class L3Tier:
             WriteTerms(ttl_s=int(settings.l3_ttl), deadline_ns=int(settings.l3_deadline * _SECOND_NS)),
             clock=clock, became_resident=loader.became_resident, stored_there=loader.stored_there,
             is_loading=lambda: loader.is_loading,
+            admission=admission,
         )  # fmt: skip
         self._parts = _Parts(path, records, loader, behind)
         self.loads = loader
@@ -111,12 +126,17 @@ class L3Tier:
         if self._parts is not None:
             await self._parts.records.start()
             self._parts.behind.start()
-            self._looking = asyncio.create_task(self._look(self._parts.records), name="l3 reports")
+            self._looking = asyncio.create_task(self._look(self._parts), name="l3 reports")
 
-    async def _look(self, records: RecordStore) -> None:
+    async def _look(self, parts: _Parts) -> None:
+        until_reports = 0.0
         while True:
-            self._reports.look(records.describe())
-            await asyncio.sleep(limits.L3_REPORT_S)
+            if until_reports <= 0.0:
+                self._reports.look(parts.records.describe())
+                until_reports = limits.L3_REPORT_S
+            parts.behind.look_for_used()
+            until_reports -= LOOK_S
+            await asyncio.sleep(LOOK_S)
 
     async def drain(self, drain_s: float) -> None:
         """Answer all loads, and go on storing what waits for a part of the drain time; the rest is dropped and counted."""
@@ -153,6 +173,7 @@ class L3Tier:
             stores=self._parts.behind.statistics(),
             records=self._parts.records.statistics(),
             lossy=self._lossy.read(),
+            choices=self._parts.loader.choices(),
         )
 
 

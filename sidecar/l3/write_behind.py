@@ -19,6 +19,8 @@ from cache_l2.descriptions import terms_of
 from cache_l2.judging import CommitJudge
 from cache_l2.store import ArenaStore
 from cache_l3.record_store import RecordName, RecordStore
+from kv_policy.admission import L3Admission
+from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_types.clock import Clock, Pause, unix_ms
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import PageKey
@@ -35,8 +37,10 @@ from kv_types.limits import (
 )
 from kv_types.outcomes import MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import RESTS_ON_NOTHING, PageDescription, RecordHeader
+from sidecar.l3.admission import Admission
 from sidecar.l3.ancestors import AncestorKeeper
 from sidecar.l3.store_queue import Queued, StoreQueue
+from sidecar.l3.used_pages import UsedPages
 from sidecar.logs import SeldomLogger, logger
 
 _SECOND_NS = 1_000_000_000
@@ -74,12 +78,16 @@ class WriteBehind:
         became_resident: Callable[[Iterable[PageKey]], None] = lambda keys: None,
         stored_there: Callable[[Iterable[PageKey]], None] = lambda keys: None,
         is_loading: Callable[[], bool] = lambda: False,
+        admission: Admission | None = None,
     ) -> None:
         """`became_resident` and `stored_there` are told keys of pages that clients, and this, have stored."""
         self._store = store
         self._records = records
         self._judge = judge
         self._queue = queue
+        self._admission = Admission(L3Admission.ALWAYS, LoadOrRecompute()) if admission is None else admission
+        self._admission.queue_fill = lambda: queue.fill
+        self._used = UsedPages(store, self._admission, self._offer_used)
         self._terms = terms
         self._ancestors = AncestorKeeper(store, records, clock=clock, ttl_s=terms.ttl_s)
         self._clock = clock
@@ -124,7 +132,7 @@ class WriteBehind:
     def statistics(self) -> Mapping[str, int]:
         """Counters of what became of pages, and what waits now.
 
-        offered = stored + known + gone + dropped_… + refused_… + what is queued and in flight.
+        offered = stored + known + gone + left_here + dropped_… + refused_… + what is queued and in flight.
         """
         return {
             **self._counts,
@@ -177,12 +185,30 @@ class WriteBehind:
                 self._counts["gone"] += 1
                 continue
             keys.append(page.key)
-            self._queue.offer(instance, page.payload_bytes, now_ns=now_ns)
+            if not self._admission.admits(instance, page.key, page.payload_bytes):
+                self._counts["offered"] += 1
+                self._counts["left_here"] += 1
+            elif not self._queue.offer(instance, page.payload_bytes, now_ns=now_ns):
+                self._admission.was_lost(instance)
         self._became_resident(keys)
         self._work.set()
         self._changed.set()
         if self._told:
             self._taking_in = asyncio.get_running_loop().call_soon(self._take_in)
+
+    def look_for_used(self) -> None:
+        """Offer pages that were asked for since they were stored and that L3 does not have, before they are evicted."""
+        if self._is_closed or (
+            self._admission.policy is L3Admission.ALWAYS and not self._counts["dropped_queue_full"]
+        ):
+            return  # all went there already
+        if self._used.look():
+            self._work.set()
+
+    def _offer_used(self, instance: int, size: int) -> None:
+        self._counts["offered_used"] += 1
+        if not self._queue.offer(instance, size, now_ns=self._clock.now_ns()):
+            self._admission.was_lost(instance)
 
     # --- storing ---
 
@@ -292,7 +318,7 @@ class WriteBehind:
                 lease.release()
             self._end("gone")
             return
-        payload = lease[0]
+        payload, began_ns = lease[0], self._clock.now_ns()
         try:
             future = self._records.store(page, payload, ttl_s=ttl_s, deadline_ns=self._deadline_ns())
         except BaseException:
@@ -302,7 +328,7 @@ class WriteBehind:
         self._in_batch -= 1
         self._sending[future] = queued
         self._bytes_sending += queued.size
-        future.add_done_callback(partial(self._sent, lease, page.key, self._backoff_s))
+        future.add_done_callback(partial(self._sent, lease, page.key, self._backoff_s, began_ns))
 
     def _has_room(self, size: int) -> bool:
         if not self._sending:
@@ -310,7 +336,9 @@ class WriteBehind:
         pages = L3_STORES_IN_FLIGHT_WHILE_LOADING if self._is_loading() else L3_STORES_IN_FLIGHT_MAX
         return len(self._sending) < pages and self._bytes_sending + size <= L3_STORE_BYTES_IN_FLIGHT_MAX
 
-    def _sent(self, lease: Lease, key: PageKey, backoff_s: float, future: asyncio.Future[PutOutcome]) -> None:
+    def _sent(
+        self, lease: Lease, key: PageKey, backoff_s: float, began_ns: int, future: asyncio.Future[PutOutcome]
+    ) -> None:
         queued = self._sending.pop(future)
         self._bytes_sending -= queued.size
         lease.release()
@@ -318,6 +346,13 @@ class WriteBehind:
         outcome = future.result()
         if not isinstance(outcome, Refused):
             self._counts["stored"] += 1
+            now_ns = self._clock.now_ns()
+            self._admission.was_stored(
+                queued.size,
+                (now_ns - began_ns) / _SECOND_NS,
+                beside=len(self._sending),
+                now_s=now_ns / _SECOND_NS,
+            )
             self._ancestors.there((key,))
             self._stored_there((key,))
         elif self._may_try_again(queued, outcome.reason):
@@ -326,6 +361,7 @@ class WriteBehind:
             self._work.set()
         else:
             self._counts[f"refused_{outcome.reason.name.lower()}"] += 1
+            self._admission.was_lost(queued.instance)
 
     def _may_try_again(self, queued: Queued, reason: RefuseReason) -> bool:
         return reason in _NO_ANSWER and not self._is_closed and queued.attempts + 1 < L3_STORE_ATTEMPTS_MAX

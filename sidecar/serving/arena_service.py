@@ -9,6 +9,7 @@ from cache_l2.store import ArenaStore
 from kv_types.clock import Clock
 from kv_types.errors import LogUnreachableError
 from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import (
     Known,
     LookUpOutcome,
@@ -30,8 +31,9 @@ from sidecar.serving.served_store import Place, PutTerms, ServedNamespace
 class ArenaLease:
     """A native lease as the service uses it. `instance` is told as its life tells it."""
 
-    def __init__(self, lease: Lease, instance: int, pages_l3: int) -> None:
+    def __init__(self, lease: Lease, instance: int, pages_l3: int, load: LoadDecision | None) -> None:
         self._lease = lease
+        self.load = load
         self.pages_l3 = pages_l3
         self.views: Sequence[memoryview] = list(lease)
         self.ended_by = MissReason(lease.reason)
@@ -101,7 +103,13 @@ class ArenaService:
         return self._store.look_up(namespace, keys)
 
     async def lease_chain(
-        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+        self,
+        namespace: NamespaceId,
+        keys: bytes,
+        *,
+        start: int,
+        wait_s: float,
+        compute: ComputeCost | None = None,
     ) -> ArenaLease:
         """Pin what can be served of keys[start:], after a load of what the arena lacks."""
         if self._recorder is not None and self._recorder.recordings:
@@ -119,7 +127,7 @@ class ArenaService:
             if start and not here.pages:
                 # what the caller has may be gone here, and a page can stand on its parent only
                 begin, _ = reader.match(keys[: start * KEY_BYTES], namespace=record.number)
-            loaded = await self._load(namespace, keys, begin, wait_s)
+            loaded, decision = await self._load(namespace, keys, begin, wait_s, compute)
         except BaseException:
             reader.complete(counter, requested=len(keys) // KEY_BYTES, l1=start, reason=MissReason.ABORTED)
             raise
@@ -131,22 +139,30 @@ class ArenaService:
         finally:
             here.release()
         pages_l3 = 0 if from_l3 is None else max(0, start + lease.pages - max(start, from_l3))
-        return self._leased(lease, pages_l3)
+        return self._leased(lease, pages_l3, decision)
 
-    async def _load(self, namespace: NamespaceId, keys: bytes, begin: int, wait_s: float) -> RowLoaded:
-        row = _row(namespace, keys, begin)
-        (loaded,) = await self._loads.begin([row], deadline_ns=self._after_ns(wait_s)).wait()
-        return loaded
+    async def _load(
+        self, namespace: NamespaceId, keys: bytes, begin: int, wait_s: float, compute: ComputeCost | None
+    ) -> tuple[RowLoaded, LoadDecision | None]:
+        load = self._loads.begin(
+            [_row(namespace, keys, begin)],
+            deadline_ns=self._after_ns(wait_s),
+            compute=None if compute is None else compute.after(begin),
+        )
+        (loaded,) = await load.wait()
+        return loaded, load.decision
 
-    def _leased(self, lease: Lease, pages_l3: int = 0) -> ArenaLease:
-        return ArenaLease(lease, self._masked(lease.instance), pages_l3)
+    def _leased(self, lease: Lease, pages_l3: int = 0, load: LoadDecision | None = None) -> ArenaLease:
+        return ArenaLease(lease, self._masked(lease.instance), pages_l3, load)
 
-    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+    def prefetch(
+        self, namespace: NamespaceId, rows: Sequence[bytes], *, compute: ComputeCost | None = None
+    ) -> list[int]:
         """Begin to load what the arena lacks of chains; returns the pages of each that may come."""
         if not self._loads.is_available:
             return [0] * len(rows)
         wanted = [_row(namespace, keys, 0) for keys in rows]
-        load = self._loads.begin(wanted, deadline_ns=self._after_ns(self._prefetch_s))
+        load = self._loads.begin(wanted, deadline_ns=self._after_ns(self._prefetch_s), compute=compute)
         return [row.pending for row in load.so_far()]
 
     def _after_ns(self, seconds: float) -> int:

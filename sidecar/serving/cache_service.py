@@ -13,7 +13,14 @@ from kv_types import limits
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.ids import KEY_BYTES, namespace_id
 from kv_wire.channel import SERVICE
-from kv_wire.conversions import chain_keys, put_to_wire, row_to_wire, stamp_to_wire
+from kv_wire.conversions import (
+    chain_keys,
+    cost_from_wire,
+    decision_to_wire,
+    put_to_wire,
+    row_to_wire,
+    stamp_to_wire,
+)
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import decode_put_request, fits_one_message
 from sidecar.serving.calls import Calls, Context, parse, wants_compression, within_idle_limit
@@ -92,7 +99,12 @@ class CacheService:
         stamp = self._store.stamp()
         answer = cache_pb2.LookUpResponse(stamp=stamp_to_wire(stamp))
         chains = [chain_keys(row.keys) for row in request.rows]
-        pending = self._store.prefetch(namespace, chains) if request.prefetch else [0] * len(chains)
+        compute = cost_from_wire(request.compute) if request.HasField("compute") else None
+        pending = (
+            self._store.prefetch(namespace, chains, compute=compute)
+            if request.prefetch
+            else [0] * len(chains)
+        )
         turn_ends = time.perf_counter() + _TURN_S
         for keys, may_come in zip(chains, pending, strict=True):
             outcome = self._store.look_up_chain(namespace, keys)
@@ -143,9 +155,14 @@ class CacheService:
     async def _leased(
         self, request: cache_pb2.GetRequest, namespace: ServedNamespace, context: Context
     ) -> AsyncIterator[tuple[LeasedPages, cache_pb2.GetHeader]]:
+        compute = cost_from_wire(request.compute) if request.HasField("compute") else None
         stamp = self._store.stamp()  # before the look-up (rule R1)
         leased = await self._store.lease_chain(
-            namespace.id, request.chain.keys, start=request.start, wait_s=self._wait_s(context)
+            namespace.id,
+            request.chain.keys,
+            start=request.start,
+            wait_s=self._wait_s(context),
+            compute=compute,
         )
         try:
             header = cache_pb2.GetHeader(
@@ -154,6 +171,7 @@ class CacheService:
                 ended_by=int(leased.ended_by),  # type: ignore[arg-type]
                 stamp=stamp_to_wire(stamp),
                 pages_l3=leased.pages_l3,
+                load=decision_to_wire(leased.load),
             )
             yield leased, header
         finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import Known, LookUpOutcome, MissReason, PutOutcome, Refused
 from kv_types.validity import UNKNOWN_INSTANCE
 
@@ -66,6 +67,11 @@ class LeasedPages(Protocol):
         """How many of them, the last ones, were brought from L3 for this call."""
         ...
 
+    @property
+    def load(self) -> LoadDecision | None:
+        """What was chosen between loading and computing; None where L3 was not asked, or had nothing."""
+        ...
+
     def release(self) -> None:
         """Let go of the pages; may be called twice."""
         ...
@@ -103,15 +109,25 @@ class ServedStore(Protocol):
         ...
 
     async def lease_chain(
-        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+        self,
+        namespace: NamespaceId,
+        keys: bytes,
+        *,
+        start: int,
+        wait_s: float,
+        compute: ComputeCost | None = None,
     ) -> LeasedPages:
         """Pin what can be served of keys[start:], once what this node lacks was loaded, for `wait_s` seconds at most.
+
+        `compute`: of the chain's pages, from its first on; no more is loaded than that takes longer.
 
         Counted as one look-up of the whole chain, when it is over.
         """
         ...
 
-    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+    def prefetch(
+        self, namespace: NamespaceId, rows: Sequence[bytes], *, compute: ComputeCost | None = None
+    ) -> list[int]:
         """Begin to load what this node lacks of chains, and return at once: pages of each that may come."""
         ...
 

@@ -44,6 +44,7 @@ from kv_types.limits import (
     LOAD_ROWS_MAX,
     NAMESPACE_BYTES_MAX,
 )
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.trace_limits import LOOKED_PAGES_MAX
 from tests.support.attach_strategies import CLIENT_MESSAGES, SIDECAR_MESSAGES, U32
 
@@ -109,13 +110,17 @@ def _load(rows: int, pages: int) -> Load:
     keys = os.urandom(32 * pages)
     parent = PageKey(os.urandom(32))
     return Load(
-        tuple(ChainToLoad(namespace_number=7, parent=parent, keys=keys) for _ in range(rows)), 2**32 - 1, True
-    )
+        tuple(ChainToLoad(namespace_number=7, parent=parent, keys=keys) for _ in range(rows)),
+        2**32 - 1, True, ComputeCost(1e-300, 1e300),
+    )  # fmt: skip
 
 
 def test_a_full_load_and_its_answer_fit_a_message() -> None:
     load = _load(LOAD_ROWS_MAX, LOAD_KEYS_MAX // LOAD_ROWS_MAX)
-    answer = LoadedPages((LoadedRow(LOAD_KEYS_MAX, LOAD_KEYS_MAX, 255, LOAD_KEYS_MAX),) * LOAD_ROWS_MAX)
+    answer = LoadedPages(
+        (LoadedRow(LOAD_KEYS_MAX, LOAD_KEYS_MAX, 255, LOAD_KEYS_MAX),) * LOAD_ROWS_MAX,
+        LoadDecision(LoadChoice.STOPPED, 2**32 - 1, 2**32 - 1, 1e300, 1e-300),
+    )
     encoded = wire.encode_message(load, 1), wire.encode_message(answer, 1)
     assert max(map(len, encoded)) <= ATTACH_MESSAGE_BYTES_MAX
     assert wire.decode_client_message(encoded[0]) == (1, load)
@@ -129,7 +134,7 @@ def test_a_load_beyond_its_limits_is_refused_on_both_sides(rows: int, pages: int
     with pytest.raises(LimitExceededError, match="split"):
         wire.encode_message(_load(rows, pages), 1)
     row = struct.pack("<IB32sH", 1, 0, bytes(32), pages) + bytes(32 * pages)
-    body = struct.pack("<IBH", 1000, 0, rows) + row * rows
+    body = struct.pack("<IBddH", 1000, 0, 0.0, 0.0, rows) + row * rows
     forged = struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.LOAD, 1, len(body)) + body
     with pytest.raises(ProtocolError, match=r"exceeds|bytes"):
         wire.decode_client_message(forged)
@@ -150,7 +155,7 @@ def test_an_answer_to_more_chains_than_a_load_has_is_refused_on_both_sides() -> 
 GOLDEN: list[tuple[ClientMessage | SidecarMessage, str]] = [
     (
         Load((ChainToLoad(namespace_number=5, parent=None, keys=b"\x11" * 32),), 250),
-        "534b564104001100090000004e000000" "fa000000" "00" "0100" "05000000" "00" + "00" * 32 + "0100" + "11" * 32,
+        "534b564105001100090000005e000000" "fa000000" "00" + "00" * 16 + "0100" "05000000" "00" + "00" * 32 + "0100" + "11" * 32,
     ),
     (
         Load(
@@ -160,18 +165,23 @@ GOLDEN: list[tuple[ClientMessage | SidecarMessage, str]] = [
             ),
             1,
             True,
+            ComputeCost(0.5, 0.25),
         ),
-        "534b564104001100090000005500000001000000" "01" "0200"
+        "534b564105001100090000006500000001000000" "01" "000000000000e03f" "000000000000d03f" "0200"
         "01000000" "01" + "22" * 32 + "0000" "02000000" "00" + "00" * 32 + "0000",
     ),
     (
         LoadedPages((LoadedRow(12, 4, 8, 3),)),
-        "534b5641040012000900000009000000" "0100" "0c00" "0400" "08" "0300",
+        "534b5641050012000900000023000000" "0100" "0c00" "0400" "08" "0300" + "00" * 26,
     ),
-    (CancelLoad(8), "534b5641040013000900000004000000" "08000000"),
+    (
+        LoadedPages((), LoadDecision(LoadChoice.COMPUTE, 9, 0, 0.5, 0.25)),
+        "534b564105001200090000001c000000" "0000" "01" "02" "09000000" "00000000" "000000000000e03f" "000000000000d03f",
+    ),
+    (CancelLoad(8), "534b5641050013000900000004000000" "08000000"),
     (
         Looked(5, b"\x11" * 8 + b"\x22" * 8, 3),
-        "534b564104001400090000001a000000" "05000000" "03000000" "0200" + "11" * 8 + "22" * 8,
+        "534b564105001400090000001a000000" "05000000" "03000000" "0200" + "11" * 8 + "22" * 8,
     ),
 ]  # fmt: skip
 
@@ -192,6 +202,41 @@ def test_a_look_up_beyond_the_limit_is_refused_on_both_sides() -> None:
     longer[24:26] = (LOOKED_PAGES_MAX + 1).to_bytes(2, "little")
     with pytest.raises(ProtocolError, match=str(LOOKED_PAGES_MAX)):
         wire.decode_client_message(bytes(longer))
+
+
+@pytest.mark.parametrize(
+    ("first_s", "growth_s"),
+    [
+        (0.0, 1.0),
+        (-1.0, 0.0),
+        (-0.0, 0.0),
+        (float("nan"), 0.0),
+        (float("inf"), 0.0),
+        (1.0, -1.0),
+        (1.0, float("nan")),
+    ],
+)
+def test_a_load_that_tells_no_time_of_computing_is_refused(first_s: float, growth_s: float) -> None:
+    body = struct.pack("<IBddH", 1000, 0, first_s, growth_s, 0)
+    forged = struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.LOAD, 1, len(body)) + body
+    with pytest.raises(ProtocolError, match="compute"):
+        wire.decode_client_message(forged)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        (0, 1, 0, 0, 0.0, 0.0), (0, 0, 0, 0, -0.0, 0.0), (1, 9, 0, 0, 0.0, 0.0), (1, 1, 3, 4, 0.0, 0.0),
+        (1, 1, 3, 3, -1.0, 0.0), (1, 1, 3, 3, 0.0, float("inf")),
+    ],
+)  # fmt: skip
+def test_an_answer_that_tells_no_choice_is_refused(decision: tuple[float, ...]) -> None:
+    body = struct.pack("<H", 0) + struct.pack("<BBIIdd", *decision)
+    forged = (
+        struct.pack("<4sHHII", wire.MAGIC, wire.PROTOCOL_VERSION, MessageType.LOADED, 1, len(body)) + body
+    )
+    with pytest.raises(ProtocolError, match="choice"):
+        wire.decode_sidecar_message(forged)
 
 
 def test_batches_beyond_the_limit_are_refused_on_both_sides() -> None:

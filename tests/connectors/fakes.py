@@ -10,6 +10,7 @@ from typing import Any
 from inference_worker.weights import Announced
 from kv_types.events import Event, Selected, WeightsAnnounced, encode_event
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, LogIncarnation, NamespaceId, Stamp
+from kv_types.loading import LoadDecision
 from kv_types.namespace import Namespace
 from kv_types.outcomes import (
     KNOWN,
@@ -80,6 +81,7 @@ class FakeClient:
         self.prefetched: list[bytes] = []
         self.prefetches: list[FakePrefetch] = []
         self.forgotten: list[NamespaceId] = []
+        self.prefills: list[tuple[int, int, float]] = []
         self.validity = FakeValidity(self)
 
     def register(self, namespace: Namespace) -> NamespaceId:
@@ -98,6 +100,9 @@ class FakeClient:
     def forget(self, namespace: NamespaceId) -> None:
         self.forgotten.append(namespace)
 
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        self.prefills.append((tokens, start, seconds))
+
     def announced(self, model: str, *, deadline_s: float | None = None) -> Announced | None:
         versions = self.sidecar.weights.get(model, [])
         return Announced(versions[-1] if versions else None, len(versions), 1) if self.reachable else None
@@ -112,6 +117,7 @@ class FakePrefetch:
     """Goes on until it is called off."""
 
     is_over: bool = False
+    load: LoadDecision | None = None
 
     def cancel(self) -> None:
         self.is_over = True

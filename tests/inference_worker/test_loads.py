@@ -226,8 +226,8 @@ def test_a_request_s_look_up_is_counted_though_its_client_has_given_the_life_up_
     with looking.client.begin(looking.ns) as request, ThreadPoolExecutor(1) as pool:
         stage = inference_worker.loading.Loader.stage
 
-        def late(self: Loader, *arguments: Any) -> Staged:
-            staged = stage(self, *arguments)
+        def late(self: Loader, *arguments: Any, page_tokens: int) -> Staged:
+            staged = stage(self, *arguments, page_tokens=page_tokens)
             assert resumed.wait(10)
             return staged
 
@@ -383,9 +383,9 @@ def test_a_sidecar_that_lies_about_what_it_staged_gets_nobody_bytes(
 ) -> None:
     keys = chain(SPACE, 4)
     attached = looking.client._link.arena.connection()  # type: ignore[union-attr]
-    from cache_l2.attach_messages import LoadedRow
+    from cache_l2.attach_messages import LoadedPages, LoadedRow
 
-    monkeypatch.setattr(type(attached), "load", lambda *_, **__: (LoadedRow(4, 0, 0),))
+    monkeypatch.setattr(type(attached), "load", lambda *_, **__: LoadedPages((LoadedRow(4, 0, 0),)))
     assert looking.look("lease", keys) == (0, 0, MissReason.ABSENT)
     assert looking.look("get", keys) == (0, 0, MissReason.ABSENT)
     assert looking.counted()["missed_pages_absent"] == 8
@@ -400,7 +400,7 @@ def test_what_was_reused_and_hidden_while_the_rest_was_loaded_is_not_lost_sight_
     pages = pages_under(keys, ns.page_bytes)
     assert put_fresh(client, ns, keys[:KEY_BYTES], pages[:1], tags=[b"hidden"]) == [STORED]
 
-    def stage(*_: object) -> Staged:
+    def stage(*_: object, **__: object) -> Staged:
         assert looking.site.call(lambda store: store.hide(Selector(tag=b"hidden"))) == 1
         assert put_fresh(client, ns, keys[: 2 * KEY_BYTES], pages[:2]) == [STORED] * 2
         return Staged(2, None, MissReason.ABSENT)

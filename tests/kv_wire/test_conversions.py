@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError, InvalidIdentifierError, LimitExceededError, ProtocolError
 from kv_types.ids import Stamp, new_log_incarnation
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.outcomes import (
     KNOWN,
     STORED,
@@ -24,6 +27,10 @@ from kv_types.outcomes import (
 from kv_wire.checksum import Checksum, checksum
 from kv_wire.conversions import (
     chain_keys,
+    cost_from_wire,
+    cost_to_wire,
+    decision_from_wire,
+    decision_to_wire,
     miss_reason_from_wire,
     put_from_wire,
     put_to_wire,
@@ -108,3 +115,33 @@ def test_checksums_are_xxh3_64_and_do_not_depend_on_the_pieces() -> None:
     for begin in range(0, len(data), 1000):
         digest.update(memoryview(data)[begin : begin + 1000])
     assert digest.value == checksum(data) != checksum(data[:-1] + b"\0")
+
+
+@settings(deadline=None)
+@given(st.floats(0.0, 1e9, exclude_min=True), st.floats(0.0, 1e9))
+def test_costs_come_back(first_s: float, growth_s: float) -> None:
+    message = cost_to_wire(ComputeCost(first_s, growth_s))
+    assert message is not None
+    assert cost_from_wire(message) == ComputeCost(first_s, growth_s)
+    assert cost_to_wire(None) is None
+
+
+@pytest.mark.parametrize(("first_s", "growth_s"), [(0.0, 0.0), (float("nan"), 0.0), (1.0, -1.0)])
+def test_a_cost_that_is_none_is_the_callers_mistake(first_s: float, growth_s: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="compute"):
+        cost_from_wire(cache_pb2.ComputeCost(first_s=first_s, growth_s=growth_s))
+
+
+@pytest.mark.parametrize("choice", LoadChoice, ids=lambda choice: choice.name)
+def test_choices_come_back(choice: LoadChoice) -> None:
+    made = LoadDecision(choice, 9, 3, 0.5, 0.25)
+    message = decision_to_wire(made)
+    assert message is not None
+    assert decision_from_wire(message) == made
+    assert decision_to_wire(None) is None
+    assert cache_pb2.LoadChoice.Name(int(choice)) == f"LOAD_CHOICE_{choice.name}"
+
+
+def test_a_choice_of_another_version_is_named() -> None:
+    with pytest.raises(ProtocolError, match="99"):
+        decision_from_wire(cache_pb2.LoadDecision(choice=99))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cache_l3.address import RedisServers
+from kv_types.loading import ComputeCost, LoadDecision
 from sidecar.config import Settings
 from sidecar.l3.choice import ChosenL3
 from sidecar.l3.loads import Load, LoadRow, RowLoaded
@@ -59,13 +60,19 @@ class SharedPages:
             await self._tier.drain(0.4)
             await self._tier.close()
 
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> Load:
+    def begin(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> Load:
         """See Loads."""
         assert self._tier is not None, "nobody has attached before it began"
         check = self._world.loads.begun(self._life, rows, deadline_ns=deadline_ns, is_group=group)
-        return CheckedLoad(
-            self._world, check, self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group)
-        )
+        load = self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group, compute=compute)
+        return CheckedLoad(self._world, check, load)
 
     def statistics(self) -> Mapping[str, int]:
         """All counters and gauges of it; none when there is no L3, or none any more."""
@@ -88,6 +95,11 @@ class CheckedLoad:
         self._world = world
         self._check = check
         self._load = load
+
+    @property
+    def decision(self) -> LoadDecision | None:
+        """See Load."""
+        return self._load.decision
 
     async def wait(self) -> list[RowLoaded]:
         """See Load."""

@@ -250,6 +250,14 @@ def test_bad_inspections_are_usage_errors(stratakv: Command, words: tuple[str, .
     assert text in result.stderr
 
 
+def test_inspect_tiers_tells_how_fast_l3_is_or_that_there_is_none(stratakv: Command) -> None:
+    assert set(stratakv.json("inspect", "--tiers")) == {"l3"}
+    assert stratakv("inspect", "--tiers").exit_code == 0
+    refused = stratakv("inspect", "ab" * 32, "--tiers")
+    assert refused.exit_code == 2
+    assert "--tiers" in refused.stderr
+
+
 def test_an_unknown_namespace_is_said(stratakv: Command) -> None:
     result = stratakv("inspect", "ab" * 32, "--namespace", "cd" * 32)
     assert result.exit_code == 1

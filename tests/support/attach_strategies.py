@@ -33,6 +33,7 @@ from cache_l2.attach_messages import (
 )
 from kv_types.ids import LifeId, LogIncarnation, NamespaceId, PageKey, Stamp
 from kv_types.limits import ATTACHMENTS_GONE_MAX, LOAD_ROWS_MAX, TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.validity import EngineMode
 
 U8 = st.integers(0, 2**8 - 1)
@@ -65,6 +66,11 @@ CHAINS_TO_LOAD = st.builds(
     ChainToLoad, namespace_number=U32, parent=st.none() | KEY.map(PageKey),
     keys=st.lists(KEY, max_size=10).map(b"".join),
 )  # fmt: skip
+TIMES = st.floats(0.0, 1e9, allow_nan=False)
+COSTS = st.builds(ComputeCost, st.floats(0.0, 1e9, exclude_min=True), TIMES)
+DECISIONS = st.tuples(st.sampled_from(LoadChoice), U32, U32, TIMES, TIMES).map(
+    lambda told: LoadDecision(told[0], max(told[1:3]), min(told[1:3]), *told[3:])
+)
 CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(
         Hello, version_min=U16, version_max=U16, layout_version=U32, role=st.sampled_from(Role),
@@ -83,7 +89,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
         computed_from_ms=U64, computed_until_ms=U64, rests_on=U64,
     ),
     st.builds(Abort, IDS),
-    st.builds(Load, st.lists(CHAINS_TO_LOAD, max_size=8).map(tuple), U32, st.booleans()),
+    st.builds(Load, st.lists(CHAINS_TO_LOAD, max_size=8).map(tuple), U32, st.booleans(), st.none() | COSTS),
     st.builds(CancelLoad, U32),
     st.builds(Looked, U32, st.lists(st.binary(min_size=8, max_size=8), max_size=20).map(b"".join), U32),
     st.just(Detach()),
@@ -99,7 +105,10 @@ SIDECAR_MESSAGES: st.SearchStrategy[SidecarMessage] = st.one_of(
     st.builds(Registered, namespace=KEY.map(NamespaceId), number=U32, counter=U32, page_bytes=U32),
     reserved_pages(),
     committed_pages(),
-    st.lists(st.builds(LoadedRow, U16, U16, U8, U16), max_size=LOAD_ROWS_MAX).map(tuple).map(LoadedPages),
+    st.builds(
+        LoadedPages, st.lists(st.builds(LoadedRow, U16, U16, U8, U16), max_size=LOAD_ROWS_MAX).map(tuple),
+        st.none() | DECISIONS,
+    ),
     st.just(Done()),
     st.builds(Pong, U64),
     st.builds(Failed, NAMES, st.text(max_size=100)),

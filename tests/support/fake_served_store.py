@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp, new_life_id, new_log_incarnation
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import (
     KNOWN,
     STORED,
@@ -29,6 +30,7 @@ class FakeLease:
     ended_by: MissReason
     instance: int = 0
     pages_l3: int = 0
+    load: LoadDecision | None = None
     released: bool = False
 
     def release(self) -> None:
@@ -55,6 +57,7 @@ class FakeServedStore:
     asked_to_list: list[NamespaceId] = field(default_factory=list)
     written_bytes: int = 0
     waits_s: list[float] = field(default_factory=list)
+    costs: list[ComputeCost | None] = field(default_factory=list)
 
     def stamp(self) -> Stamp | None:
         return self.position
@@ -79,9 +82,16 @@ class FakeServedStore:
         return Hit(found, Tier.L2) if found else Miss(MissReason.ABSENT)
 
     async def lease_chain(
-        self, namespace: NamespaceId, keys: bytes, *, start: int, wait_s: float
+        self,
+        namespace: NamespaceId,
+        keys: bytes,
+        *,
+        start: int,
+        wait_s: float,
+        compute: ComputeCost | None = None,
     ) -> FakeLease:
         del namespace
+        self.costs.append(compute)
         self.waits_s.append(wait_s)
         found = self._prefix(keys)[start:]
         whole = start + len(found) == len(keys) // 32
@@ -91,8 +101,11 @@ class FakeServedStore:
         self.leases.append(lease)
         return lease
 
-    def prefetch(self, namespace: NamespaceId, rows: Sequence[bytes]) -> list[int]:
+    def prefetch(
+        self, namespace: NamespaceId, rows: Sequence[bytes], *, compute: ComputeCost | None = None
+    ) -> list[int]:
         del namespace
+        self.costs.append(compute)
         return [len(keys) // 32 - len(self._prefix(keys)) for keys in rows]
 
     def reserve_page(

@@ -10,11 +10,13 @@ from typing import Any
 from cache_l2.store import NamespaceRecord
 from cache_l3.record_store import RecordName
 from invalidation.local_log import LocalLog
+from kv_policy.admission import L3Admission
 from kv_types.clock import BoottimeClock
 from kv_types.ids import PageKey, Stamp
 from kv_types.namespace import Namespace
 from kv_types.outcomes import STORED, Hit, PutOutcome
 from kv_types.record import PageDescription
+from sidecar.l3.admission import Admission
 from sidecar.l3.loader import Loader
 from sidecar.l3.loads import LoadRow, RowLoaded
 from sidecar.l3.plan import Bounds
@@ -59,6 +61,7 @@ class Node:
         space: Namespace | None = None,
         queue_pages: int = 1024,
         queue_bytes: int = 1 << 30,
+        admission: L3Admission = L3Admission.ALWAYS,
         **config: Any,
     ) -> None:
         self.time = time
@@ -77,7 +80,7 @@ class Node:
             WriteTerms(ttl_s=100, deadline_ns=SECOND_NS), clock=time, pause=time.pause,
             wall_ms=lambda: time.now_ns() // 1_000_000,
             became_resident=self.loader.became_resident, stored_there=self.loader.stored_there,
-            is_loading=lambda: self.loader.is_loading,
+            is_loading=lambda: self.loader.is_loading, admission=Admission(admission, self.loader.tier),
         )  # fmt: skip
 
     def put_for(self, keys: Sequence[PageKey], *, ttl_s: int) -> None:

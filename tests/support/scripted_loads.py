@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from kv_types.ids import KEY_BYTES
+from kv_types.loading import ComputeCost, LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import LoadRow, RowLoaded
 
@@ -13,7 +14,16 @@ from sidecar.l3.loads import LoadRow, RowLoaded
 class ScriptedLoad:
     """One load. `finish` answers it, `fail` has its wait raise."""
 
-    def __init__(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool) -> None:
+    def __init__(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool,
+        compute: ComputeCost | None = None,
+    ) -> None:
+        self.compute = compute
+        self.decision: LoadDecision | None = None
         self.rows = list(rows)
         self.deadline_ns = deadline_ns
         self.group = group
@@ -50,7 +60,14 @@ class ScriptedLoads:
     def __init__(self) -> None:
         self.begun: list[ScriptedLoad] = []
 
-    def begin(self, rows: Sequence[LoadRow], *, deadline_ns: int, group: bool = False) -> ScriptedLoad:
-        load = ScriptedLoad(rows, deadline_ns=deadline_ns, group=group)
+    def begin(
+        self,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        group: bool = False,
+        compute: ComputeCost | None = None,
+    ) -> ScriptedLoad:
+        load = ScriptedLoad(rows, deadline_ns=deadline_ns, group=group, compute=compute)
         self.begun.append(load)
         return load

@@ -15,8 +15,12 @@ from inference_worker.connectors.vllm.plan import IN_PLACE, LoadJob, Variant
 from inference_worker.connectors.vllm.requests import Found, RequestState
 from inference_worker.connectors.vllm.variants import ShardNamespace
 from inference_worker.lease import PageLease
+from inference_worker.prefetch import Prefetch
 from kv_types.ids import KEY_BYTES
+from kv_types.loading import LoadChoice
 from kv_types.outcomes import MissReason
+
+_COMPUTED = (LoadChoice.COMPUTE, LoadChoice.TRIAL, LoadChoice.STOPPED)
 
 
 class LookUps:
@@ -74,6 +78,8 @@ class LookUps:
         pages, reason = self._asker.match_all(state.chains_by_namespace(keys))
         if self._waits(state, reason):
             return None
+        if reason is MissReason.ABSENT and any(_is_computed(one) for one in state.prefetches):
+            reason = MissReason.COMPUTE_IS_FASTER
         state.cancel_prefetches()
         found = max(0, pages * self._page_tokens - local_tokens)
         state.found.external_tokens, state.found.ended_by = found, reason
@@ -92,7 +98,9 @@ class LookUps:
         local = state.found.local_tokens
         start, end, blocks = self._places(local, external_tokens, block_ids)
         leases = [
-            self._client.lease(shard.registered, packed, start=start, deadline_s=0.0)
+            self._client.lease(
+                shard.registered, packed, start=start, deadline_s=0.0, missed=state.found.ended_by
+            )
             for shard, packed in self._shards(state, keys)
         ]
         if not external_tokens:
@@ -156,6 +164,12 @@ class LookUps:
         if self._now_s() >= state.look_up_until_s:
             return False
         return not all(prefetch.is_over for prefetch in state.prefetches)
+
+
+def _is_computed(prefetch: Prefetch) -> bool:
+    """Whether pages were left to be computed though L3 may have them."""
+    load = prefetch.load
+    return load is not None and load.choice in _COMPUTED
 
 
 def _release(leases: Sequence[PageLease]) -> None:

@@ -17,7 +17,7 @@ from kv_types.limits import (
     VLLM_SCHEDULER_DEADLINE_S_DEFAULT,
 )
 from kv_types.namespace import StoredAs
-from kv_types.numbers import check_integer, check_seconds
+from kv_types.numbers import check_integer, check_rate, check_seconds
 
 
 class TenantSource(StrEnum):
@@ -69,9 +69,10 @@ class ConnectorSettings:
     the hub's commit or a digest of their files. model_name: None is the served model's own. look_up_deadline_s: how
     long a request may wait for pages of L3 before it is scheduled without. store_deadline_s: how long one save may
     take. scheduler_deadline_s: how long the whole engine may wait for a sidecar that has to be told of a tenant.
-    follow_weights: take announced versions of weights for this engine's own. page_tokens: a multiple of the engine's
-    block size; None lets the connector choose. stored_as: pages may come back from L3 as this lossy codec leaves them;
-    None: bit for bit. save_generated: store pages of generated tokens too.
+    prefill_tokens_per_s: how many tokens of prompts the engine computes in a second; pages of L3 that it would sooner
+    compute are not loaded then. follow_weights: take announced versions of weights for this engine's own. page_tokens: a
+    multiple of the engine's block size; None lets the connector choose. stored_as: pages may come back from L3 as this
+    lossy codec leaves them; None: bit for bit. save_generated: store pages of generated tokens too.
     require_cacheable: refuse to start where the model can't be named.
     """
 
@@ -84,6 +85,7 @@ class ConnectorSettings:
     look_up_deadline_s: float = 0.5
     store_deadline_s: float = 5.0
     scheduler_deadline_s: float = VLLM_SCHEDULER_DEADLINE_S_DEFAULT
+    prefill_tokens_per_s: float = 0.0
     load_mode: LoadMode = LoadMode.SYNC
     engine_cache: EngineCache = EngineCache.KEEP
     on_invalidation: OnInvalidation = OnInvalidation.FINISH
@@ -163,6 +165,11 @@ def _stored_as(key: str, value: object) -> dict[str, Any]:
     return {key: None} if value is None else _choice(StoredAs)(key, value)
 
 
+def _rate(key: str, value: object) -> dict[str, Any]:
+    check_rate(value, key)  # type: ignore[arg-type]
+    return {key: float(value)}  # type: ignore[arg-type]
+
+
 def _page_tokens(key: str, value: object) -> dict[str, Any]:
     if value is not None:
         check_integer(value, key, low=1, high=PAGE_TOKENS_MAX)  # type: ignore[arg-type]
@@ -188,6 +195,7 @@ _READERS: dict[str, Reader] = {
     "look_up_deadline_s": _seconds(ENGINE_LOOK_UP_S_MAX, may_be_0=True),
     "store_deadline_s": _seconds(CALL_S_MAX),
     "scheduler_deadline_s": _seconds(CALL_S_MAX),
+    "prefill_tokens_per_s": _rate,
     "load_mode": _choice(LoadMode),
     "engine_cache": _choice(EngineCache),
     "on_invalidation": _choice(OnInvalidation),

@@ -59,6 +59,7 @@ def connect_scheduler(settings: ConnectorSettings, vllm_config: Any) -> FusedSch
             writable=False,
             prefault=False,
             prefetches_in_flight_max=PREFETCHES_IN_FLIGHT_MAX,
+            prefill_tokens_per_s=settings.prefill_tokens_per_s,
         ),
     )
     governor = Governor(client.validity, BoottimeClock(), mode=mode, recompute=recompute)

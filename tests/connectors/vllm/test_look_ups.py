@@ -10,6 +10,7 @@ from inference_worker.client import Client
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.plan import IN_PLACE
 from inference_worker.connectors.vllm.requests import RequestState
+from kv_types.loading import LoadChoice, LoadDecision
 from kv_types.outcomes import MissReason
 from tests.connectors.vllm.scheduling import Scheduling, base_of
 
@@ -126,3 +127,35 @@ def test_who_needs_every_position_finds_nothing(scheduling: Scheduling) -> None:
     scheduling.put(state, 2)
     state.reads_external = False
     assert _found(_look_ups(scheduling.client), state) == 0
+
+
+class _Over:
+    """A prefetch that is over, and what was chosen."""
+
+    is_over = True
+
+    def __init__(self, load: LoadDecision | None) -> None:
+        self.load = load
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+@pytest.mark.parametrize(
+    "choice", [LoadChoice.COMPUTE, LoadChoice.TRIAL, LoadChoice.STOPPED, LoadChoice.LOAD]
+)
+def test_what_was_left_to_be_computed_is_counted_as_that(scheduling: Scheduling, choice: LoadChoice) -> None:
+    look_ups, state = _look_ups(scheduling.client), scheduling.state(list(range(3 * TOKENS + 1)))
+    scheduling.put(state, 1)
+    look_ups.arrive(state)
+    state.prefetches = [_Over(None), _Over(LoadDecision(choice, 2, 0, 1.0, 0.5))]
+    found = look_ups.match(state, 0)
+    assert found == TOKENS
+    before = scheduling.client.statistics()
+    assert look_ups.admit(state, found, list(range(100, 107))) is not None
+    state.release_leases()
+    after = scheduling.client.statistics()
+    name = "missed_pages_absent" if choice is LoadChoice.LOAD else "missed_pages_compute_is_faster"
+    assert state.found.ended_by.name.lower() in name
+    assert int(after.get(name, 0)) - int(before.get(name, 0)) == 2
+    assert int(after["requested_pages"]) - int(before["requested_pages"]) == 3

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv_types.ids import NamespaceId, PageKey
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
 from sidecar.l3.planner import Planner
@@ -48,6 +49,8 @@ class Open:
     is_group: bool
     told: set[PageKey]
     """Pages that were resident at its beginning or became it since."""
+    is_weighed: bool = False
+    """Whether it says what computing its pages takes."""
     loaded: set[PageKey] = field(default_factory=set)
 
 
@@ -166,6 +169,7 @@ class PlannerMachine(RuleBasedStateMachine):
                 continue
             assert row.pending == 0
             assert (row.reason is MissReason.NONE) == (row.pages == len(keys))
+            assert request.is_weighed or row.reason is not MissReason.COMPUTE_IS_FASTER
             assert all(one in request.told for one in keys[: row.pages]), "never what was hoped"
             loaded = [at for at in range(row.pages) if keys[at] in request.loaded]
             assert row.from_l3 == (loaded[0] if loaded else row.pages)
@@ -179,9 +183,15 @@ class PlannerMachine(RuleBasedStateMachine):
         patience_ms=st.integers(1, 60),
         is_group=st.booleans(),
         is_waited=st.booleans(),
+        page_ms=st.none() | st.integers(1, 20),
     )
     def ask(
-        self, picks: list[tuple[int, int, int]], patience_ms: int, is_group: bool, is_waited: bool
+        self,
+        picks: list[tuple[int, int, int]],
+        patience_ms: int,
+        is_group: bool,
+        is_waited: bool,
+        page_ms: int | None,
     ) -> None:
         rows, asked = [], []
         for chain, start, length in picks:
@@ -203,10 +213,11 @@ class PlannerMachine(RuleBasedStateMachine):
         told = {one for keys, row in zip(rows, asked, strict=True) for one in keys[: row.resident]}
         for one in told:
             self.told_resident(one)
-        self.open[self.requests] = Open(rows, deadline_ns, is_group, told)
+        self.open[self.requests] = Open(rows, deadline_ns, is_group, told, is_weighed=page_ms is not None)
         self.do(
             plan.Asked(
-                request=self.requests, rows=tuple(asked), deadline_ns=deadline_ns, is_group=is_group, now_ns=self.now_ns
+                request=self.requests, rows=tuple(asked), deadline_ns=deadline_ns, is_group=is_group, now_ns=self.now_ns,
+                compute=None if page_ms is None else ComputeCost(page_ms / 1000),
             )
         )  # fmt: skip
         if is_waited:

@@ -149,6 +149,8 @@ STATE = L3State(
     stores={"offered": 9, "stored": 4, "known": 1, "gone": 2, "dropped_queue_full": 1, "refused_full": 1,
             "queued_pages": 7, "queued_bytes": 70, "in_flight": 1, "oldest_ms": 1500},
     records={"loaded": 6, "loaded_bytes": 60, "corrupt": 1, "load_missed_deadline": 2, "probe_missed_absent": 8},
+    choices={"chose_load": 3.0, "chose_compute": 2.0, "latency_seconds": 0.5, "bytes_per_second": 1e6, "error_factor": 1.5,
+             "sureness": 4.0, "samples": 5.0, "expected_seconds": 6.0, "measured_seconds": 7.0},
 )  # fmt: skip
 
 
@@ -184,6 +186,14 @@ def test_metrics_tell_what_is_loaded_stored_and_lost_and_which_servers_answer() 
         "stratakv_l3_queued_pages 7.0",
         "stratakv_l3_queue_age_seconds 1.5",
         "stratakv_l3_flights 3.0",
+        'stratakv_l3_load_decisions_total{choice="load"} 3.0',
+        'stratakv_l3_load_decisions_total{choice="stopped"} 0.0',
+        "stratakv_l3_estimate_latency_seconds 0.5",
+        "stratakv_l3_estimate_bytes_per_second 1e+06",
+        "stratakv_l3_estimate_sureness 4.0",
+        "stratakv_l3_estimate_error_factor 1.5",
+        "stratakv_l3_estimate_expected_seconds_total 6.0",
+        "stratakv_l3_estimate_measured_seconds_total 7.0",
     ):
         assert line in text.splitlines(), line
     assert rendered(L3State(why_off="off")).splitlines()[-1] == "stratakv_l3_enabled 0.0"

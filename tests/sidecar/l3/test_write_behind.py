@@ -26,7 +26,7 @@ from tests.support.records import split_record
 
 pytestmark = pytest.mark.asyncio
 
-ENDS = ("stored", "known", "gone", "dropped_", "refused_")
+ENDS = ("stored", "known", "gone", "left_here", "dropped_", "refused_")
 
 
 def accounted(figures: Mapping[str, int]) -> bool:

@@ -1,0 +1,43 @@
+"""UsedPages: finds pages of the arena that were asked for and are not in L3, some of the arena at a time, before they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cache_l2.store import ArenaStore
+from sidecar.l3.admission import Admission
+
+_ENTRIES_AT_ONCE = 16_384
+"""Entries of one look: some hundred µs."""
+_PAGES_AT_ONCE = 64
+"""Pages that one look offers at most."""
+LOOK_S = 0.25
+
+
+class UsedPages:
+    """Goes round the arena. It pins nothing, holds up no put, and offers nothing while the queue to L3 is half full."""
+
+    def __init__(self, store: ArenaStore, admission: Admission, offer: Callable[[int, int], None]) -> None:
+        """`offer` queues an instance of so many bytes."""
+        self._store = store
+        self._admission = admission
+        self._offer = offer
+        self._at = 0
+
+    def look(self) -> int:
+        """Look at the next part of the arena; returns how many pages were offered."""
+        begin = self._at
+        self._at, used = self._store.used_pages(begin=begin, count=_ENTRIES_AT_ONCE)
+        offered = 0
+        for instance in used:
+            if self._admission.is_placed(instance):
+                continue
+            page = self._store.describe(instance)
+            if page is None or not self._admission.saves(instance, page.key, page.payload_bytes):
+                continue
+            self._offer(instance, page.payload_bytes)
+            offered += 1
+            if offered == _PAGES_AT_ONCE:
+                self._at = begin  # the rest of this part is looked at again
+                break
+        return offered
