@@ -1,4 +1,4 @@
-"""The eviction policy that learns: hits beside LRU on made-up traces that it was not tuned on, and what a decision costs.
+"""The eviction policy that learns: hits beside LRU on made-up traces, and what a decision costs.
 
 `python -m benchmarks.policy [--pages 1000000]`. The requests are the same each time; only times differ.
 """

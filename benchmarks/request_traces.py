@@ -1,6 +1,6 @@
 """Made-up request traces of the kinds that fleets see: chats, agents, shared prompts, documents, batches, scans, by seed.
 
-What the policy is tuned on is real traces; these are what it has never seen.
+The policy is tuned on real traces. Of these, seeds 1 and 2 were looked at when its guard was set; tests use others.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_requests_that_are_put_in_pieces_are_known_for_one(name: str, piece_bloc
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_it_holds_on_kinds_of_traces_that_it_was_not_tuned_on(kind: str) -> None:
+def test_it_holds_on_made_up_traces_of_other_seeds(kind: str) -> None:
     gains = []
     for seed in (11, 12):
         trace = arrays(made_up(kind, seed, 3_000))
