@@ -16,6 +16,7 @@ class LeafHeap {
     std::uint32_t run;
     std::uint32_t tie;   // its last page
     std::uint32_t kind;  // what its value depends on besides (PrefixPolicy::kind_of)
+    std::uint32_t depth;  // of its last page
     bool before(const Leaf& other) const {
       return touched_ns != other.touched_ns ? touched_ns < other.touched_ns : tie < other.tie;
     }
