@@ -289,6 +289,7 @@ nb::dict statistics(const PyArena& self) {
   out["policy_learned"] = s.policy_learned;
   out["policy_requests"] = s.policy.requests;
   out["policy_returns"] = s.policy.returned;
+  out["policy_elsewhere"] = s.policy.elsewhere;
   out["policy_made_up"] = s.policy.made_up;
   return out;
 }

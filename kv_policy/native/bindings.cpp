@@ -93,7 +93,8 @@ using Numbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::
 
 std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
     const Times& times_ns, const Numbers& offsets, const Numbers& blocks, std::uint32_t capacity_blocks,
-    const std::string& mode, std::uint32_t piece_blocks, std::uint64_t seed, bool is_processor_time, std::uint32_t attention_blocks) {
+    const std::string& mode, std::uint32_t piece_blocks, std::uint64_t seed, bool is_processor_time,
+    std::uint32_t attention_blocks, double elsewhere_cost) {
   const std::uint64_t requests = times_ns.shape(0);
   if (offsets.shape(0) != requests + 1) throw nb::value_error("offsets must be one more than times");
   for (std::uint64_t i = 0; i < requests; ++i) {
@@ -105,7 +106,7 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint
   if (offsets.data()[0] != 0 || offsets.data()[requests] != blocks.shape(0)) {
     throw nb::value_error("offsets must begin with 0 and end with the number of blocks");
   }
-  const ReplayOptions options{mode_of(mode), piece_blocks, seed, attention_blocks};
+  const ReplayOptions options{mode_of(mode), piece_blocks, seed, attention_blocks, elsewhere_cost};
   nb::gil_scoped_release released;
   std::uint64_t longest = 0;
   for (std::uint64_t i = 0; i < requests; ++i) longest = std::max(longest, offsets.data()[i + 1] - offsets.data()[i]);
@@ -180,5 +181,5 @@ NB_MODULE(_native, m) {
   bind_held_policy(m);
   m.def("replay", replay, nb::arg("times_ns"), nb::arg("offsets"), nb::arg("blocks"), nb::kw_only(), nb::arg("capacity_blocks"),
         nb::arg("policy") = "learned", nb::arg("piece_blocks") = 0, nb::arg("seed") = 1, nb::arg("processor_time") = false,
-        nb::arg("attention_blocks") = 0);
+        nb::arg("attention_blocks") = 0, nb::arg("elsewhere_cost") = 1.0);
 }

@@ -43,13 +43,14 @@ struct ColdPage {
   std::uint64_t touched_ns;  // last access
 };
 
-// What the policy has seen and done, ever.
+// What the policy has seen and done.
 struct PolicyCounts {
   std::uint64_t requests = 0;     // looked-up ones that it learned from
   std::uint64_t estimates = 0;
   std::uint64_t evicted = 0;
   std::uint64_t returned = 0;     // pages inserted that were evicted lately
   std::uint64_t made_up = 0;      // victims that were used later than any look-up told
+  std::uint64_t elsewhere = 0;    // resident now, and held by a slower tier too
 };
 
 class PrefixPolicy {

@@ -353,6 +353,7 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   const std::uint32_t parent = gone.parent;
   --run.pages;
   --resident_pages_;
+  counts_.elsewhere -= gone.elsewhere;
   gone.resident = false;
   if (run.pages == 0) {
     drop_run(number);
@@ -392,6 +393,7 @@ inline void PrefixPolicy::set_elsewhere(std::uint32_t page, bool is_elsewhere) {
   if (!resident(page)) throw std::invalid_argument("page is not resident");
   if (pages_[page].elsewhere == is_elsewhere) return;
   pages_[page].elsewhere = is_elsewhere;
+  is_elsewhere ? ++counts_.elsewhere : --counts_.elsewhere;
   const std::uint32_t run = pages_[page].run;
   if (runs_[run].tail == page) refresh(run);
 }

@@ -24,6 +24,7 @@ struct ReplayOptions {
   std::uint32_t piece_blocks = 0;  // blocks that are put at once; 0: all of a request
   std::uint64_t seed = 1;
   std::uint32_t attention_blocks = 0;  // see PolicyOptions
+  double elsewhere_cost = 1;           // below 1: a slower tier holds every block that was put too
 };
 
 struct ReplayResult {
@@ -43,9 +44,11 @@ class Replay {
         now_(now),
         capacity_blocks_(capacity_blocks),
         piece_blocks_(options.piece_blocks),
+        is_elsewhere_(options.elsewhere_cost < 1),
         id_of_(capacity_blocks + request_blocks_most) {
     for (std::uint32_t page = capacity_blocks + request_blocks_most; page-- > 0;) free_.push_back(page);
     resident_.reserve(capacity_blocks);
+    policy_.set_elsewhere_cost(options.elsewhere_cost);
   }
 
   PrefixPolicy& policy() { return policy_; }
@@ -92,6 +95,7 @@ class Replay {
     for (std::uint64_t i = from; i < end; ++i) {
       const std::uint32_t page = free_[free_.size() - 1 - (i - from)];
       policy_.insert(page, tip, digest_of(blocks[i]), 0, now_ns);
+      if (is_elsewhere_) policy_.set_elsewhere(page, true);
       tip = page;
     }
     result_.decision_ns += now_() - began;
@@ -129,6 +133,7 @@ class Replay {
   Now now_;
   std::uint32_t capacity_blocks_;
   std::uint32_t piece_blocks_;
+  bool is_elsewhere_;
   std::unordered_map<std::uint64_t, std::uint32_t> resident_;
   std::vector<std::uint64_t> id_of_;
   std::vector<std::uint32_t> free_, victims_;

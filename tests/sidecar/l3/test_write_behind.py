@@ -52,6 +52,8 @@ async def test_what_one_node_stores_another_loads() -> None:
         assert await other.load(keys) == [RowLoaded(100, 0, MissReason.NONE)]
         other.check_bytes(keys)
         assert other.records.shelf.ttl_s(other.name(keys[0])) == pytest.approx(100, abs=1)
+        for node in (writer, other):
+            assert node.store.statistics()["policy_elsewhere"] == 100, "both know that L3 holds them"
 
 
 async def test_what_was_loaded_is_not_sent_back() -> None:
@@ -75,6 +77,7 @@ async def test_known_valid_pages_are_not_sent_again_and_live_longer() -> None:
         figures = await idle(writer)
         assert (figures["known"], figures.get("stored", 0)) == (6, 0)
         assert writer.records.calls["store"] == 0
+        assert writer.store.statistics()["policy_elsewhere"] == 6
         assert writer.records.shelf.ttl_s(writer.name(keys[5])) == pytest.approx(100, abs=1)
         assert other.resident(keys) == 0
 
