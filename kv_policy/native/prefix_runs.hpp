@@ -296,6 +296,7 @@ inline void PrefixPolicy::drop_run(std::uint32_t number) {
 
 inline void PrefixPolicy::insert(std::uint32_t page, std::uint32_t parent, std::uint32_t digest, std::uint16_t queue,
                                  std::uint64_t now_ns, std::uint64_t expires_ns) {
+  ghosts_.prefetch(digest);
   if (page >= pages_.size() || pages_[page].resident) throw std::invalid_argument("page is resident already, or none");
   if (parent != kNoPage && !resident(parent)) throw std::invalid_argument("parent is not resident");
   now_ns_ = std::max(now_ns_, now_ns);
