@@ -331,6 +331,26 @@ async def test_what_pages_stand_on_lives_on_in_l3_and_comes_back_if_it_has_gone(
         assert await other.load(keys[:10]) == [RowLoaded(10, 0, MissReason.NONE)]
 
 
+async def test_a_page_whose_record_was_found_gone_costs_what_others_do_until_it_is_there_again() -> None:
+    async with nodes() as (writer,):
+        writer.behind.start()
+        keys = fresh(10)
+        writer.put(keys[:8])
+        await idle(writer)
+        await writer.time.run(90)
+        for lost in keys[2:4]:
+            assert writer.records.shelf.remove(writer.name(lost))
+        assert writer.store.statistics()["policy_elsewhere"] == 8, "nobody has noticed"
+        held = [writer.records.hold("store") for _ in range(4)]
+        writer.put(keys, start=8)
+        await until(lambda: writer.behind.statistics().get("restored", 0) == 2, what="their restoring")
+        assert writer.store.statistics()["policy_elsewhere"] == 6
+        for one in held:
+            one.release()
+        await idle(writer)
+        assert writer.store.statistics()["policy_elsewhere"] == 10
+
+
 async def test_what_was_in_l3_a_moment_ago_is_not_asked_for_again() -> None:
     async with nodes() as (node,):
         node.behind.start()
