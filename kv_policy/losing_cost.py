@@ -15,7 +15,7 @@ _LEAST = 0.125
 _STEP = 0.05
 """What one request changes of the depth at which computing takes twice as long."""
 ATTENTION_PAGES_LEAST = 256
-"""Where attention grew faster than this, deep pages would push out more hits than the time that they save is worth."""
+"""Growth that is steeper counts for no more: in replays of traces, deep pages then pushed out more hits than LRU loses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LosingCost:
 
     def computes(self, cost: ComputeCost) -> None:
         """Take in what a worker says of a chain's pages from the first one on."""
-        growth = cost.growth_s / cost.first_s
+        growth = min(cost.growth_s / cost.first_s, 1 / ATTENTION_PAGES_LEAST)  # no outlier counts for more
         self._growth = growth if self._growth is None else self._growth + _STEP * (growth - self._growth)
 
     def costs(self, *, is_reachable: bool) -> LosingCosts:
@@ -56,4 +56,4 @@ class LosingCost:
         """Nothing is assumed while no worker has said anything, or where it says that all pages take the same time."""
         if self._growth is None or self._growth * ARENA_PAGES_MAX < 1.0:
             return 0
-        return max(ATTENTION_PAGES_LEAST, round(1.0 / self._growth))
+        return round(1.0 / self._growth)

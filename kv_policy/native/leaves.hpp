@@ -9,7 +9,8 @@
 
 namespace stratakv {
 
-// They lie in blocks, so that no call ever moves all of them. Least access first; equal ones: the least tie first. Whoever owns the runs keeps where each of them stands (`places`).
+// They lie in blocks, so that no call ever moves all of them. Least access first; equal ones: the least tie first. Whoever owns
+// the runs keeps where each of them stands (`places`).
 class LeafHeap {
  public:
   static constexpr std::uint32_t kNowhere = 0xFFFFFFFFu;

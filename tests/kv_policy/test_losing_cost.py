@@ -58,7 +58,7 @@ def test_a_worker_that_tells_one_speed_says_that_all_depths_are_alike() -> None:
     assert losing.costs(is_reachable=True).attention_pages == 0
 
 
-@given(st.lists(st.builds(ComputeCost, st.floats(1e-9, 1e3), st.floats(0, 1e3)), max_size=8))
+@given(st.lists(st.builds(ComputeCost, st.floats(1e-300, 1e300), st.floats(0, 1e300)), max_size=8))
 def test_whatever_workers_say_costs_stay_within_bounds(told: list[ComputeCost]) -> None:
     losing = LosingCost(LoadOrRecompute())
     for cost in told:
