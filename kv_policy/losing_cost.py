@@ -15,7 +15,7 @@ _LEAST = 0.125
 _STEP = 0.05
 """What one request changes of the depth at which computing takes twice as long."""
 ATTENTION_PAGES_LEAST = 256
-"""Growth that is steeper counts for no more: in replays of traces, deep pages then pushed out more hits than LRU loses."""
+"""Steeper growth counts for no more: in replays of traces, with much steeper one some caches had fewer hits than with LRU."""
 
 
 @dataclass(frozen=True, slots=True)
