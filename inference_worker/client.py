@@ -300,6 +300,11 @@ class Client:
         """
         self._link.prefill.observe(tokens, start=start, seconds=seconds)
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """How fast this worker computes the first thousand tokens of a prompt, as was told or measured; 0: unknown."""
+        return self._link.prefill.tokens_per_s()
+
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.
 
