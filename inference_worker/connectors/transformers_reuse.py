@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -23,10 +23,12 @@ from cache_l1.cache import Filling, L1Cache
 from cache_l1.device_pages import DevicePages
 from cache_l1.transfer import Part, Transfers, batches
 from inference_worker.connectors.transformers_cache import PageCodec, PagesAt
+from inference_worker.connectors.transformers_promotion import Promotions
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
 from inference_worker.prefetch import Prefetch
 from inference_worker.weights import Announced
+from kv_policy.admission import L1Promotion
 from kv_types.errors import StrataError
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import BATCH_PAGES_MAX
@@ -75,6 +77,8 @@ class PageReuse:
         *,
         codec: PageCodec,
         l1_bytes: int,
+        l1_policy: str,
+        l1_promotion: L1Promotion,
         device: torch.device,
     ) -> None:
         self.client = client
@@ -94,7 +98,13 @@ class PageReuse:
             page_bytes=codec.page_bytes,
             memory=self.memory,
             namespace=namespace,
+            policy=l1_policy,
         )
+        self.promotions = Promotions(l1_promotion)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters and gauges of L1, and of what came into it from L2."""
+        return {**self.l1.statistics(), **self.promotions.statistics()}
 
     def begin(self, report: ReuseReport, *, mark: object) -> ReuseCall:
         """Begin one call: stamp and view are loaded now, before anything is reused (rule R1).
@@ -261,7 +271,12 @@ class ReuseCall:
         keys = self._keys(tokens)
         count = len(keys) // KEY_BYTES
         if count > found.found or found.from_l1 < found.found:
-            with self._reuse.l1.filling(keys, found.from_l1, view=self._view) as filling:
+            l1 = self._reuse.l1
+            kept = self._reuse.promotions.kept(
+                keys, start=found.from_l1, end=found.found, free_pages=l1.free_pages
+            )
+            wanted = keys if kept == found.found else keys[: kept * KEY_BYTES]
+            with l1.filling(wanted, found.from_l1, view=self._view) as filling:
                 self._keep_fetched(filling, found)
                 if count > found.found:
                     begin = column + found.found * self.codec.page_tokens
