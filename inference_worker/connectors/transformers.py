@@ -17,7 +17,9 @@ from transformers import DynamicCache
 
 from cache_l1.policies import POLICY_DEFAULT as L1_POLICY_DEFAULT
 from cache_l1.policies import check_policy
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.connectors.transformers_cache import CachedRow, PageCodec
+from inference_worker.connectors.transformers_fetch import reach
 from inference_worker.connectors.transformers_generation import GenerationPlan, plan_generation
 from inference_worker.connectors.transformers_identity import (
     Declared,
@@ -141,6 +143,7 @@ class TransformersConnector:
         self.uncacheable: Uncacheable | None = None
         self.namespace: Namespace | None = None
         self._reuse: PageReuse | None = None
+        self._reached: RegisteredMemory | None = None
         self._mark: object = None
         self._naming = threading.Lock()
         version = None if weights is None else weights.version
@@ -207,9 +210,10 @@ class TransformersConnector:
             return
         device = self.model.device
         codec = PageCodec(named, device=device)
+        self._reached = self._reached or reach(self._client, device)
         reuse = PageReuse(
-            self._client, named, codec=codec, device=device, l1_bytes=self._l1_bytes,
-            l1_policy=self._l1_policy, l1_promotion=self._l1_promotion,
+            self._client, named, codec=codec, device=device, l1_bytes=self._l1_bytes, l1_policy=self._l1_policy,
+            l1_promotion=self._l1_promotion, reached=self._reached,
         )  # fmt: skip
         if self._reuse is not None:
             self._reuse.retire()

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from cache_l1.cache import Filling, L1Cache
 from cache_l1.device_pages import DevicePages
 from cache_l1.transfer import Part, Transfers, batches
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.connectors.transformers_cache import PageCodec, PagesAt
+from inference_worker.connectors.transformers_fetch import bring
 from inference_worker.connectors.transformers_promotion import Promotions
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
@@ -80,8 +82,11 @@ class PageReuse:
         l1_policy: str,
         l1_promotion: L1Promotion,
         device: torch.device,
+        reached: RegisteredMemory | None,
     ) -> None:
+        """`reached`: host memory that the device reads by itself; None: it has no memory of its own."""
         self.client = client
+        self.reached = reached
         self.namespace = namespace
         self._calls = 0
         self._is_retired = False
@@ -239,6 +244,12 @@ class ReuseCall:
         left_s = until - time.monotonic()
         if left_s <= 0.0:
             return self._empty(0), 0, MissReason.DEADLINE
+        if self._reuse.reached is not None:
+            with self._request.lease(keys, start=start, deadline_s=left_s) as lease:
+                fetched = self._empty(lease.pages)
+                transfers, reached = self._reuse.transfers, self._reuse.reached
+                bring(list(lease), fetched, transfers=transfers, reached=reached)
+                return fetched, lease.pages_l3, lease.reason
         wanted = len(keys) // KEY_BYTES - start
         is_on_host = self._reuse.device.type == "cpu"
         room = torch.empty((wanted, self.codec.page_bytes), dtype=torch.uint8, pin_memory=not is_on_host)

@@ -94,7 +94,8 @@ def test_what_is_computed_behind_pages_that_stay_in_l2_is_stored_there_and_right
     assert (done.logits[0] - logits[-1]).abs().max() <= 1e-5
 
 
-def test_names_that_are_none_are_refused() -> None:
-    for wrong in ({"l1_policy": "newest"}, {"l1_promotion": "sometimes"}):
-        with pytest.raises(InvalidArgumentError, match=str(next(iter(wrong.values())))):
-            TransformersConnector(shared_model("llama"), FakeClient(FakeSidecar()), **wrong)
+@pytest.mark.parametrize(("setting", "wrong"), [("l1_policy", "newest"), ("l1_promotion", "sometimes")])
+def test_names_that_are_none_are_refused(setting: str, wrong: str) -> None:
+    settings: dict[str, Any] = {setting: wrong}
+    with pytest.raises(InvalidArgumentError, match=wrong):
+        TransformersConnector(shared_model("llama"), FakeClient(FakeSidecar()), **settings)
