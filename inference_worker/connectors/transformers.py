@@ -238,8 +238,7 @@ class TransformersConnector:
                 timer = self._timer(rows, first=first)
                 done = self._forward(rows, cache, report, timer, first=first, all_logits=all_logits)
                 self._store(call, cache, _chains(rows, found))
-                if (seconds := timer.seconds()) is not None:
-                    self._client.observe_prefill(timer.tokens, start=timer.start, seconds=seconds)
+                timer.tell(self._client)
                 return done
 
     def generate(
@@ -262,11 +261,14 @@ class TransformersConnector:
                 return self._generate(rows, input_ids, {}, settings, report)
             with call:
                 found = self._look_up(call, rows)
-                cache, _ = self._assemble(call, rows, found)
+                cache, first = self._assemble(call, rows, found)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
                     cache.batch_repeat_interleave(plan.expand)
-                done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
+                timer = self._timer(rows, first=first, expand=plan.expand)
+                with timer.first_pass(base_model(self.model)):
+                    done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
                 self._store(call, cache, _generated_chains(rows, found, done, plan, cache.get_seq_length()))
+                timer.tell(self._client)
                 return done
 
     # before the pass
@@ -353,8 +355,8 @@ class TransformersConnector:
 
     # the pass
 
-    def _timer(self, rows: PackedRows, *, first: int) -> PassTimer:
-        return PassTimer(self.model.device, tokens=rows.input_ids[:, first:].numel(), start=first)
+    def _timer(self, rows: PackedRows, *, first: int, expand: int = 1) -> PassTimer:
+        return PassTimer(self.model.device, tokens=expand * rows.input_ids[:, first:].numel(), start=first)
 
     def _forward(
         self,
