@@ -1,4 +1,4 @@
-"""Pages that are likely to go soon, as they are told before that: used ones alone, those first that the arena then evicts first."""
+"""Pages that are likely to go soon, as they are told before that: used ones alone, and first what the arena evicts first."""
 
 from __future__ import annotations
 
