@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
-from cache_l1.transfer import Part, Transfers, batches
 from cache_l1.transfer_registration import RegisteredMemory, host_tensor, registered_memory
 from cache_l2._native import copy_bytes
 from inference_worker.connectors.transformers_store import PageClient
@@ -22,39 +20,27 @@ def reach(client: PageClient, device: torch.device) -> RegisteredMemory | None:
 
 
 def bring(
-    views: Sequence[memoryview], room: torch.Tensor, *, transfers: Transfers, reached: RegisteredMemory
-) -> None:
-    """Copy one buffer of page_bytes a page into `room`, uint8 [pages, page_bytes] on the device; returns once they are there."""
-    if not views:
-        return
-    transfers.follow_engine()
+    views: Sequence[memoryview], *, page_bytes: int, device: torch.device, reached: RegisteredMemory
+) -> torch.Tensor:
+    """Copy one buffer of page_bytes a page to the device, on its current stream: uint8 [pages, page_bytes].
+
+    What the buffers lie in may be let go of when this returns.
+    """
+    room = torch.empty((len(views), page_bytes), dtype=torch.uint8, device=device)
     with reached.held(views) as is_reached:
         if is_reached:
-            loaded = transfers.load_straight(partial(_copy_straight, views, room))
-        else:
-            loaded = transfers.load(_staged(views, room))
-        loaded.synchronize()
+            try:
+                _copy_straight(views, room)
+            finally:  # what was begun before an error reads the arena too
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()
+            return room
+    staged = torch.empty(room.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for view, page in zip(views, staged, strict=True):
+        copy_bytes(page.numpy(), view)
+    return room.copy_(staged, non_blocking=True)  # torch keeps pinned memory until it is read
 
 
 def _copy_straight(views: Sequence[memoryview], room: torch.Tensor) -> None:
     for view, page in zip(views, room, strict=True):
         page.copy_(host_tensor(view), non_blocking=True)
-
-
-def _staged(views: Sequence[memoryview], room: torch.Tensor) -> Iterator[Part]:
-    for turn in batches(len(views), room.shape[1]):
-        pages = slice(turn.start, turn.stop)
-        yield Part(
-            len(turn) * room.shape[1],
-            host=partial(_fill, views[pages]),
-            device=partial(_move, room[pages]),
-        )
-
-
-def _fill(views: Sequence[memoryview], staging: torch.Tensor) -> None:
-    for view, page in zip(views, staging.view(len(views), -1), strict=True):
-        copy_bytes(page.numpy(), view)
-
-
-def _move(room: torch.Tensor, staging: torch.Tensor) -> None:
-    room.view(-1).copy_(staging, non_blocking=True)

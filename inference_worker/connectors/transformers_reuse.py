@@ -246,9 +246,9 @@ class ReuseCall:
             return self._empty(0), 0, MissReason.DEADLINE
         if self._reuse.reached is not None:
             with self._request.lease(keys, start=start, deadline_s=left_s) as lease:
-                fetched = self._empty(lease.pages)
-                transfers, reached = self._reuse.transfers, self._reuse.reached
-                bring(list(lease), fetched, transfers=transfers, reached=reached)
+                fetched = bring(
+                    list(lease), page_bytes=self.codec.page_bytes, device=self._reuse.device, reached=self._reuse.reached
+                )  # fmt: skip
                 return fetched, lease.pages_l3, lease.reason
         wanted = len(keys) // KEY_BYTES - start
         is_on_host = self._reuse.device.type == "cpu"
