@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from cache_l2.pins import Pin, PinnedChain
 from kv_types.errors import ProtocolError, StrataError
 from kv_types.ids import namespace_id
 from kv_types.operator_limits import PIN_FILE_BYTES_MAX, PINS_MAX
+from sidecar.kept_files import read_whole, write_whole
 
 PIN_FILE = "pins.json"
 _FORMAT = 1
@@ -64,32 +63,17 @@ def decode_pins(data: bytes, boot: str) -> list[Pin]:
 
 
 def read_pins(path: Path) -> list[Pin]:
-    """Pins of a file, none where it isn't there. Raises ProtocolError, OSError."""
-    try:
-        with path.open("rb") as source:
-            data = source.read(PIN_FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        return []
-    if len(data) > PIN_FILE_BYTES_MAX:
-        raise ProtocolError(f"the file of pins has more than {PIN_FILE_BYTES_MAX} bytes")
-    return decode_pins(data, boot_id())
+    """Pins of a file, none where it isn't there. Raises ProtocolError, InvalidArgumentError, OSError."""
+    data = read_whole(path, bytes_max=PIN_FILE_BYTES_MAX)
+    return [] if data is None else decode_pins(data, boot_id())
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Put a new file, for this user alone, in the place of the old one; no pins, no file. Raises OSError; the old stays then."""
-    if not pins:
+    """Put a new file in the place of the old one; no pins, no file. Raises OSError; the old stays then."""
+    if pins:
+        write_whole(path, encode_pins(pins, boot_id()))
+    else:
         path.unlink(missing_ok=True)
-        return
-    data = encode_pins(pins, boot_id())
-    beside = path.with_suffix(".new")
-    with contextlib.suppress(FileNotFoundError):
-        beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as target:
-        target.write(data)
-        target.flush()
-        os.fsync(target.fileno())
-    beside.replace(path)
 
 
 def _digest(body: bytes) -> bytes:

@@ -1,0 +1,45 @@
+"""Small files that outlive a sidecar: put in place at a stroke, read within a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from kv_types.errors import InvalidArgumentError
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file of mode 0600 in the place of the old one, on the disk before it is there. Raises OSError; the old stays then."""
+    beside = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read_whole(path: Path, *, bytes_max: int) -> bytes | None:
+    """All of a regular file; None: there is none. Raises OSError, InvalidArgumentError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidArgumentError(f"{path} is no regular file; move it away")
+        with open(descriptor, "rb", closefd=False) as source:
+            data = source.read(bytes_max + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > bytes_max:
+        raise InvalidArgumentError(f"{path} has more than {bytes_max} bytes; remove it")
+    return data
