@@ -287,6 +287,9 @@ class Arena:
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""
+    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
+        """At most `count` (1 to 65,536) instances that were looked up since they were committed and are likely to be evicted
+        soon; each `turn` looks at others. Raises ValueError."""
     def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
         """Instances, among `count` entries (1 to 65,536) from `begin` on, that were looked up since they were committed, and the
         entry to go on from, 0 at the end. Raises ValueError."""

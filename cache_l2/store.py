@@ -182,6 +182,13 @@ class ArenaStore(PageIntake):
         """
         return self._arena.used_pages(begin=begin, count=count)
 
+    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
+        """At most so many instances that were looked up since they were stored and that are likely to be evicted soon.
+
+        A bounded look at what is coldest now, at other pages with each `turn`. Raises ValueError for a count beyond 65,536.
+        """
+        return self._arena.cold_used_pages(turn=turn, count=count)
+
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""
         self._arena.check_invariants()

@@ -183,6 +183,9 @@ class Arena {
     return {pages_[entry].birth, pages_[entry].line, pages_[entry].rests_on};
   }
   std::uint64_t leases_on(std::uint32_t entry) const;
+  // Instances of at most `most` pages that readers have looked up and that are likely to be evicted soon, by a bounded look at
+  // what is coldest: another one with each `turn`. What is leased or pinned is left out where the policy knows of it.
+  std::vector<std::uint64_t> cold_used(std::uint32_t turn, std::uint32_t most) const;
   ArenaStatistics statistics();
   // Resident pages by namespace number.
   const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }

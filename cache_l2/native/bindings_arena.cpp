@@ -227,6 +227,11 @@ std::pair<std::uint32_t, std::vector<std::uint64_t>> used_pages(const PyArena& s
   return {next, std::move(found)};
 }
 
+std::vector<std::uint64_t> cold_used_pages(const PyArena& self, std::uint32_t turn, std::uint32_t count) {
+  if (count == 0 || count > kUsedEntriesAtOnce) throw nb::value_error("count must be 1 to 65536");
+  return self.core().cold_used(turn, count);
+}
+
 nb::object find(const PyArena& self, nb::handle key_bytes) {
   const BorrowedKeys key(key_bytes);
   if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
@@ -412,6 +417,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("find", find, nb::arg("key"))
       .def("instance", instance_under, nb::arg("key"))
       .def("describe", describe, nb::arg("instance"))
+      .def("cold_used_pages", cold_used_pages, nb::kw_only(), nb::arg("turn"), nb::arg("count"))
       .def("used_pages", used_pages, nb::kw_only(), nb::arg("begin"), nb::arg("count"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)

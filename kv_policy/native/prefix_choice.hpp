@@ -121,6 +121,28 @@ std::optional<ColdPage> PrefixPolicy::coldest(std::uint16_t queue, const LastAcc
   return ColdPage{tail, value_of(chosen), runs_[chosen].touched_ns};
 }
 
+inline void PrefixPolicy::cold(std::uint16_t queue, std::uint32_t turn, std::uint32_t looks, std::uint32_t most,
+                               std::vector<std::uint32_t>& found) const {
+  if (leaves_.size() <= queue || leaves_[queue].empty() || looks == 0) return;
+  const LeafHeap& heap = leaves_[queue];
+  const bool learns = is_learned();
+  const std::uint32_t stride = learns ? (heap.size() - 1) / looks + 1 : 1;  // the heap's front holds the least recently used
+  std::vector<std::pair<double, std::uint32_t>> runs;
+  for (std::uint32_t at = learns ? turn % stride : 0; at < heap.size() && runs.size() < looks; at += stride) {
+    const LeafHeap::Leaf& leaf = heap[at];
+    runs.emplace_back(learns ? value_of(leaf) : static_cast<double>(leaf.touched_ns), leaf.run);
+  }
+  std::sort(runs.begin(), runs.end());
+  std::uint32_t left = most;
+  for (const auto& [value, number] : runs) {
+    std::uint32_t page = runs_[number].tail;
+    for (std::uint32_t i = 0; i < runs_[number].pages && left > 0; ++i, --left) {
+      found.push_back(page);
+      page = pages_[page].parent;
+    }
+  }
+}
+
 // Weights of the lives that go on, at their ages: of runs, and of ghosts, of either a bounded sample.
 inline void PrefixPolicy::begin_gathering() {
   for (Hazards::Bins& bins : living_) bins.fill(0);

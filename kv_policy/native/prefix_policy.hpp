@@ -118,6 +118,12 @@ class PrefixPolicy {
     return coldest(queue, [](std::uint32_t) { return std::uint64_t{0}; });
   }
 
+  // Adds up to `most` pages of a queue that are likely to go soon, a run's tail before what it stands on: of `looks` leaves those
+  // first that are worth least. These are the least recently used ones, or, where values are learned, other ones with each `turn`,
+  // all in the end. Changes nothing, and asks nobody about later uses: a hint, not a choice.
+  void cold(std::uint16_t queue, std::uint32_t turn, std::uint32_t looks, std::uint32_t most,
+            std::vector<std::uint32_t>& found) const;
+
   bool resident(std::uint32_t page) const { return page < pages_.size() && pages_[page].resident; }
   bool is_leaf(std::uint32_t page) const { return resident(page) && pages_[page].children == 0; }
   bool is_elsewhere(std::uint32_t page) const { return resident(page) && pages_[page].elsewhere; }

@@ -24,6 +24,7 @@ class Admission:
         self.queue_fill = queue_fill
         self._uses = Uses(L3_USES_COUNTED_MAX)
         self._placed: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
+        self._were_too_late: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
         self._reuse = ReuseRate()
         self._stores = TransferEstimate()
 
@@ -49,6 +50,12 @@ class Admission:
     def was_lost(self, instance: int) -> None:
         """It did not get there, and may be tried again."""
         self._placed.pop(instance, None)
+
+    def was_too_late(self, instance: int) -> None:
+        """It waited too long for L3. It is tried once more, if it is asked for: where L3 is too slow, not for ever."""
+        if instance not in self._were_too_late:
+            self._were_too_late[instance] = None
+            self.was_lost(instance)
 
     def was_stored(self, size: int, seconds: float, *, beside: int, now_s: float) -> None:
         """One page went to L3 in so long, while `beside` others did."""

@@ -1,21 +1,26 @@
-"""UsedPages: finds pages of the arena that were asked for and are not in L3, some of the arena at a time, before they go."""
+"""UsedPages: finds pages of the arena that were asked for and are not in L3, those first that are likely to go soon."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cache_l2.store import ArenaStore
 from sidecar.l3.admission import Admission
 
 _ENTRIES_AT_ONCE = 16_384
 """Entries of one look: some hundred µs."""
+_COLD_AT_ONCE = 256
+_TURNS = 2**32
 _PAGES_AT_ONCE = 64
 """Pages that one look offers at most."""
 LOOK_S = 0.25
 
 
 class UsedPages:
-    """Goes round the arena. It pins nothing, holds up no put, and offers nothing while the queue to L3 is half full."""
+    """Asks for what is coldest, then goes round the arena, some of it at a time.
+
+    It pins nothing, holds up no put, and offers nothing while the queue to L3 is half full.
+    """
 
     def __init__(self, store: ArenaStore, admission: Admission, offer: Callable[[int, int], None]) -> None:
         """`offer` queues an instance of so many bytes."""
@@ -23,13 +28,25 @@ class UsedPages:
         self._admission = admission
         self._offer = offer
         self._at = 0
+        self._turn = 0
 
     def look(self) -> int:
-        """Look at the next part of the arena; returns how many pages were offered."""
+        """Look at what is coldest and at the next part of the arena; returns how many pages were offered."""
+        cold = self._store.cold_used_pages(turn=self._turn, count=_COLD_AT_ONCE)
+        self._turn = (self._turn + 1) % _TURNS
+        offered = self._offer_of(cold, _PAGES_AT_ONCE)
         begin = self._at
         self._at, used = self._store.used_pages(begin=begin, count=_ENTRIES_AT_ONCE)
+        offered += self._offer_of(used, _PAGES_AT_ONCE - offered)
+        if offered == _PAGES_AT_ONCE:
+            self._at = begin  # the rest of this part is looked at again
+        return offered
+
+    def _offer_of(self, instances: Iterable[int], pages_most: int) -> int:
         offered = 0
-        for instance in used:
+        for instance in instances:
+            if offered == pages_most:
+                break
             if self._admission.is_placed(instance):
                 continue
             page = self._store.describe(instance)
@@ -37,7 +54,4 @@ class UsedPages:
                 continue
             self._offer(instance, page.payload_bytes)
             offered += 1
-            if offered == _PAGES_AT_ONCE:
-                self._at = begin  # the rest of this part is looked at again
-                break
         return offered

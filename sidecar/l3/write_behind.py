@@ -87,6 +87,7 @@ class WriteBehind:
         self._queue = queue
         self._admission = Admission(L3Admission.ALWAYS, LoadOrRecompute()) if admission is None else admission
         self._admission.queue_fill = lambda: queue.fill
+        queue.on_too_old = self._admission.was_too_late
         self._used = UsedPages(store, self._admission, self._offer_used)
         self._terms = terms
         self._ancestors = AncestorKeeper(store, records, clock=clock, ttl_s=terms.ttl_s)
@@ -198,9 +199,8 @@ class WriteBehind:
 
     def look_for_used(self) -> None:
         """Offer pages that were asked for since they were stored and that L3 does not have, before they are evicted."""
-        if self._is_closed or (
-            self._admission.policy is L3Admission.ALWAYS and not self._counts["dropped_queue_full"]
-        ):
+        dropped = self._counts["dropped_queue_full"] + self._counts["dropped_too_old"]
+        if self._is_closed or (self._admission.policy is L3Admission.ALWAYS and not dropped):
             return  # all went there already
         if self._used.look():
             self._work.set()
