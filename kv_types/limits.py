@@ -271,6 +271,8 @@ L3_LOADS_MAX = 1024
 """Requests for pages of L3 that are under way; more are answered OVERLOADED at once."""
 L3_LOAD_S_MAX = 60.0
 """The longest time that one of them takes, whatever its caller says."""
+COMPUTE_PAGE_S_MAX = 3600.0
+"""The longest time that a worker may say it computes one page: sums over the longest chains stay far from endless."""
 L3_PAGES_WANTED_MAX = 32_768
 """Pages that are asked about, wanted or on their way."""
 L3_FLIGHTS_MAX = 64

@@ -50,6 +50,7 @@ struct PolicyCounts {
   std::uint64_t evicted = 0;
   std::uint64_t returned = 0;     // pages inserted that were evicted lately
   std::uint64_t made_up = 0;      // victims that were used later than any look-up told
+  std::uint64_t steps = 0;        // pages that were passed to split, merge or measure runs: what look-ups cost
 };
 
 class PrefixPolicy {
