@@ -323,6 +323,8 @@ L3_RESTORED_PAGES_MAX = 64
 L3_USES_COUNTED_MAX = 65_536
 L3_PLACED_REMEMBERED_MAX = 262_144
 """Pages whose uses are counted for their admission to L3, and pages that are known to have gone there."""
+L3_REFUSED_AGAIN_S_MIN = 60.0
+"""How soon a page that L3 has refused, since it is full perhaps, is sent there again because it was asked for."""
 L3_REPORT_S = 1.0
 """How often a sidecar looks at its servers of L3, to say in its log what has changed."""
 L3_DRAIN_FRACTION = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from cache_l2.store import ArenaStore
@@ -23,21 +24,22 @@ class UsedPages:
         self._admission = admission
         self._offer = offer
         self._at = 0
+        self._found: deque[int] = deque()
+        """Of the part that was looked at last, what more there was than could be offered at once."""
 
-    def look(self) -> int:
-        """Look at the next part of the arena; returns how many pages were offered."""
-        begin = self._at
-        self._at, used = self._store.used_pages(begin=begin, count=_ENTRIES_AT_ONCE)
+    def look(self, now_s: float) -> int:
+        """Look at the rest of a part of the arena, or the next one; returns how many pages were offered."""
+        if not self._found:
+            self._at, used = self._store.used_pages(begin=self._at, count=_ENTRIES_AT_ONCE)
+            self._found.extend(used)
         offered = 0
-        for instance in used:
+        while self._found and offered < _PAGES_AT_ONCE:
+            instance = self._found.popleft()
             if self._admission.is_placed(instance):
                 continue
             page = self._store.describe(instance)
-            if page is None or not self._admission.saves(instance, page.key, page.payload_bytes):
+            if page is None or not self._admission.saves(instance, page.key, page.payload_bytes, now_s=now_s):
                 continue
             self._offer(instance, page.payload_bytes)
             offered += 1
-            if offered == _PAGES_AT_ONCE:
-                self._at = begin  # the rest of this part is looked at again
-                break
         return offered
