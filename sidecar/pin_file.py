@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cache_l2.pins import Pin, PinnedChain
-from kv_types.errors import ProtocolError, StrataError
+from kv_types.errors import InvalidArgumentError, ProtocolError, StrataError
 from kv_types.ids import namespace_id
 from kv_types.operator_limits import PIN_FILE_BYTES_MAX, PINS_MAX
+from sidecar.kept_files import read_whole, write_whole
 
 PIN_FILE = "pins.json"
 _FORMAT = 1
@@ -66,13 +65,10 @@ def decode_pins(data: bytes, boot: str) -> list[Pin]:
 def read_pins(path: Path) -> list[Pin]:
     """Pins of a file, none where it isn't there. Raises ProtocolError, OSError."""
     try:
-        with path.open("rb") as source:
-            data = source.read(PIN_FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        return []
-    if len(data) > PIN_FILE_BYTES_MAX:
-        raise ProtocolError(f"the file of pins has more than {PIN_FILE_BYTES_MAX} bytes")
-    return decode_pins(data, boot_id())
+        data = read_whole(path, bytes_max=PIN_FILE_BYTES_MAX)
+    except InvalidArgumentError as error:
+        raise ProtocolError(f"the file of pins: {error}") from error
+    return [] if data is None else decode_pins(data, boot_id())
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
@@ -80,16 +76,7 @@ def write_pins(path: Path, pins: Sequence[Pin]) -> None:
     if not pins:
         path.unlink(missing_ok=True)
         return
-    data = encode_pins(pins, boot_id())
-    beside = path.with_suffix(".new")
-    with contextlib.suppress(FileNotFoundError):
-        beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as target:
-        target.write(data)
-        target.flush()
-        os.fsync(target.fileno())
-    beside.replace(path)
+    write_whole(path, encode_pins(pins, boot_id()))
 
 
 def _digest(body: bytes) -> bytes:

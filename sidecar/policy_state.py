@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import stat
 from pathlib import Path
 
 from cache_l2.store import ArenaStore
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import POLICY_STATE_BYTES_MAX
+from sidecar.kept_files import read_whole, write_whole
 from sidecar.logs import logger
 
 STATE_NAME = "eviction-policy.state"
@@ -36,7 +34,7 @@ class PolicyState:
         if not self._store.learns:
             return
         try:
-            state = _read(self._path)
+            state = read_whole(self._path, bytes_max=POLICY_STATE_BYTES_MAX)
             if state is None:
                 return
             self._store.import_policy(state)
@@ -73,34 +71,3 @@ class PolicyState:
             if str(error) != self._told:  # each minute the same
                 _log.warning("what was learned can't be kept", path=str(self._path), reason=str(error))
             self._told = str(error)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file of mode 0600 in place at a stroke; raises OSError."""
-    beside = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        beside.unlink()
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _read(path: Path) -> bytes | None:
-    """The file's bytes; None: there is none. Raises OSError, InvalidArgumentError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InvalidArgumentError("it is no regular file; move it away")
-    with os.fdopen(fd, "rb") as file:
-        state = file.read(POLICY_STATE_BYTES_MAX + 1)
-    if len(state) > POLICY_STATE_BYTES_MAX:
-        raise InvalidArgumentError(f"it has more than {POLICY_STATE_BYTES_MAX} bytes; remove it")
-    return state

@@ -15,7 +15,8 @@ from cache_l2.store import ArenaStore
 from inference_worker.client import Client
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import POLICY_STATE_BYTES_MAX
-from sidecar.policy_state import STATE_NAME, PolicyState, write_whole
+from sidecar.kept_files import write_whole
+from sidecar.policy_state import STATE_NAME, PolicyState
 from tests.support.daemon import read_status
 from tests.support.pages import chain, namespace_of, packed
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
