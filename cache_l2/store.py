@@ -126,8 +126,12 @@ class ArenaStore(PageIntake):
         self.settle_posts()
         self._posted.recall_idle()
         self.pins.expire(self._clock.now_ns())
-        self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
+        self.read_notes()
         return self._arena.expire(self._clock.now_ns())
+
+    def read_notes(self) -> None:
+        """Tell the eviction policy of look-ups that were noted, up to so many."""
+        self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
 
     @property
     def learns(self) -> bool:

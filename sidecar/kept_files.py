@@ -1,4 +1,4 @@
-"""Small files that outlive a sidecar: put in place at a stroke, and read only where they are what they must be."""
+"""Small files that outlive a sidecar: put in place at a stroke, read within a bound."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from kv_types.errors import InvalidArgumentError
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a file of mode 0600 in place at a stroke; raises OSError, and what was there stays."""
+    """Put a file of mode 0600 in the place of the old one, on the disk before it is there. Raises OSError; the old stays then."""
     beside = path.with_name(path.name + ".new")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
+        with os.fdopen(descriptor, "wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)
@@ -26,16 +28,18 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read_whole(path: Path, *, bytes_max: int) -> bytes | None:
-    """The file's bytes; None: there is none. Never waits, as who opens a pipe does. Raises OSError, InvalidArgumentError."""
+    """All of a regular file; None: there is none. Raises OSError, InvalidArgumentError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InvalidArgumentError("it is no regular file; move it away")
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(bytes_max + 1)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidArgumentError(f"{path} is no regular file; move it away")
+        with open(descriptor, "rb", closefd=False) as source:
+            data = source.read(bytes_max + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > bytes_max:
-        raise InvalidArgumentError(f"it has more than {bytes_max} bytes; remove it")
+        raise InvalidArgumentError(f"{path} has more than {bytes_max} bytes; remove it")
     return data

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cache_l2.pins import Pin, PinnedChain
-from kv_types.errors import InvalidArgumentError, ProtocolError, StrataError
+from kv_types.errors import ProtocolError, StrataError
 from kv_types.ids import namespace_id
 from kv_types.operator_limits import PIN_FILE_BYTES_MAX, PINS_MAX
 from sidecar.kept_files import read_whole, write_whole
@@ -63,20 +63,17 @@ def decode_pins(data: bytes, boot: str) -> list[Pin]:
 
 
 def read_pins(path: Path) -> list[Pin]:
-    """Pins of a file, none where it isn't there. Raises ProtocolError, OSError."""
-    try:
-        data = read_whole(path, bytes_max=PIN_FILE_BYTES_MAX)
-    except InvalidArgumentError as error:
-        raise ProtocolError(f"the file of pins: {error}") from error
+    """Pins of a file, none where it isn't there. Raises ProtocolError, InvalidArgumentError, OSError."""
+    data = read_whole(path, bytes_max=PIN_FILE_BYTES_MAX)
     return [] if data is None else decode_pins(data, boot_id())
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Put a new file, for this user alone, in the place of the old one; no pins, no file. Raises OSError; the old stays then."""
-    if not pins:
+    """Put a new file in the place of the old one; no pins, no file. Raises OSError; the old stays then."""
+    if pins:
+        write_whole(path, encode_pins(pins, boot_id()))
+    else:
         path.unlink(missing_ok=True)
-        return
-    write_whole(path, encode_pins(pins, boot_id()))
 
 
 def _digest(body: bytes) -> bytes:

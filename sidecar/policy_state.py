@@ -52,7 +52,8 @@ class PolicyState:
                 await asyncio.to_thread(self._write, state)
 
     def save(self) -> None:
-        """Save now: the sidecar ends."""
+        """Save now, with the last look-ups: the sidecar ends."""
+        self._store.read_notes()
         if (state := self._exported()) is not None:
             self._write(state)
 

@@ -9,14 +9,14 @@
 
 namespace stratakv {
 
-// Buckets of sixteen, each the last sixteen evictions that fell into it: about half as many keys as the arena has entries. A
+// Buckets of sixteen, each the last sixteen evictions that fell into it: about as many keys as the arena has entries. A
 // key, a digest, is known by its bucket and 20 bits of itself, so that one in some ten thousands is taken for another; nothing
 // but which page size gets memory depends on it. When it was evicted is kept in steps, a thousandth of the arena each.
 class EvictedKeys {
  public:
   explicit EvictedKeys(std::uint64_t entries) {
     std::uint64_t buckets = 1;
-    while (buckets * 4 * kWays <= entries + entries / 2) buckets *= 2;
+    while (buckets * 2 * kWays <= entries + entries / 2) buckets *= 2;
     buckets_.resize(buckets);
     while (entries >> step_shift_ > kSteps) ++step_shift_;
   }

@@ -131,7 +131,7 @@ class PinAdministration:
             return
         try:
             kept = await asyncio.to_thread(read_pins, self._file)
-        except (ProtocolError, OSError) as error:
+        except (ProtocolError, InvalidArgumentError, OSError) as error:
             _log.warning("pins of the sidecar before are lost", file=str(self._file), reason=str(error))
             return
         for pin in kept:

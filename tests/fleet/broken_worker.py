@@ -8,15 +8,23 @@ from typing import Any
 
 from cache_l2.attach_loads import Wanted
 from cache_l2.reader import AttachedArena
+from kv_types.loading import ComputeCost
 from tests.fleet.worker import main
 
 _PATIENCE_S = 5.0
 _load = AttachedArena.load
 
 
-def _wait_patiently(arena: AttachedArena, rows: Sequence[Wanted], *, deadline_s: float, group: bool) -> Any:
+def _wait_patiently(
+    arena: AttachedArena,
+    rows: Sequence[Wanted],
+    *,
+    deadline_s: float,
+    group: bool,
+    compute: ComputeCost | None,
+) -> Any:
     """Its deadline is nothing to it."""
-    return _load(arena, rows, deadline_s=_PATIENCE_S, group=group)
+    return _load(arena, rows, deadline_s=_PATIENCE_S, group=group, compute=compute)
 
 
 RULES: Mapping[str, Callable[[], None]] = {

@@ -67,8 +67,8 @@ def test_a_sidecar_that_is_killed_is_outlived_until_the_next_one_comes(
     validity.set_applied_view(view)
     with validity.hold() as hold:
         assert (hold.is_held, hold.life, hold.view) == (True, life, view)
-    maps = Path("/proc/self/maps").read_text()
-    assert "memfd:stratakv-data" not in maps, "its memory is given back"
+    maps = Path("/proc/self/maps")
+    wait_until(lambda: "memfd:stratakv-data" not in maps.read_text(), what="its memory to be given back")
     sidecar.start()
     wait_until(lambda: validity.life not in (life, NO_LIFE), what="the next life")
     assert not validity.outlived

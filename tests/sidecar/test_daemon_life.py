@@ -220,7 +220,7 @@ def test_draining_finishes_what_runs_and_refuses_what_is_new(runtime_dir: Path) 
         assert [bytes(chunk.data) for chunk in pages] == [page_of(key, MIB) for key in chain]
     assert daemon.wait_end() == 0
     assert_quiet(daemon)
-    assert left_over(runtime_dir) == ["sidecar.lock"]
+    assert left_over(runtime_dir) == ["eviction-policy.state", "sidecar.lock"]
 
 
 def _is_serving(channel: grpc.Channel) -> bool:

@@ -34,7 +34,7 @@ ENDS = {
     FieldDescriptor.TYPE_FIXED64: U64,
 }
 BY_ITS_MEANING = {grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION}
-SAID = {"offset": "byte"}
+SAID = {"offset": "byte", "lasting_s": "a pin lasts"}
 """How an error calls a field, where it is not by its name."""
 
 KINDS = {
@@ -123,6 +123,9 @@ def asked(channel: grpc.Channel) -> Mapping[str, Message]:
         "ReadLog": admin_pb2.ReadLogRequest(),
         "Inspect": admin_pb2.InspectRequest(keys=root),
         "SetReplicas": admin_pb2.SetReplicasRequest(replicas=0),
+        "Pin": admin_pb2.PinRequest(
+            name="ends", chains=[admin_pb2.PinnedChain(namespace_id=space.id, keys=root)], lasting_s=60
+        ),
     }
     cache = {
         "RegisterNamespace": cache_pb2.RegisterNamespaceRequest(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_l2.pins import Pin, PinnedChain
-from kv_types.errors import ProtocolError
+from kv_types.errors import InvalidArgumentError, ProtocolError
 from kv_types.ids import NamespaceId
 from kv_types.operator_limits import PIN_FILE_BYTES_MAX
 from sidecar.pin_file import decode_pins, encode_pins, read_pins, write_pins
@@ -92,14 +92,21 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "pins.json"
     with path.open("wb") as target:
         target.truncate(PIN_FILE_BYTES_MAX + 1)
-    with pytest.raises(ProtocolError, match="more than"):
+    with pytest.raises(InvalidArgumentError, match="more than"):
+        read_pins(path)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pins.json"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="no regular file"):
         read_pins(path)
 
 
 def test_what_is_no_file_delays_no_start(tmp_path: Path) -> None:
     path = tmp_path / "pins.json"
     os.mkfifo(path)
-    with pytest.raises(ProtocolError, match="no regular file"):
+    with pytest.raises(InvalidArgumentError, match="no regular file"):
         read_pins(path)
     path.unlink()
     path.symlink_to(tmp_path / "else")

@@ -35,6 +35,9 @@ class FakeStore:
     def statistics(self) -> Mapping[str, int]:
         return {"policy_requests": self.requests}
 
+    def read_notes(self) -> None:
+        """Those that clients have left since the last tick."""
+
     def export_policy(self) -> bytes:
         return STATE
 
