@@ -6,7 +6,7 @@ import threading
 import time
 
 from kv_policy.transfer_estimates import PrefillEstimate
-from kv_types.errors import InvalidArgumentError
+from kv_types.limits import COMPUTE_PAGE_S_MAX
 from kv_types.loading import ComputeCost
 
 
@@ -30,16 +30,13 @@ class PrefillSpeed:
     def cost(self, page_tokens: int, first: int) -> ComputeCost | None:
         """What pages of a chain from index `first` on take to compute; None: that is unknown."""
         if self._told > 0.0:
-            return ComputeCost(page_tokens / self._told)
+            return _cost(page_tokens / self._told, 0.0)
         with self._lock:
             if not self._estimate.is_known:
                 return None
             one = self._estimate.seconds(page_tokens, start=first * page_tokens)
             two = self._estimate.seconds(page_tokens, start=(first + 1) * page_tokens)
-        try:
-            return ComputeCost(one, max(0.0, two - one))
-        except InvalidArgumentError:  # so fast that no time is left
-            return None
+        return _cost(one, max(0.0, two - one))
 
     def tokens_per_s(self) -> float:
         """Speed at the beginning of a prompt of a thousand tokens; 0: unknown."""
@@ -48,3 +45,10 @@ class PrefillSpeed:
         with self._lock:
             seconds = self._estimate.seconds(1000, start=0) if self._estimate.is_known else 0.0
         return 1000 / seconds if seconds > 0.0 else 0.0
+
+
+def _cost(first_s: float, growth_s: float) -> ComputeCost | None:
+    """Within what may be told: a worker slower than that gains by any load. None where it is so fast that no time is left."""
+    if not first_s > 0.0:
+        return None
+    return ComputeCost(min(first_s, COMPUTE_PAGE_S_MAX), min(growth_s, COMPUTE_PAGE_S_MAX))

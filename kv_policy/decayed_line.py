@@ -52,8 +52,9 @@ class DecayedLine:
         left, counts, has_changed, expected = self._left(now_s) * _KEPT, 1.0, False, y
         self._at_s = max(self._at_s, now_s)
         if self._weight > 0.0:
-            ratio = y / self.of(u, v)
-            expected = y / min(max(ratio, 1.0 / _RATIO_MOST), _RATIO_MOST)
+            # What a line without p expects of v = 0 is no time at all.
+            expected = min(max(self.of(u, v), y / _RATIO_MOST), y * _RATIO_MOST)
+            ratio = y / expected
             is_late = ratio > _SURPRISE
             if is_late and not self._was_late:
                 counts = _LEFT_BY_SURPRISE

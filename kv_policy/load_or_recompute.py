@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kv_policy.transfer_estimates import TransferEstimate
+from kv_types.limits import L3_LOAD_S_MAX
 from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 
 _HYSTERESIS = 0.05
@@ -26,6 +27,8 @@ _TRIAL_SHARE = 0.02
 _TRIAL_BYTES = 256 * 1024
 """What is loaded at first of a tier of which nothing is known: more than its latency tells."""
 _TRIAL_GROWTH = 4
+_ALLOWANCE_KEPT = 0.99
+"""What a request leaves of an allowance that is more than itself could have earned."""
 _DEBT = 3.0
 _MARGIN_IN_DEBT = 0.8
 """Once trials and loads that were given up have cost so many typical requests, estimates are trusted less: a load must
@@ -107,10 +110,13 @@ class LoadOrRecompute:
     def computed(self, decision: LoadDecision) -> None:
         """Computing was chosen: a part of its time may be spent on finding out whether that is still right."""
         self.ended(decision)
-        self._typical_s += _TYPICAL_GAIN * (decision.compute_s - self._typical_s)
+        compute_s = min(
+            decision.compute_s, L3_LOAD_S_MAX
+        )  # one worker's word weighs only so much with the others
+        self._typical_s += _TYPICAL_GAIN * (compute_s - self._typical_s)
         self._allowance_s = min(
-            self._allowance_s + _TRIAL_SHARE * decision.compute_s,
-            max(self._allowance_s, decision.compute_s),  # no burst of trials after a long time
+            self._allowance_s + _TRIAL_SHARE * compute_s,
+            max(self._allowance_s * _ALLOWANCE_KEPT, compute_s),  # no burst of trials after a long time
         )
 
     def lost(self, seconds: float) -> None:

@@ -17,6 +17,8 @@ _SECONDS_A_BYTE = 1e-9
 _BYTES_A_S_MOST = 1e12
 _ERROR_KEPT = 0.9
 _SIZES_KEPT = 8
+_SECONDS_LEAST, _SECONDS_MOST = 1e-12, 1e9
+"""What no clock measures is refused: squares of it would leave the range of numbers."""
 _SHAPING = 4.0
 """Sizes that lie so far apart tell latency and bandwidth apart."""
 
@@ -147,7 +149,8 @@ class PrefillEstimate:
 
 
 def _check(amount: int, seconds: float) -> None:
-    if amount < 1 or not 0.0 < seconds < math.inf:
+    if amount < 1 or not _SECONDS_LEAST <= seconds <= _SECONDS_MOST:
         raise InvalidArgumentError(
-            f"a measurement is of 1 or more bytes or tokens and takes more than 0 s; got {amount} in {seconds} s"
+            f"a measurement is of 1 or more bytes or tokens and takes {_SECONDS_LEAST:g} s to {_SECONDS_MOST:g} s; "
+            f"got {amount} in {seconds} s"
         )

@@ -271,6 +271,8 @@ L3_LOADS_MAX = 1024
 """Requests for pages of L3 that are under way; more are answered OVERLOADED at once."""
 L3_LOAD_S_MAX = 60.0
 """The longest time that one of them takes, whatever its caller says."""
+COMPUTE_PAGE_S_MAX = 3600.0
+"""The longest time that a worker may say it computes one page: sums over the longest chains stay far from endless."""
 L3_PAGES_WANTED_MAX = 32_768
 """Pages that are asked about, wanted or on their way."""
 L3_FLIGHTS_MAX = 64
@@ -321,6 +323,8 @@ L3_RESTORED_PAGES_MAX = 64
 L3_USES_COUNTED_MAX = 65_536
 L3_PLACED_REMEMBERED_MAX = 262_144
 """Pages whose uses are counted for their admission to L3, and pages that are known to have gone there."""
+L3_REFUSED_AGAIN_S_MIN = 60.0
+"""How soon a page that L3 has refused, since it is full perhaps, is sent there again because it was asked for."""
 L3_REPORT_S = 1.0
 """How often a sidecar looks at its servers of L3, to say in its log what has changed."""
 L3_DRAIN_FRACTION = 0.5

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 
 from kv_types.errors import InvalidArgumentError
+from kv_types.limits import COMPUTE_PAGE_S_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,22 +14,22 @@ class ComputeCost:
     """Seconds that a worker needs to compute pages: `first_s` for the first one asked for, `growth_s` more for each after it.
 
     That is what attention costs: a token at position p takes time a + b·p (dense layers, and all positions before it).
-    Raises InvalidArgumentError for what is no time.
+    Raises InvalidArgumentError for what is no time, or more than COMPUTE_PAGE_S_MAX.
     """
 
     first_s: float
     growth_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.first_s < math.inf and 0.0 <= self.growth_s < math.inf):
+        if not (0.0 < self.first_s <= COMPUTE_PAGE_S_MAX and 0.0 <= self.growth_s <= COMPUTE_PAGE_S_MAX):
             raise InvalidArgumentError(
-                f"a page takes more than 0 s to compute, and later ones no less; got {self.first_s} s and "
-                f"{self.growth_s} s more each"
+                f"a page takes more than 0 s and at most {COMPUTE_PAGE_S_MAX:g} s to compute, and later ones no less; "
+                f"got {self.first_s} s and {self.growth_s} s more each"
             )
 
     def after(self, pages: int) -> ComputeCost:
-        """What pages take that follow the first so many."""
-        return ComputeCost(self.first_s + pages * self.growth_s, self.growth_s)
+        """What pages take that follow the first so many; never more than may be said of one."""
+        return ComputeCost(min(self.first_s + pages * self.growth_s, COMPUTE_PAGE_S_MAX), self.growth_s)
 
     def seconds(self, pages: int, *, start: int = 0) -> float:
         """Time for `pages` pages from the one at index `start` on."""

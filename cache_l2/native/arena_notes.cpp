@@ -13,6 +13,14 @@ namespace stratakv {
 
 static_assert(PolicyState::kBytesMost <= kPolicyStateBytesMax);
 
+namespace {
+
+// Pages that the policy passes for the notes of one call; about 3 ms. Of a long chain that is looked up by turns to its end and
+// to its beginning each note takes all its pages, and a client writes as many as it likes.
+constexpr std::uint64_t kNoteStepsPerCall = 1 << 20;
+
+}  // namespace
+
 // Reads up to `notes_max` notes, all rows by turns, and tells the policy of them in the order of their times. Returns how many.
 std::uint64_t Arena::read_notes(std::uint64_t notes_max, std::uint64_t now_ns) {
   notes_.clear();
@@ -54,7 +62,14 @@ std::uint64_t Arena::tell_notes(std::uint64_t now_ns) {
   // Of one row they are in order, but for threads that overtake each other; of several they aren't.
   const auto earlier = [](const ReadNote& a, const ReadNote& b) { return a.time_ns < b.time_ns; };
   if (!std::is_sorted(notes_.begin(), notes_.end(), earlier)) std::stable_sort(notes_.begin(), notes_.end(), earlier);
-  for (const ReadNote& note : notes_) tell_note(note, now_ns);
+  const std::uint64_t steps_most = policy_.counts().steps + kNoteStepsPerCall;
+  for (const ReadNote& note : notes_) {
+    if (policy_.counts().steps < steps_most) {
+      tell_note(note, now_ns);
+    } else {
+      ++counters_.notes_lost;
+    }
+  }
   return notes_.size();
 }
 

@@ -51,6 +51,7 @@ struct PolicyCounts {
   std::uint64_t returned = 0;     // pages inserted that were evicted lately
   std::uint64_t made_up = 0;      // victims that were used later than any look-up told
   std::uint64_t elsewhere = 0;    // resident now, and held by a slower tier too
+  std::uint64_t steps = 0;        // pages that were passed to split, merge or measure runs: what look-ups cost
 };
 
 class PrefixPolicy {

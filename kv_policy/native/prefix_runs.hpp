@@ -20,6 +20,7 @@ inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
     ++upper.pages;
     at = pages_[at].parent;
   }
+  counts_.steps += upper.pages;
   lower.tail = page;
   lower.pages -= std::min(lower.pages, upper.pages);
   lower.depth -= upper.pages;
@@ -36,6 +37,7 @@ inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
 
 // All pages of a run become another one's.
 inline void PrefixPolicy::relabel(std::uint32_t run, std::uint32_t to) {
+  counts_.steps += runs_[run].pages;
   std::uint32_t page = runs_[run].tail;
   for (std::uint32_t i = runs_[run].pages; i > 0 && page != kNoPage && pages_[page].run == run; --i) {
     pages_[page].run = to;
@@ -111,6 +113,7 @@ inline void PrefixPolicy::looked(std::uint32_t deepest, std::uint32_t resident_p
     std::uint32_t depth = before.depth;
     if (above != 0) {
       for (std::uint32_t page = before.tail; page != deepest && page != kNoPage; page = pages_[page].parent) --depth;
+      counts_.steps += before.depth - depth;
     }
     const bool is_short = before.path_depth > depth + kFanPages;
     shadow_.asked(std::uint64_t{depth} + missing_pages, depth);

@@ -10,7 +10,7 @@ from kv_policy.admission import L3Admission, PageWorth, ReuseRate, Uses, goes_to
 from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_policy.transfer_estimates import TransferEstimate
 from kv_types.ids import PageKey
-from kv_types.limits import L3_PLACED_REMEMBERED_MAX, L3_USES_COUNTED_MAX
+from kv_types.limits import L3_PLACED_REMEMBERED_MAX, L3_REFUSED_AGAIN_S_MIN, L3_USES_COUNTED_MAX
 
 
 class Admission:
@@ -25,6 +25,8 @@ class Admission:
         self._uses = Uses(L3_USES_COUNTED_MAX)
         self._placed: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
         self._were_too_late: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
+        self._refused: LRUCache[int, float] = LRUCache(L3_PLACED_REMEMBERED_MAX)
+        """By instance, until when what L3 has refused is not sent again."""
         self._reuse = ReuseRate()
         self._stores = TransferEstimate()
 
@@ -39,8 +41,10 @@ class Admission:
         """Whether it went to L3, or is on its way there."""
         return instance in self._placed
 
-    def saves(self, instance: int, key: PageKey, size: int) -> bool:
+    def saves(self, instance: int, key: PageKey, size: int, *, now_s: float) -> bool:
         """Whether a page that was asked for since it was stored goes to L3 now, before it may be evicted."""
+        if self._refused.get(instance, now_s) > now_s:
+            return False
         uses = max(2, self._uses.of(key) + 1)
         fill = self.queue_fill()
         if not is_saved_before_eviction(uses=uses, is_in_l3=self.is_placed(instance), queue_fill=fill):
@@ -56,6 +60,11 @@ class Admission:
         if instance not in self._were_too_late:
             self._were_too_late[instance] = None
             self.was_lost(instance)
+
+    def was_refused(self, instance: int, *, now_s: float) -> None:
+        """L3 did not take it: it may be tried again in a while, and not with every look for what was asked for."""
+        self.was_lost(instance)
+        self._refused[instance] = now_s + L3_REFUSED_AGAIN_S_MIN
 
     def was_stored(self, size: int, seconds: float, *, beside: int, now_s: float) -> None:
         """One page went to L3 in so long, while `beside` others did."""

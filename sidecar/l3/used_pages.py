@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 
 from cache_l2.store import ArenaStore
 from sidecar.l3.admission import Admission
@@ -29,28 +30,27 @@ class UsedPages:
         self._offer = offer
         self._at = 0
         self._turn = 0
+        self._found: deque[int] = deque()
+        """Of the part that was looked at last, what more there was than could be offered at once."""
 
-    def look(self) -> int:
-        """Look at what is coldest and at the next part of the arena; returns how many pages were offered."""
-        cold = self._store.cold_used_pages(turn=self._turn, count=_COLD_AT_ONCE)
+    def look(self, now_s: float) -> int:
+        """Look at what is coldest, and at the rest of a part of the arena or the next one; tells how many pages were offered."""
+        cold = deque(self._store.cold_used_pages(turn=self._turn, count=_COLD_AT_ONCE))
         self._turn = (self._turn + 1) % _TURNS
-        offered = self._offer_of(cold, _PAGES_AT_ONCE)
-        begin = self._at
-        self._at, used = self._store.used_pages(begin=begin, count=_ENTRIES_AT_ONCE)
-        offered += self._offer_of(used, _PAGES_AT_ONCE - offered)
-        if offered == _PAGES_AT_ONCE:
-            self._at = begin  # the rest of this part is looked at again
-        return offered
+        offered = self._offer_of(cold, _PAGES_AT_ONCE, now_s)
+        if not self._found:
+            self._at, used = self._store.used_pages(begin=self._at, count=_ENTRIES_AT_ONCE)
+            self._found.extend(used)
+        return offered + self._offer_of(self._found, _PAGES_AT_ONCE - offered, now_s)
 
-    def _offer_of(self, instances: Iterable[int], pages_most: int) -> int:
+    def _offer_of(self, instances: deque[int], pages_most: int, now_s: float) -> int:
         offered = 0
-        for instance in instances:
-            if offered == pages_most:
-                break
+        while instances and offered < pages_most:
+            instance = instances.popleft()
             if self._admission.is_placed(instance):
                 continue
             page = self._store.describe(instance)
-            if page is None or not self._admission.saves(instance, page.key, page.payload_bytes):
+            if page is None or not self._admission.saves(instance, page.key, page.payload_bytes, now_s=now_s):
                 continue
             self._offer(instance, page.payload_bytes)
             offered += 1

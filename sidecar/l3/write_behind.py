@@ -202,7 +202,7 @@ class WriteBehind:
         dropped = self._counts["dropped_queue_full"] + self._counts["dropped_too_old"]
         if self._is_closed or (self._admission.policy is L3Admission.ALWAYS and not dropped):
             return  # all went there already
-        if self._used.look():
+        if self._used.look(self._clock.now_ns() / _SECOND_NS):
             self._work.set()
 
     def _offer_used(self, instance: int, size: int) -> None:
@@ -364,7 +364,7 @@ class WriteBehind:
             self._work.set()
         else:
             self._counts[f"refused_{outcome.reason.name.lower()}"] += 1
-            self._admission.was_lost(queued.instance)
+            self._admission.was_refused(queued.instance, now_s=self._clock.now_ns() / _SECOND_NS)
 
     def _may_try_again(self, queued: Queued, reason: RefuseReason) -> bool:
         return reason in _NO_ANSWER and not self._is_closed and queued.attempts + 1 < L3_STORE_ATTEMPTS_MAX

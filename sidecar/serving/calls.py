@@ -55,6 +55,11 @@ class Calls:
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise
+            except grpc.aio.InternalError:
+                # What was written or read came to nothing: the caller, or its deadline, has ended the call meanwhile, and
+                # the cancellation of this task is still on its way. There is nobody to be told.
+                code = grpc.StatusCode.CANCELLED
+                return None
             except Exception:  # noqa: BLE001 - the boundary: a bug ends one call and is logged, not the daemon
                 code, text = grpc.StatusCode.INTERNAL, "internal error; the sidecar's log says more"
                 _log.exception("a call failed in a way that it must not", method=method)

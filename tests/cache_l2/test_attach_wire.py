@@ -39,6 +39,7 @@ from kv_types.ids import LogIncarnation, PageKey, Stamp
 from kv_types.limits import (
     ATTACH_MESSAGE_BYTES_MAX,
     BATCH_PAGES_MAX,
+    COMPUTE_PAGE_S_MAX,
     FAILURE_TEXT_BYTES_MAX,
     LOAD_KEYS_MAX,
     LOAD_ROWS_MAX,
@@ -111,7 +112,7 @@ def _load(rows: int, pages: int) -> Load:
     parent = PageKey(os.urandom(32))
     return Load(
         tuple(ChainToLoad(namespace_number=7, parent=parent, keys=keys) for _ in range(rows)),
-        2**32 - 1, True, ComputeCost(1e-300, 1e300),
+        2**32 - 1, True, ComputeCost(1e-300, COMPUTE_PAGE_S_MAX),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given, settings
@@ -176,3 +177,28 @@ def test_a_note_of_the_future_is_one_of_now() -> None:
             world.put(chain(f"b{number}", 1))
             world.reader.lease(0, b"".join(chain(f"b{number}", 1)), namespace=1).release()
     assert world.resident(keys) < 3, "it doesn't keep its pages for ever"
+
+
+def test_notes_that_turn_a_long_chain_about_are_told_as_far_as_one_call_may_take() -> None:
+    """Each of them has the policy pass all pages of the chain: so many would keep the sidecar for a second."""
+    pages = 16_384
+    world, key = NativeArena(slots=pages + 512, segment_bytes=1 << 20, entries=pages + 64, learns=True), b""
+    keys = [key := blake2b(key + bytes(1), digest_size=32).digest() for _ in range(pages)]
+    for at in range(0, pages, 512):
+        assert {status for status, _ in world.commit(
+            [one.reservation for one in world.reserve(keys[at : at + 512], parent=keys[at - 1] if at else None)]
+        )} == {0}  # fmt: skip
+    told(world)
+    whole, root = page_word(world, keys, pages), page_word(world, keys[:1], 1)
+    with notes_of(world) as notes:
+        for turn in range(NOTES):
+            notes.note(whole if turn % 2 else root, at_ns=now_ns())
+        read, lost = told(world)
+        assert read + lost == NOTES
+        assert 32 <= read <= 2 * (1 << 20) // pages + 2
+        for _ in range(NOTES):
+            notes.note(root, at_ns=now_ns())
+        assert told(world) == (read + NOTES, lost), "what costs little is told however much there is"
+    world.arena.check_invariants()
+    world.reader.close()
+    world.arena.close()

@@ -9,6 +9,7 @@ import pytest
 from inference_worker.client import ClientSettings
 from inference_worker.prefill_speed import PrefillSpeed
 from kv_types.errors import InvalidArgumentError
+from kv_types.limits import COMPUTE_PAGE_S_MAX
 
 
 def test_nothing_is_said_before_anything_is_known() -> None:
@@ -44,3 +45,15 @@ def test_a_measured_speed_grows_with_the_position() -> None:
 def test_a_speed_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="prefill_tokens_per_s"):
         ClientSettings(prefill_tokens_per_s=value)
+
+
+@pytest.mark.parametrize("told", [5e-324, 1e-9, 1e18, 1.7e308], ids=repr)
+def test_an_absurd_speed_costs_no_look_up_an_error(told: float) -> None:
+    speed = PrefillSpeed(told)
+    for page_tokens in (1, 4096):
+        cost = speed.cost(page_tokens, 65_535)
+        assert cost is None or 0.0 < cost.first_s <= COMPUTE_PAGE_S_MAX
+    measured = PrefillSpeed()
+    measured.observe(1, start=0, seconds=min(1e9, max(1e-12, 1 / told)))
+    cost = measured.cost(4096, 65_535)
+    assert cost is None or 0.0 < cost.first_s <= COMPUTE_PAGE_S_MAX

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.tier_simulation import Scenario, constant, simulate, steps
 from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_types.errors import InvalidArgumentError
+from kv_types.limits import COMPUTE_PAGE_S_MAX
 from kv_types.loading import ComputeCost, LoadChoice
 
 MIB = 1 << 20
@@ -212,3 +213,16 @@ def test_regret_against_the_better_of_always_and_never_is_five_per_cent_at_most(
 def test_so_it_is_where_the_bandwidth_changes(bandwidths: tuple[float, ...]) -> None:
     worst = max(regrets(bandwidths))
     assert worst[0] <= 0.05, worst
+
+
+def test_a_slow_workers_word_buys_no_trials_for_ever() -> None:
+    tier = tier_of(1e7)
+    slow, fast = ComputeCost(COMPUTE_PAGE_S_MAX), ComputeCost(0.005)
+    tier.computed(tier.decision(LoadChoice.COMPUTE, 512, 0, MIB, slow))
+    for _ in range(2000):
+        tier.computed(tier.decision(LoadChoice.COMPUTE, 64, 0, MIB, fast))
+    # What is left is what a request of these may lose by a trial.
+    choice, pages = tier.first_pages(64, MIB, fast)
+    lost_s = tier.estimate.seconds(pages * MIB) - fast.seconds(pages)
+    assert choice is LoadChoice.COMPUTE or lost_s <= fast.seconds(64)
+    assert tier.rules_out(32, MIB, fast) is not None, "smaller ones are not tried at all"

@@ -131,3 +131,43 @@ def test_what_is_no_measurement_is_refused(size: int, seconds: float) -> None:
 def test_a_negative_position_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="0 or more"):
         PrefillEstimate().observe(1, start=-1, seconds=1.0, now_s=0.0)
+
+
+def test_one_token_is_measured_where_only_attention_seemed_to_take_time() -> None:
+    estimate = PrefillEstimate()
+    for start, seconds in ((1000, 0.001), (10_000, 0.1), (100_000, 2.0)) * 2:
+        estimate.observe(1000, start=start, seconds=seconds, now_s=0.0)
+    assert estimate.seconds(1, start=0) == 0.0, "no time at all is expected of a first token"
+    estimate.observe(1, start=0, seconds=1e-3, now_s=0.0)
+    assert math.isfinite(estimate.seconds(1000, start=0))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 1 << 22), st.integers(0, 1 << 30), st.floats(1e-12, 1e9), st.floats(0.0, 1e9)
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_whatever_is_measured_the_estimates_stay_numbers(
+    measured: list[tuple[int, int, float, float]],
+) -> None:
+    computing, loading, now_s = PrefillEstimate(), TransferEstimate(), 0.0
+    for amount, start, seconds, later_s in measured:
+        now_s += later_s
+        computing.observe(amount, start=start, seconds=seconds, now_s=now_s)
+        loading.observe(amount, seconds, now_s=now_s)
+        assert 0.0 <= computing.seconds(64, start=start) < math.inf
+        assert 0.0 < loading.seconds(amount) < math.inf
+        assert 1.0 <= loading.error_factor < math.inf
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-300, 1e300, math.inf, math.nan], ids=repr)
+def test_what_no_clock_measures_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="a measurement"):
+        PrefillEstimate().observe(64, start=0, seconds=seconds, now_s=0.0)
+    with pytest.raises(InvalidArgumentError, match="a measurement"):
+        TransferEstimate().observe(64, seconds, now_s=0.0)

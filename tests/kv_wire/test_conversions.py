@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kv_types import limits
 from kv_types.errors import InvalidArgumentError, InvalidIdentifierError, LimitExceededError, ProtocolError
 from kv_types.ids import Stamp, new_log_incarnation
+from kv_types.limits import COMPUTE_PAGE_S_MAX
 from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.outcomes import (
     KNOWN,
@@ -118,7 +119,7 @@ def test_checksums_are_xxh3_64_and_do_not_depend_on_the_pieces() -> None:
 
 
 @settings(deadline=None)
-@given(st.floats(0.0, 1e9, exclude_min=True), st.floats(0.0, 1e9))
+@given(st.floats(0.0, COMPUTE_PAGE_S_MAX, exclude_min=True), st.floats(0.0, COMPUTE_PAGE_S_MAX))
 def test_costs_come_back(first_s: float, growth_s: float) -> None:
     message = cost_to_wire(ComputeCost(first_s, growth_s))
     assert message is not None
@@ -126,7 +127,9 @@ def test_costs_come_back(first_s: float, growth_s: float) -> None:
     assert cost_to_wire(None) is None
 
 
-@pytest.mark.parametrize(("first_s", "growth_s"), [(0.0, 0.0), (float("nan"), 0.0), (1.0, -1.0)])
+@pytest.mark.parametrize(
+    ("first_s", "growth_s"), [(0.0, 0.0), (float("nan"), 0.0), (1.0, -1.0), (1e300, 0.0)]
+)
 def test_a_cost_that_is_none_is_the_callers_mistake(first_s: float, growth_s: float) -> None:
     with pytest.raises(InvalidArgumentError, match="compute"):
         cost_from_wire(cache_pb2.ComputeCost(first_s=first_s, growth_s=growth_s))

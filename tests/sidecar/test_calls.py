@@ -228,3 +228,18 @@ def _transfer(tmp_path: Path, namespace: NamespaceId, stamp: Stamp, warmed_up: C
         look_up = cache_pb2.LookUpRequest(namespace_id=namespace, rows=rows).SerializeToString()
         assert len(look_up) > 0.9 * limits.GRPC_MESSAGE_BYTES_MAX
         channel.unary_unary(f"/{SERVICE}/LookUp", None, None)(look_up, timeout=30)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_ended_while_it_was_answered_is_no_failure_of_ours() -> None:
+    ended: list[tuple[str, str]] = []
+    calls = Calls(lambda method, code, _: ended.append((method, code)))
+
+    nobody: Any = None
+
+    async def write_in_vain(request: bytes, context: Any) -> bytes:
+        raise grpc.aio.InternalError("the peer is gone")
+
+    assert await calls.guard("Record", write_in_vain)(b"", nobody) is None
+    assert ended == [("Record", "CANCELLED")]
+    assert calls.running == 0

@@ -83,7 +83,7 @@ def test_it_is_this_users_alone_and_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_write_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / "pins.new").write_bytes(b"half")
+    (tmp_path / "pins.json.new").write_bytes(b"half")
     write_pins(tmp_path / "pins.json", [ONE])
     assert read_pins(tmp_path / "pins.json") == [ONE]
 
@@ -100,4 +100,15 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "pins.json"
     os.mkfifo(path)
     with pytest.raises(InvalidArgumentError, match="no regular file"):
+        read_pins(path)
+
+
+def test_what_is_no_file_delays_no_start(tmp_path: Path) -> None:
+    path = tmp_path / "pins.json"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="no regular file"):
+        read_pins(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "else")
+    with pytest.raises(OSError, match="symbolic"):
         read_pins(path)

@@ -32,7 +32,13 @@ from cache_l2.attach_messages import (
     Welcome,
 )
 from kv_types.ids import LifeId, LogIncarnation, NamespaceId, PageKey, Stamp
-from kv_types.limits import ATTACHMENTS_GONE_MAX, LOAD_ROWS_MAX, TAG_BYTES_MAX, TAGS_PER_RECORD_MAX
+from kv_types.limits import (
+    ATTACHMENTS_GONE_MAX,
+    COMPUTE_PAGE_S_MAX,
+    LOAD_ROWS_MAX,
+    TAG_BYTES_MAX,
+    TAGS_PER_RECORD_MAX,
+)
 from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.validity import EngineMode
 
@@ -67,7 +73,8 @@ CHAINS_TO_LOAD = st.builds(
     keys=st.lists(KEY, max_size=10).map(b"".join),
 )  # fmt: skip
 TIMES = st.floats(0.0, 1e9, allow_nan=False)
-COSTS = st.builds(ComputeCost, st.floats(0.0, 1e9, exclude_min=True), TIMES)
+PAGE_TIMES = st.floats(0.0, COMPUTE_PAGE_S_MAX)
+COSTS = st.builds(ComputeCost, PAGE_TIMES.filter(lambda first_s: first_s > 0.0), PAGE_TIMES)
 DECISIONS = st.tuples(st.sampled_from(LoadChoice), U32, U32, TIMES, TIMES).map(
     lambda told: LoadDecision(told[0], max(told[1:3]), min(told[1:3]), *told[3:])
 )

@@ -91,6 +91,32 @@ async def test_what_a_full_queue_lost_goes_when_it_was_asked_for() -> None:
         assert (figures["stored"], figures["offered_used"]) == (51, 30)
 
 
+async def test_what_l3_refuses_keeps_nothing_else_here_and_is_not_sent_at_every_look() -> None:
+    async with nodes(1, admission=SECOND_USE) as (node,):
+        node.behind.start()
+        keys = fresh(100)
+        node.put(keys)
+        await idle(node)
+        ask(node, keys)
+        node.records.shelf.bytes_max, node.records.shelf.evicts = 0, False
+        node.behind.look_for_used()
+        assert (await idle(node))["refused_full"] == 64
+        node.records.shelf.bytes_max = None
+        for _ in range(8):
+            node.behind.look_for_used()
+            figures = await idle(node)
+        assert (figures["offered_used"], figures["stored"], figures["refused_full"]) == (100, 36, 64)
+        await node.time.run(61.0)
+        for _ in range(8):
+            node.behind.look_for_used()
+            figures = await idle(node)
+        assert (figures["offered_used"], figures["refused_full"], len(node.records.shelf.names())) == (
+            164,
+            64,
+            100,
+        )
+
+
 async def test_looking_for_used_pages_goes_round_the_arena() -> None:
     async with nodes(1) as (node,):
         keys = fresh(8)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import pytest
 
 from kv_policy.load_or_recompute import LoadOrRecompute
+from kv_types.errors import InvalidArgumentError
 from kv_types.ids import NamespaceId, PageKey, page_key
+from kv_types.limits import CHAIN_PAGES_MAX, COMPUTE_PAGE_S_MAX
 from kv_types.loading import ComputeCost, LoadChoice
 from kv_types.outcomes import MissReason
 from sidecar.l3 import plan
@@ -206,3 +209,35 @@ def test_attention_makes_late_pages_worth_loading_that_early_ones_are_not() -> N
     cost = ComputeCost(0.004, 0.0002)
     assert rows_of(world.ask(20, cost=cost)) == [(0, MissReason.COMPUTE_IS_FASTER)]
     assert rows_of(world.ask(400, cost=cost, deadline_s=60.0)) == [(400, MissReason.NONE)]
+
+
+@pytest.mark.parametrize("first_s", [5e-324, 1e-9, COMPUTE_PAGE_S_MAX], ids=repr)
+@pytest.mark.parametrize("growth_s", [0.0, 5e-324, COMPUTE_PAGE_S_MAX], ids=repr)
+def test_what_one_worker_says_of_its_speed_costs_the_others_nothing_for_long(
+    first_s: float, growth_s: float
+) -> None:
+    world = World(1e9)
+    for resident in (0, 3, 1000):
+        absurd = ComputeCost(first_s, growth_s)
+        assert world.ask(2000, cost=absurd, resident=resident).decision is not None
+    for _ in range(20):
+        world.ask(512, cost=ComputeCost(1.0))
+    answer = world.ask(512, cost=ComputeCost(1.0))
+    assert answer.decision is not None
+    assert answer.decision.choice is LoadChoice.LOAD
+    assert all(math.isfinite(figure) for figure in world.tier.statistics(0.0).values())
+
+
+def test_no_more_can_be_said_of_a_page_than_adds_up() -> None:
+    for first_s, growth_s in (
+        (math.inf, 0.0),
+        (1.7e308, 0.0),
+        (1.0, 1.7e308),
+        (math.nan, 0.0),
+        (1.0, math.nan),
+    ):
+        with pytest.raises(InvalidArgumentError, match="to compute"):
+            ComputeCost(first_s, growth_s)
+    most = ComputeCost(COMPUTE_PAGE_S_MAX, COMPUTE_PAGE_S_MAX).after(CHAIN_PAGES_MAX)
+    assert most.first_s == COMPUTE_PAGE_S_MAX
+    assert math.isfinite(most.seconds(CHAIN_PAGES_MAX, start=CHAIN_PAGES_MAX))

@@ -48,7 +48,7 @@ def watching(store: Store) -> tuple[UsedPages, list[int]]:
 def test_what_is_coldest_comes_first_and_nothing_twice() -> None:
     store = Store(cold=[7, 3, 9], parts=[[1, 2, 3], [4, 7]], gone={9, 2})
     used, offered = watching(store)
-    assert [used.look() for _ in range(3)] == [3, 1, 0]
+    assert [used.look(0.0) for _ in range(3)] == [3, 1, 0]
     assert offered == [7, 3, 1, 4]
     assert store.turns == [0, 1, 2], "each time something else is looked at"
 
@@ -56,9 +56,9 @@ def test_what_is_coldest_comes_first_and_nothing_twice() -> None:
 def test_so_many_at_a_time_and_the_rest_of_a_part_later() -> None:
     store = Store(cold=list(range(100)), parts=[list(range(50, 200)), [500]])
     used, offered = watching(store)
-    assert used.look() == 64
+    assert used.look(0.0) == 64
     assert offered == list(range(64))
-    assert used.look() == 64
+    assert used.look(0.0) == 64
     assert offered[64:] == [*range(64, 100), *range(100, 128)]
-    assert [used.look() for _ in range(3)] == [64, 8, 1]
+    assert [used.look(0.0) for _ in range(3)] == [64, 8, 1]
     assert sorted(offered) == [*range(200), 500]
