@@ -23,6 +23,7 @@ from cache_l2.pins import PinBoard
 from cache_l2.selecting import Selecting
 from cache_l2.tenants import Tenants
 from kv_policy.eviction_choice import EvictionChoice
+from kv_policy.losing_cost import LosingCosts
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
@@ -148,6 +149,14 @@ class ArenaStore(PageIntake):
             self._arena.import_policy(state, now_ns=self._clock.now_ns())
         except ValueError as error:
             raise InvalidArgumentError(f"the state of the eviction policy: {error}") from error
+
+    def set_elsewhere(self, instance: int, is_elsewhere: bool) -> None:
+        """Say whether L3 holds the page that is an instance: then it costs less to lose. One that is gone costs nothing."""
+        self._arena.set_elsewhere(instance, is_elsewhere)
+
+    def set_losing_costs(self, costs: LosingCosts) -> None:
+        """What it costs from now on to lose pages."""
+        self._arena.set_losing_costs(elsewhere=costs.elsewhere, attention_pages=costs.attention_pages)
 
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""

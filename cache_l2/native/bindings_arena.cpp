@@ -294,6 +294,7 @@ nb::dict statistics(const PyArena& self) {
   out["policy_learned"] = s.policy_learned;
   out["policy_requests"] = s.policy.requests;
   out["policy_returns"] = s.policy.returned;
+  out["policy_elsewhere"] = s.policy.elsewhere;
   out["policy_made_up"] = s.policy.made_up;
   return out;
 }
@@ -399,6 +400,12 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("import_policy", [](const PyArena& self, const nb::bytes& state, std::uint64_t now_ns) {
              self.core().import_policy(std::string_view(state.c_str(), state.size()), now_ns);
            }, nb::arg("state"), nb::kw_only(), nb::arg("now_ns"))
+      .def("set_elsewhere", [](const PyArena& self, std::uint64_t instance, bool is_elsewhere) {
+             return self.core().set_elsewhere(instance, is_elsewhere);
+           }, nb::arg("instance"), nb::arg("is_elsewhere"))
+      .def("set_losing_costs", [](const PyArena& self, double elsewhere, std::uint32_t attention_pages) {
+             self.core().set_losing_costs(elsewhere, attention_pages);
+           }, nb::kw_only(), nb::arg("elsewhere"), nb::arg("attention_pages"))
       .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
       .def("hide_step", hide_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
            nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),

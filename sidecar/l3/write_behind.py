@@ -258,6 +258,7 @@ class WriteBehind:
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
                 known[RecordName(page.namespace, page.key)] = self._ttl_of(there.page)
+                self._store.set_elsewhere(queued.instance, True)
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
@@ -270,6 +271,7 @@ class WriteBehind:
 
     async def _keep_ancestors(self, pages: Sequence[PageDescription]) -> None:
         for instance in await self._ancestors.missing(pages, deadline_ns=self._deadline_ns()):
+            self._store.set_elsewhere(instance, False)  # until it is there again
             page = self._store.describe(instance)
             if page is not None:
                 self._counts["restored"] += 1
@@ -354,6 +356,7 @@ class WriteBehind:
                 now_s=now_ns / _SECOND_NS,
             )
             self._ancestors.there((key,))
+            self._store.set_elsewhere(queued.instance, True)
             self._stored_there((key,))
         elif self._may_try_again(queued, outcome.reason):
             self._queue.put_back([queued._replace(attempts=queued.attempts + 1)])
