@@ -10,6 +10,7 @@ from cache_l2.accounts import NamespaceCounts
 from cache_l2.arena_start import ArenaConfig, create_arena, map_own
 from cache_l2.checks import check_buffers, look_up_outcome
 from cache_l2.client_rows import ClientRow, HeldBack, acknowledged_view, held_back_by, oldest_view, undrained
+from cache_l2.eviction_side import EvictionSide
 from cache_l2.figures import client_figures, page_figures
 from cache_l2.huge_pages import ArenaMemory
 from cache_l2.inspection import PageFacts, entry_number, page_facts
@@ -22,8 +23,6 @@ from cache_l2.own_puts import put_pages
 from cache_l2.pins import PinBoard
 from cache_l2.selecting import Selecting
 from cache_l2.tenants import Tenants
-from kv_policy.eviction_choice import EvictionChoice
-from kv_policy.losing_cost import LosingCosts
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
@@ -40,11 +39,9 @@ __all__ = [
 ]  # fmt: skip
 
 _SECOND_NS = 1_000_000_000
-_NOTES_PER_TICK = 8192
-"""Of look-ups, all clients together: a ms or two."""
 
 
-class ArenaStore(PageIntake):
+class ArenaStore(EvictionSide, PageIntake):
     """The node's pages. Not thread-safe: the event loop's thread alone calls it.
 
     Conforms to kv_types.page_store.PageStore by a row and a reader of its own, counted as every client is.
@@ -130,34 +127,6 @@ class ArenaStore(PageIntake):
         self.read_notes()
         return self._arena.expire(self._clock.now_ns())
 
-    def read_notes(self) -> None:
-        """Tell the eviction policy of look-ups that were noted, up to so many."""
-        self._arena.read_notes(notes_max=_NOTES_PER_TICK, now_ns=self._clock.now_ns())
-
-    @property
-    def learns(self) -> bool:
-        """Whether victims are chosen by what look-ups have shown."""
-        return self._config.eviction_policy is EvictionChoice.LEARNED
-
-    def export_policy(self) -> bytes:
-        """What the eviction policy has learned of the workload, for the next life; nothing of the pages themselves."""
-        return self._arena.export_policy()
-
-    def import_policy(self, state: bytes) -> None:
-        """Go on with what an earlier life has learned. Raises InvalidArgumentError, and changes nothing, when it is damaged."""
-        try:
-            self._arena.import_policy(state, now_ns=self._clock.now_ns())
-        except ValueError as error:
-            raise InvalidArgumentError(f"the state of the eviction policy: {error}") from error
-
-    def set_elsewhere(self, instance: int, is_elsewhere: bool) -> None:
-        """Say whether L3 holds the page that is an instance: then it costs less to lose. One that is gone costs nothing."""
-        self._arena.set_elsewhere(instance, is_elsewhere)
-
-    def set_losing_costs(self, costs: LosingCosts) -> None:
-        """What it costs from now on to lose pages."""
-        self._arena.set_losing_costs(elsewhere=costs.elsewhere, attention_pages=costs.attention_pages)
-
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
         if not self._draining:
@@ -174,20 +143,6 @@ class ArenaStore(PageIntake):
         self._closed = True
         self._reader.close()
         self._arena.close()
-
-    def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
-        """Instances that were looked up since they were stored, among `count` entries from `begin` on, and where to go on.
-
-        0: that was the end. What is found may be gone by now. Raises ValueError for a count beyond 65,536.
-        """
-        return self._arena.used_pages(begin=begin, count=count)
-
-    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
-        """At most so many instances that were looked up since they were stored and that are likely to be evicted soon.
-
-        A bounded look at what is coldest now, at other pages with each `turn`. Raises ValueError for a count beyond 65,536.
-        """
-        return self._arena.cold_used_pages(turn=turn, count=count)
 
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""
