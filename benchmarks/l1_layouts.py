@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from benchmarks.layout_choice import Layout, LayoutCost, choose_layout
 from benchmarks.timing import Scenario, interleave
 from cache_l1.transfer_contiguous import ContiguousCopies
 from cache_l2 import _native
 from cache_l3.codecs import Planes
-from kv_policy.layout import Layout, LayoutCost, choose_layout
 from kv_types.namespace import AttentionKind, Geometry, KvDtype, Namespace, Rope, Weights
 from kv_types.page_layout import PageLayout
 
@@ -143,7 +143,7 @@ def measure(*, rounds: int, lengths: Sequence[int] = LENGTHS) -> list[LayoutRow]
 
 
 def costs_of(rows: Sequence[LayoutRow]) -> dict[Layout, list[LayoutCost]]:
-    """What `kv_policy.layout.choose_layout` is fed with: the best form of each layout."""
+    """What `benchmarks.layout_choice.choose_layout` is fed with: the best form of each layout."""
     best: dict[Layout, dict[int, LayoutCost]] = {layout: {} for layout in Layout}
     for row in rows:
         layout = Layout(row.layout.partition(",")[0])
@@ -165,7 +165,7 @@ def lines(rows: Sequence[LayoutRow]) -> list[str]:
         "|---|---:|---:|---:|",
         *(f"| {one.layout} | {one.tokens:,} | {one.bring_us:.0f} | {one.read_us:.0f} |" for one in rows),
         "",
-        "Chosen by `kv_policy/layout.py` among those that are exact, by steps over the context:",
+        "Chosen by `benchmarks/layout_choice.py` among those that are exact, by steps over the context:",
         "",
         "| tokens | " + " | ".join(f"{steps} steps" if steps > 1 else "1 step" for steps in STEPS) + " |",
         "|---:|" + "---|" * len(STEPS),

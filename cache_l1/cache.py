@@ -225,6 +225,11 @@ class L1Cache:
                 self._unhold(page)
             filling.table.release()
 
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be taken without an eviction."""
+        return self._pool.free_pages
+
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges by name.
 

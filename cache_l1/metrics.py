@@ -26,6 +26,7 @@ _BY_REASON = (
     ("stratakv_l1_refused_pages", "Pages that L1 did not keep, by reason.", "refused_pages_"),
 )
 _LOST = {"evicted_pages": "evicted", "expired_pages": "expired", "dropped_pages": "invalidated"}
+_PROMOTIONS = {"promoted_pages": "kept", "left_in_l2_pages": "left"}
 _COPIES = {"copied_in_pages": "in", "copied_out_pages": "out"}
 
 
@@ -70,6 +71,11 @@ class L1Collector(Collector):
             CounterMetricFamily, "stratakv_l1_copied_pages", "Pages copied into L1 and out of it.", "direction",
             counts, _COPIES,
         )  # fmt: skip
+        if "promoted_pages" in counts:
+            yield self._family(
+                CounterMetricFamily, "stratakv_l1_promoted_pages", "Pages that L2 gave, by whether L1 was to keep them.",
+                "choice", counts, _PROMOTIONS,
+            )  # fmt: skip
 
     def _family(
         self,

@@ -31,9 +31,13 @@ POLICIES: Mapping[str, Callable[[int], L1Policy]] = {
 POLICY_DEFAULT = "learned"
 
 
+def check_policy(name: str) -> None:
+    """Raises InvalidArgumentError when no policy is called so."""
+    if name not in POLICIES:
+        raise InvalidArgumentError(f"no eviction policy is called {name!r}; there are {', '.join(POLICIES)}")
+
+
 def policy_of(name: str, capacity_pages: int) -> L1Policy:
     """A policy of that name. Raises InvalidArgumentError."""
-    make = POLICIES.get(name)
-    if make is None:
-        raise InvalidArgumentError(f"no eviction policy is called {name!r}; there are {', '.join(POLICIES)}")
-    return make(capacity_pages)
+    check_policy(name)
+    return POLICIES[name](capacity_pages)

@@ -225,6 +225,11 @@ class Arena:
         """What the eviction policy has learned: versioned, checked, bounded; nothing of the pages themselves."""
     def import_policy(self, state: bytes, *, now_ns: int) -> None:
         """Go on with what was exported in an earlier life; ValueError, and nothing has changed, when it is damaged."""
+    def set_elsewhere(self, instance: int, is_elsewhere: bool) -> bool:
+        """Whether L3 holds the page that is an instance, so that it costs less to lose; False: it is gone."""
+    def set_losing_costs(self, *, elsewhere: float, attention_pages: int) -> None:
+        """What a load costs against computing a page, in (0, 1], and the depth at which one takes twice as long to compute
+        as the first one (0: all alike); ValueError."""
     def expire(self, now_ns: int) -> int:
         """Hide pages past their expiry (and what stands on them), quarantine late reservations, free what has no
         lease any more; bounded work a call; returns pages hidden."""
@@ -282,6 +287,9 @@ class Arena:
     def find(self, key: bytes) -> dict[str, int | bytes] | None:
         """The visible entry under a key: all fields of the entry (lineage_unknown 0 or 1 apart from producer), its access
         times and its lease count, for which it looks at all leases. For `inspect`."""
+    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
+        """At most `count` (1 to 65,536) instances that were looked up since they were committed and are likely to be evicted
+        soon; each `turn` looks at others. Raises ValueError."""
     def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
         """Instances, among `count` entries (1 to 65,536) from `begin` on, that were looked up since they were committed, and the
         entry to go on from, 0 at the end. Raises ValueError."""

@@ -23,6 +23,7 @@ from cache_l2.pins import PinBoard
 from cache_l2.selecting import Selecting
 from cache_l2.tenants import Tenants
 from kv_policy.eviction_choice import EvictionChoice
+from kv_policy.losing_cost import LosingCosts
 from kv_types.clock import Clock, unix_ms
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.events import Event, encode_event
@@ -149,6 +150,14 @@ class ArenaStore(PageIntake):
         except ValueError as error:
             raise InvalidArgumentError(f"the state of the eviction policy: {error}") from error
 
+    def set_elsewhere(self, instance: int, is_elsewhere: bool) -> None:
+        """Say whether L3 holds the page that is an instance: then it costs less to lose. One that is gone costs nothing."""
+        self._arena.set_elsewhere(instance, is_elsewhere)
+
+    def set_losing_costs(self, costs: LosingCosts) -> None:
+        """What it costs from now on to lose pages."""
+        self._arena.set_losing_costs(elsewhere=costs.elsewhere, attention_pages=costs.attention_pages)
+
     def drain(self) -> None:
         """Close the header: from now on every look-up misses and every put is refused as CLOSED. Idempotent."""
         if not self._draining:
@@ -172,6 +181,13 @@ class ArenaStore(PageIntake):
         0: that was the end. What is found may be gone by now. Raises ValueError for a count beyond 65,536.
         """
         return self._arena.used_pages(begin=begin, count=count)
+
+    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
+        """At most so many instances that were looked up since they were stored and that are likely to be evicted soon.
+
+        A bounded look at what is coldest now, at other pages with each `turn`. Raises ValueError for a count beyond 65,536.
+        """
+        return self._arena.cold_used_pages(turn=turn, count=count)
 
     def check_invariants(self) -> None:
         """Walk the whole arena; raises RuntimeError naming the first broken invariant. For tests and debugging."""

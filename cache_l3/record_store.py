@@ -68,6 +68,11 @@ class L3Picture:
     trouble: str = ""
     """What keeps all of it from working, with what to do about it; empty where nothing does."""
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether anything is to be had of it, as far as is known."""
+        return not self.trouble and any(server.is_readable for server in self.servers)
+
 
 class RecordStore(Protocol):
     """Pages of many nodes under namespace and key.

@@ -23,7 +23,7 @@ from inference_worker.namespaces import Pages, PutTerms, RegisteredNamespace
 from inference_worker.prefetch import Prefetch
 from inference_worker.request import Request
 from inference_worker.reused import ReusedPages
-from inference_worker.settings import ClientSettings
+from inference_worker.settings import ClientSettings, RegisterMemory
 from inference_worker.shards import checked_shards, match_shards
 from inference_worker.validity import ClientValidity
 from inference_worker.weights import Announced
@@ -299,6 +299,19 @@ class Client:
         By that, and by how fast L3 is, the sidecar decides how far a prefix is loaded. Raises InvalidArgumentError.
         """
         self._link.prefill.observe(tokens, start=start, seconds=seconds)
+
+    def register_memory(self, register: RegisterMemory) -> None:
+        """Have `register` called with address and bytes of the arena's pages, now and in each later life of the sidecar.
+
+        What it returns is called before they are unmapped, at `close` too. For what learns of its device only after it has
+        connected; where settings.register_memory is given, or this was called before, that holds. Raises ClosedError.
+        """
+        self._link.register_memory(register)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """How fast this worker computes the first thousand tokens of a prompt, as was told or measured; 0: unknown."""
+        return self._link.prefill.tokens_per_s()
 
     def stamp(self) -> Stamp | None:
         """Return the sidecar's present log position, or None while it cannot be told.

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from inference_worker.absent import AbsentPages
@@ -22,7 +23,7 @@ from inference_worker.prefetch import Prefetch
 from inference_worker.prefill_speed import PrefillSpeed
 from inference_worker.remote import RemoteSidecar
 from inference_worker.session import Phase, Session
-from inference_worker.settings import ClientSettings
+from inference_worker.settings import ClientSettings, RegisterMemory
 from inference_worker.supervisor import Connection, Supervisor
 from inference_worker.validity import ClientValidity, Header
 from inference_worker.weights import Announced, Versions, WeightsWatch
@@ -149,6 +150,19 @@ class Link:
                 arena.unregister(registration, deadline)
         finally:
             self._binding.release()
+
+    def register_memory(self, register: RegisterMemory) -> None:
+        """Let a device reach the pages of this life and of those that follow. See Client.register_memory."""
+        with self._state:
+            self._check_open()
+            if self.settings.register_memory is None:
+                self.settings = replace(self.settings, register_memory=register)
+                self._register_arena()
+
+    def _register_arena(self) -> None:
+        # With the state locked: whoever withdraws the arena takes the lock first, and closes it later.
+        if self.arena is not None and self.settings.register_memory is not None:
+            self.arena.register_memory(self.settings.register_memory)
 
     def start(self) -> None:
         """Begin to attach in the background, unless that has begun or makes no sense."""
@@ -286,6 +300,7 @@ class Link:
                     raise ClosedError("the client was closed while it attached")
                 self.was_attached = True
                 self.arena, self.outlived = arena, None
+                self._register_arena()  # it was told of that while it attached, if not before
                 self._remote_serves = False
                 for namespace, pages in bound.items():
                     namespace.pages = pages

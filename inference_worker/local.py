@@ -14,7 +14,7 @@ from inference_worker.loading import LoadCounts, Loader
 from inference_worker.local_pages import LocalPages
 from inference_worker.namespaces import Pages, RegisteredNamespace
 from inference_worker.outlived import OutlivedHeader
-from inference_worker.settings import ClientSettings
+from inference_worker.settings import ClientSettings, RegisterMemory
 from inference_worker.view_hold import ViewHold
 from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, Stamp
@@ -59,8 +59,9 @@ class LocalArena(Home):
         self._untold = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
         self.reader = attached.reader
-        register = settings.register_memory
-        self._unregister = None if register is None else register(*self.reader.pages_memory)
+        self._unregister: Callable[[], None] | None = None
+        if settings.register_memory is not None:
+            self.register_memory(settings.register_memory)
 
     @classmethod
     def attach(
@@ -80,6 +81,11 @@ class LocalArena(Home):
             deadline_s=settings.attach_deadline_s,
         )
         return cls(attached, settings, writer, loads)
+
+    def register_memory(self, register: RegisterMemory) -> None:
+        """Let a device reach the pages until this ends, unless one does already. Not while this is closed."""
+        if self._unregister is None:
+            self._unregister = register(*self.reader.pages_memory)
 
     @property
     def life(self) -> LifeId:

@@ -90,8 +90,13 @@ def replay(
     policy: Literal["learned", "lru"] = "learned",
     piece_blocks: int = 0,
     seed: int = 1,
-) -> tuple[int, int, int, int, int]:
-    """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request) of a trace.
+    processor_time: bool = False,
+    attention_blocks: int = 0,
+    elsewhere_cost: float = 1.0,
+) -> tuple[int, int, int, int, int, int]:
+    """(blocks requested, hit, evicted, ns spent in the policy, the most of them on one request, ns of them on choosing victims
+    and removing them) of a trace. Times are of the clock, or of this thread's processor. `elsewhere_cost` below 1: a slower tier
+    holds every block that was put too, and to load one costs so much of what computing it does.
 
     Request i is blocks[offsets[i]:offsets[i + 1]]. A hit counts only when every earlier block is resident on arrival.
     Runs without the GIL. Raises ValueError.

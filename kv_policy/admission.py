@@ -28,6 +28,18 @@ class L3Admission(StrEnum):
     """When storing it takes less time than it is expected to save."""
 
 
+class L1Promotion(StrEnum):
+    """When a page that L2 gave is kept in L1, once that is full: it takes a copy, and the place of another page.
+
+    `python -m benchmarks.l1_promotion` shows what either serves, and how many copies into L1 it takes.
+    """
+
+    ALWAYS = "always"
+    """For a device with memory of its own, where a copy within costs far less than one over the bus that a later hit saves."""
+    SECOND_USE = "second_use"
+    """Those that L2 gave before: for a processor, whose copies into L1 and out of L2 cost alike."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageWorth:
     """What is known of one page when it might be stored, and of the tier. Times in seconds; 0: unknown."""
@@ -86,9 +98,9 @@ def is_saved_before_eviction(*, uses: int, is_in_l3: bool, queue_fill: float) ->
     return uses >= 2 and not is_in_l3 and queue_fill < _QUEUE_MOST
 
 
-def is_promoted_to_l1(*, uses: int, is_l1_full: bool, use_least: int = 2) -> bool:
-    """Decide whether a page of L2 that is used is kept in L1: at once while there is room, later from its second use on."""
-    return not is_l1_full or uses >= use_least
+def is_promoted_to_l1(promotion: L1Promotion, *, uses: int, is_l1_full: bool) -> bool:
+    """Decide whether a page that L2 gave is kept in L1: `uses` tells how often it gave it, this time included."""
+    return promotion is L1Promotion.ALWAYS or not is_l1_full or uses >= 2
 
 
 class Uses:

@@ -14,6 +14,11 @@ def policy_metrics(arena: Mapping[str, int]) -> Iterable[Metric]:
         "1 where victims are chosen by what look-ups have shown, 0 where they are the least recently used.",
         value=arena.get("policy_learned", 0),
     )
+    yield GaugeMetricFamily(
+        "stratakv_eviction_policy_elsewhere_pages",
+        "Pages of L2 that L3 is known to hold too, so that they cost less to lose.",
+        value=arena.get("policy_elsewhere", 0),
+    )
     for name, text in (
         ("notes_read", "Look-ups that the eviction policy was told of."),
         ("notes_lost", "Look-ups that it was not told of: notes were overwritten or their pages had gone."),

@@ -36,13 +36,14 @@ def namespaces(
         "tenant",
         "tokens a page",
         "KV",
+        "stored as",
         "shard",
     )
     for one in found:
         adapter = "" if one.adapter is None else one.adapter.name
         table.add_row(
             one.id.hex(), plain(one.model), plain(weights_of(one)), plain(adapter), plain(one.tenant),
-            str(one.page_tokens), str(one.kv_dtype), _shard(one),
+            str(one.page_tokens), str(one.kv_dtype), str(one.stored_as or ""), _shard(one),
         )  # fmt: skip
     Paper().show(table)
     if known.incomplete:
@@ -61,6 +62,7 @@ def namespace_plain(one: Namespace) -> dict[str, Any]:
         "model": one.model,
         "page_tokens": one.page_tokens,
         "position_offset": one.position_offset,
+        "stored_as": None if one.stored_as is None else str(one.stored_as),
         "tenant": one.tenant,
         "weights_version": weights_of(one),
     }

@@ -183,6 +183,9 @@ class Arena {
     return {pages_[entry].birth, pages_[entry].line, pages_[entry].rests_on};
   }
   std::uint64_t leases_on(std::uint32_t entry) const;
+  // Instances of at most `most` pages that readers have looked up and that are likely to be evicted soon, by a bounded look at
+  // what is coldest: another one with each `turn`. What is leased or pinned is left out where the policy knows of it.
+  std::vector<std::uint64_t> cold_used(std::uint32_t turn, std::uint32_t most) const;
   ArenaStatistics statistics();
   // Resident pages by namespace number.
   const Tally& resident(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].resident; }
@@ -190,6 +193,11 @@ class Arena {
   std::uint64_t namespace_entries(std::uint32_t namespace_slot) const { return namespaces_[namespace_slot].entries; }
   // What the eviction policy has learned, for another arena's: one checked block, at most kPolicyStateBytesMax.
   std::string export_policy() const;
+  // Whether L3 holds the page that is an instance, so that to lose it costs a load and no computation; false where it is gone.
+  bool set_elsewhere(std::uint64_t instance, bool is_elsewhere);
+  // What a load costs against computing, in (0, 1], and the depth at which a page takes twice as long to compute as the first
+  // one; 0: all alike. Throws invalid_argument.
+  void set_losing_costs(double elsewhere, std::uint32_t attention_pages);
   // Throws invalid_argument, with the policy as it was, when the block is damaged.
   void import_policy(std::string_view state, std::uint64_t now_ns);
   // Evicts all pages of a namespace that nothing is reserved in; returns the entries that are left.

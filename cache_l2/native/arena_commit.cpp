@@ -75,6 +75,7 @@ Committed Arena::publish_loaded(std::uint32_t row, std::uint64_t reservation, co
   pages_[*entry].birth = birth;
   pages_[*entry].rests_on = stamp.rests_on;
   publish(*entry, stamp, has_line_above(*entry, stamp.rests_on), now_ns);
+  policy_.set_elsewhere(*entry, true);  // it is where it came from
   ++counters_.loaded;
   return {kPutStored, kRefuseNone};
 }

@@ -86,6 +86,17 @@ void Arena::tell_note(const ReadNote& note, std::uint64_t now_ns) {
   policy_.looked(note.entry, pages, note.missing, std::min(note.time_ns, now_ns), note.digest);
 }
 
+bool Arena::set_elsewhere(std::uint64_t instance, bool is_elsewhere) {
+  const std::optional<std::uint32_t> entry = entry_of(instance);
+  if (entry) policy_.set_elsewhere(*entry, is_elsewhere);
+  return entry.has_value();
+}
+
+void Arena::set_losing_costs(double elsewhere, std::uint32_t attention_pages) {
+  policy_.set_elsewhere_cost(elsewhere);
+  policy_.set_attention_pages(attention_pages);
+}
+
 std::string Arena::export_policy() const { return PolicyState::exported(policy_); }
 
 void Arena::import_policy(std::string_view state, std::uint64_t now_ns) { PolicyState::restore(policy_, state, now_ns); }

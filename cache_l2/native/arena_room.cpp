@@ -93,6 +93,25 @@ std::uint64_t Arena::evict_for_entries(std::uint64_t pages) {
   return evicted;
 }
 
+std::vector<std::uint64_t> Arena::cold_used(std::uint32_t turn, std::uint32_t most) const {
+  constexpr std::uint32_t kLooks = 2048;  // leaves, and kWalked pages, of all queues together: some hundred µs
+  constexpr std::uint32_t kWalked = 8192;
+  const std::uint32_t queues = segments_.classes() * shares_.tenants();
+  std::vector<std::uint32_t> cold;
+  std::vector<std::uint64_t> found;
+  for (std::uint32_t queue = 0; queue < queues; ++queue) {
+    cold.clear();
+    policy_.cold(static_cast<std::uint16_t>(queue), turn, std::max(1U, kLooks / queues), std::max(1U, kWalked / queues), cold);
+    for (const std::uint32_t entry : cold) {
+      if (found.size() == most) return found;
+      if (view_.access[entry].last.load(std::memory_order_relaxed) == 0) continue;
+      const std::uint64_t generation = view_.entries[entry].generation.load(std::memory_order_relaxed);
+      if (generation != 0 && generation % 2 == 0) found.push_back(instance_of(generation, entry));
+    }
+  }
+  return found;
+}
+
 void Arena::note_evicted(std::uint32_t entry) {
   const std::uint32_t size_class = pages_[entry].size_class;
   if (evicted_.size() <= size_class) evicted_.resize(size_class + 1);

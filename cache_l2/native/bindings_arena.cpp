@@ -227,6 +227,11 @@ std::pair<std::uint32_t, std::vector<std::uint64_t>> used_pages(const PyArena& s
   return {next, std::move(found)};
 }
 
+std::vector<std::uint64_t> cold_used_pages(const PyArena& self, std::uint32_t turn, std::uint32_t count) {
+  if (count == 0 || count > kUsedEntriesAtOnce) throw nb::value_error("count must be 1 to 65536");
+  return self.core().cold_used(turn, count);
+}
+
 nb::object find(const PyArena& self, nb::handle key_bytes) {
   const BorrowedKeys key(key_bytes);
   if (key.count() != 1) throw nb::value_error("key is exactly 32 bytes");
@@ -289,6 +294,7 @@ nb::dict statistics(const PyArena& self) {
   out["policy_learned"] = s.policy_learned;
   out["policy_requests"] = s.policy.requests;
   out["policy_returns"] = s.policy.returned;
+  out["policy_elsewhere"] = s.policy.elsewhere;
   out["policy_made_up"] = s.policy.made_up;
   return out;
 }
@@ -394,6 +400,12 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("import_policy", [](const PyArena& self, const nb::bytes& state, std::uint64_t now_ns) {
              self.core().import_policy(std::string_view(state.c_str(), state.size()), now_ns);
            }, nb::arg("state"), nb::kw_only(), nb::arg("now_ns"))
+      .def("set_elsewhere", [](const PyArena& self, std::uint64_t instance, bool is_elsewhere) {
+             return self.core().set_elsewhere(instance, is_elsewhere);
+           }, nb::arg("instance"), nb::arg("is_elsewhere"))
+      .def("set_losing_costs", [](const PyArena& self, double elsewhere, std::uint32_t attention_pages) {
+             self.core().set_losing_costs(elsewhere, attention_pages);
+           }, nb::kw_only(), nb::arg("elsewhere"), nb::arg("attention_pages"))
       .def("expire", [](const PyArena& self, std::uint64_t now_ns) { return self.core().expire(now_ns); }, nb::arg("now_ns"))
       .def("hide_step", hide_step, nb::kw_only(), nb::arg("key").none(), nb::arg("namespaces").none(),
            nb::arg("provenances").none(), nb::arg("since_ms"), nb::arg("until_ms"), nb::arg("since_revision"),
@@ -405,6 +417,7 @@ void bind_pages(nb::class_<PyArena>& arena) {
       .def("find", find, nb::arg("key"))
       .def("instance", instance_under, nb::arg("key"))
       .def("describe", describe, nb::arg("instance"))
+      .def("cold_used_pages", cold_used_pages, nb::kw_only(), nb::arg("turn"), nb::arg("count"))
       .def("used_pages", used_pages, nb::kw_only(), nb::arg("begin"), nb::arg("count"))
       .def("statistics", statistics)
       .def("namespace_statistics", namespace_statistics)

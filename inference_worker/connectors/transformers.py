@@ -15,7 +15,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from cache_l1.policies import POLICY_DEFAULT as L1_POLICY_DEFAULT
+from cache_l1.policies import check_policy
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.connectors.transformers_cache import CachedRow, PageCodec
+from inference_worker.connectors.transformers_fetch import reach
 from inference_worker.connectors.transformers_generation import GenerationPlan, plan_generation
 from inference_worker.connectors.transformers_identity import (
     Declared,
@@ -25,6 +29,7 @@ from inference_worker.connectors.transformers_identity import (
     identify_model,
     numerics,
 )
+from inference_worker.connectors.transformers_promotion import l1_promotion_named
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_reuse import FoundRow, PageReuse, ReuseCall, TokenIds
 from inference_worker.connectors.transformers_rows import PackedRows, pack_rows
@@ -32,6 +37,7 @@ from inference_worker.connectors.transformers_store import PageClient
 from inference_worker.connectors.transformers_timing import PassTimer
 from inference_worker.connectors.transformers_weights import content_mark, forget_digest
 from inference_worker.weights import FollowedVersion
+from kv_policy.admission import L1Promotion
 from kv_types.computation import StoredAs, stored_as_named
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.limits import CALL_DEADLINE_S_DEFAULT, CALL_S_MAX, WEIGHTS_SWITCHES_MAX
@@ -82,7 +88,9 @@ class TransformersConnector:
     weights: an explicit version, or None for a digest of all parameters and buffers, taken again whenever
     they are seen to change. model_name: None takes the architecture's. adapter: name and content digest of
     the one active adapter. stored_as: pages may come back from L3 as this lossy codec leaves them ("fp8_e4m3", "int8");
-    None: bit for bit. l1_bytes: at most so much for pages inside this process. look_up_deadline_s,
+    None: bit for bit. l1_bytes: at most so much for pages inside this process. l1_policy: what goes when there is no room
+    ("learned", "lru"). l1_promotion: which pages that L2 gave are kept there once it is full: "always" all, or from their
+    "second_use" on; None: the latter where the model is on a processor. look_up_deadline_s,
     store_deadline_s: the most that one call waits for pages to come and to go. follow_weights: take each
     version that is announced for this model as the name of its weights from then on; needs weights that are
     named by a version, and is right where they are changed before that is announced. require_cacheable: raise
@@ -103,6 +111,8 @@ class TransformersConnector:
         stored_as: StoredAs | str | None = None,
         page_tokens: int = PAGE_TOKENS_DEFAULT,
         l1_bytes: int = L1_BYTES_DEFAULT,
+        l1_policy: str = L1_POLICY_DEFAULT,
+        l1_promotion: L1Promotion | str | None = None,
         look_up_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
         store_deadline_s: float = CALL_DEADLINE_S_DEFAULT,
         follow_weights: bool = False,
@@ -121,7 +131,9 @@ class TransformersConnector:
         check_word(l1_bytes, "l1_bytes")
         check_seconds(look_up_deadline_s, "look_up_deadline_s", most=CALL_S_MAX, may_be_0=True)
         check_seconds(store_deadline_s, "store_deadline_s", most=CALL_S_MAX, may_be_0=True)
-        self._l1_bytes = l1_bytes
+        check_policy(l1_policy)
+        self._l1_bytes, self._l1_policy = l1_bytes, l1_policy
+        self._l1_promotion = l1_promotion_named(l1_promotion, device=model.device.type)
         self._look_up_deadline_s = look_up_deadline_s
         self._store_deadline_s = store_deadline_s
         parameters = inspect.signature(base_model(model).forward).parameters
@@ -131,6 +143,7 @@ class TransformersConnector:
         self.uncacheable: Uncacheable | None = None
         self.namespace: Namespace | None = None
         self._reuse: PageReuse | None = None
+        self._reached: RegisteredMemory | None = None
         self._mark: object = None
         self._naming = threading.Lock()
         version = None if weights is None else weights.version
@@ -197,7 +210,11 @@ class TransformersConnector:
             return
         device = self.model.device
         codec = PageCodec(named, device=device)
-        reuse = PageReuse(self._client, named, codec=codec, l1_bytes=self._l1_bytes, device=device)
+        self._reached = self._reached or reach(self._client, device)
+        reuse = PageReuse(
+            self._client, named, codec=codec, device=device, l1_bytes=self._l1_bytes, l1_policy=self._l1_policy,
+            l1_promotion=self._l1_promotion, reached=self._reached,
+        )  # fmt: skip
         if self._reuse is not None:
             self._reuse.retire()
         self._reuse, self.namespace, self.uncacheable = reuse, named, None
@@ -221,8 +238,7 @@ class TransformersConnector:
                 timer = self._timer(rows, first=first)
                 done = self._forward(rows, cache, report, timer, first=first, all_logits=all_logits)
                 self._store(call, cache, _chains(rows, found))
-                if (seconds := timer.seconds()) is not None:
-                    self._client.observe_prefill(timer.tokens, start=timer.start, seconds=seconds)
+                timer.tell(self._client)
                 return done
 
     def generate(
@@ -245,11 +261,14 @@ class TransformersConnector:
                 return self._generate(rows, input_ids, {}, settings, report)
             with call:
                 found = self._look_up(call, rows)
-                cache, _ = self._assemble(call, rows, found)
+                cache, first = self._assemble(call, rows, found)
                 if plan.expand > 1 and cache.get_seq_length() > 0:
                     cache.batch_repeat_interleave(plan.expand)
-                done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
+                timer = self._timer(rows, first=first, expand=plan.expand)
+                with timer.first_pass(base_model(self.model)):
+                    done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
                 self._store(call, cache, _generated_chains(rows, found, done, plan, cache.get_seq_length()))
+                timer.tell(self._client)
                 return done
 
     # before the pass
@@ -336,8 +355,8 @@ class TransformersConnector:
 
     # the pass
 
-    def _timer(self, rows: PackedRows, *, first: int) -> PassTimer:
-        return PassTimer(self.model.device, tokens=rows.input_ids[:, first:].numel(), start=first)
+    def _timer(self, rows: PackedRows, *, first: int, expand: int = 1) -> PassTimer:
+        return PassTimer(self.model.device, tokens=expand * rows.input_ids[:, first:].numel(), start=first)
 
     def _forward(
         self,
@@ -432,7 +451,7 @@ class TransformersConnector:
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges of L1, empty while the model is uncacheable."""
-        return {} if self._reuse is None else self._reuse.l1.statistics()
+        return {} if self._reuse is None else self._reuse.statistics()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -22,11 +22,15 @@ from numpy.typing import NDArray
 from cache_l1.cache import Filling, L1Cache
 from cache_l1.device_pages import DevicePages
 from cache_l1.transfer import Part, Transfers, batches
+from cache_l1.transfer_registration import RegisteredMemory
 from inference_worker.connectors.transformers_cache import PageCodec, PagesAt
+from inference_worker.connectors.transformers_fetch import bring
+from inference_worker.connectors.transformers_promotion import Promotions
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
 from inference_worker.prefetch import Prefetch
 from inference_worker.weights import Announced
+from kv_policy.admission import L1Promotion
 from kv_types.errors import StrataError
 from kv_types.ids import KEY_BYTES
 from kv_types.limits import BATCH_PAGES_MAX
@@ -75,9 +79,14 @@ class PageReuse:
         *,
         codec: PageCodec,
         l1_bytes: int,
+        l1_policy: str,
+        l1_promotion: L1Promotion,
         device: torch.device,
+        reached: RegisteredMemory | None,
     ) -> None:
+        """`reached`: host memory that the device reads by itself; None: it has no memory of its own."""
         self.client = client
+        self.reached = reached
         self.namespace = namespace
         self._calls = 0
         self._is_retired = False
@@ -94,7 +103,13 @@ class PageReuse:
             page_bytes=codec.page_bytes,
             memory=self.memory,
             namespace=namespace,
+            policy=l1_policy,
         )
+        self.promotions = Promotions(l1_promotion)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters and gauges of L1, and of what came into it from L2."""
+        return {**self.l1.statistics(), **self.promotions.statistics()}
 
     def begin(self, report: ReuseReport, *, mark: object) -> ReuseCall:
         """Begin one call: stamp and view are loaded now, before anything is reused (rule R1).
@@ -229,6 +244,12 @@ class ReuseCall:
         left_s = until - time.monotonic()
         if left_s <= 0.0:
             return self._empty(0), 0, MissReason.DEADLINE
+        if self._reuse.reached is not None:
+            with self._request.lease(keys, start=start, deadline_s=left_s) as lease:
+                fetched = bring(
+                    list(lease), page_bytes=self.codec.page_bytes, device=self._reuse.device, reached=self._reuse.reached
+                )  # fmt: skip
+                return fetched, lease.pages_l3, lease.reason
         wanted = len(keys) // KEY_BYTES - start
         is_on_host = self._reuse.device.type == "cpu"
         room = torch.empty((wanted, self.codec.page_bytes), dtype=torch.uint8, pin_memory=not is_on_host)
@@ -261,7 +282,12 @@ class ReuseCall:
         keys = self._keys(tokens)
         count = len(keys) // KEY_BYTES
         if count > found.found or found.from_l1 < found.found:
-            with self._reuse.l1.filling(keys, found.from_l1, view=self._view) as filling:
+            l1 = self._reuse.l1
+            kept = self._reuse.promotions.kept(
+                keys, start=found.from_l1, end=found.found, free_pages=l1.free_pages
+            )
+            wanted = keys if kept == found.found else keys[: kept * KEY_BYTES]
+            with l1.filling(wanted, found.from_l1, view=self._view) as filling:
                 self._keep_fetched(filling, found)
                 if count > found.found:
                     begin = column + found.found * self.codec.page_tokens

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from inference_worker.lease import PageLease
 from inference_worker.prefetch import Prefetch
+from inference_worker.settings import RegisterMemory
 from inference_worker.weights import Announced
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
@@ -26,6 +28,10 @@ class PageRequest(Protocol):
 
         What L2 lacks and L3 has is brought within `deadline_s`.
         """
+        ...
+
+    def lease(self, keys: bytes, *, start: int = 0, deadline_s: float | None = None) -> PageLease:
+        """The same without a copy: the pages pinned, for a device that takes them from there."""
         ...
 
     def put(
@@ -60,6 +66,10 @@ class PageClient(Protocol):
 
     def prefetch(self, namespace: Any, keys: bytes, *, deadline_s: float | None = None) -> Prefetch | None:
         """Ask for what only L3 has of a chain, without waiting; None where nothing is asked."""
+        ...
+
+    def register_memory(self, register: RegisterMemory) -> None:
+        """Have a device reach the pages of L2, in this life of the sidecar and in later ones, until the client closes."""
         ...
 
     def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:

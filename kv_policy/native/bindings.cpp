@@ -6,7 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
+#include <ctime>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -91,9 +91,10 @@ class HeldPolicy {
 using Times = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> replay(
     const Times& times_ns, const Numbers& offsets, const Numbers& blocks, std::uint32_t capacity_blocks,
-    const std::string& mode, std::uint32_t piece_blocks, std::uint64_t seed) {
+    const std::string& mode, std::uint32_t piece_blocks, std::uint64_t seed, bool is_processor_time,
+    std::uint32_t attention_blocks, double elsewhere_cost) {
   const std::uint64_t requests = times_ns.shape(0);
   if (offsets.shape(0) != requests + 1) throw nb::value_error("offsets must be one more than times");
   for (std::uint64_t i = 0; i < requests; ++i) {
@@ -105,16 +106,18 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint
   if (offsets.data()[0] != 0 || offsets.data()[requests] != blocks.shape(0)) {
     throw nb::value_error("offsets must begin with 0 and end with the number of blocks");
   }
-  const ReplayOptions options{mode_of(mode), piece_blocks, seed};
+  const ReplayOptions options{mode_of(mode), piece_blocks, seed, attention_blocks, elsewhere_cost};
   nb::gil_scoped_release released;
   std::uint64_t longest = 0;
   for (std::uint64_t i = 0; i < requests; ++i) longest = std::max(longest, offsets.data()[i + 1] - offsets.data()[i]);
   if (capacity_blocks == 0 || longest + capacity_blocks > PrefixPolicy::kPagesMost) {
     throw std::invalid_argument("the cache must hold a block, and with the longest request not more than 2^24");
   }
-  const auto now = [] {
-    const auto since = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+  const clockid_t clock = is_processor_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  const auto now = [clock] {
+    timespec at{};
+    clock_gettime(clock, &at);
+    return static_cast<std::uint64_t>(at.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(at.tv_nsec);
   };
   Replay run(capacity_blocks, static_cast<std::uint32_t>(longest), options, now);
   for (std::uint64_t i = 0; i < requests; ++i) {
@@ -122,7 +125,7 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint
     run.request(static_cast<std::uint64_t>(times_ns.data()[i]), blocks.data() + first, offsets.data()[i + 1] - first);
   }
   const ReplayResult& result = run.result();
-  return {result.requested, result.hit, result.evictions, result.decision_ns, result.longest_ns};
+  return {result.requested, result.hit, result.evictions, result.decision_ns, result.longest_ns, result.choice_ns};
 }
 
 void bind_held_policy(nb::module_& m) {
@@ -177,5 +180,6 @@ NB_MODULE(_native, m) {
   using namespace stratakv;
   bind_held_policy(m);
   m.def("replay", replay, nb::arg("times_ns"), nb::arg("offsets"), nb::arg("blocks"), nb::kw_only(), nb::arg("capacity_blocks"),
-        nb::arg("policy") = "learned", nb::arg("piece_blocks") = 0, nb::arg("seed") = 1);
+        nb::arg("policy") = "learned", nb::arg("piece_blocks") = 0, nb::arg("seed") = 1, nb::arg("processor_time") = false,
+        nb::arg("attention_blocks") = 0, nb::arg("elsewhere_cost") = 1.0);
 }

@@ -73,9 +73,26 @@ class LruShadow {
     std::uint64_t touched_ns = 0, until_ns = 0, pages = 0;
   };
 
-  // The last slot that begins at or before a time, or else the first; `filled_` is not 0.
+  // The last slot that begins at or before a time, or else the first; `filled_` is not 0. Slots are about as far apart in time
+  // as in place, so it is near where a straight line leads: fewer places are looked at, which lie close to each other.
   std::uint64_t place_of(std::uint64_t at_ns) {
     std::uint64_t low = 0, high = filled_;
+    const std::uint64_t first_ns = slot(0).touched_ns, last_ns = slot(filled_ - 1).touched_ns;
+    if (at_ns >= last_ns) return filled_ - 1;
+    if (at_ns < first_ns) return 0;
+    const double share = static_cast<double>(at_ns - first_ns) / static_cast<double>(last_ns - first_ns);
+    const auto guess = std::min(static_cast<std::uint64_t>(share * static_cast<double>(filled_ - 1)), filled_ - 1);
+    if (slot(guess).touched_ns <= at_ns) {
+      low = guess;
+      std::uint64_t step = 1;
+      for (; low + step < high && slot(low + step).touched_ns <= at_ns; step *= 2) low += step;
+      high = std::min(high, low + step);
+    } else {
+      high = guess;
+      std::uint64_t step = 1;
+      for (; low + step < high && slot(high - step).touched_ns > at_ns; step *= 2) high -= step;
+      low = high > low + step ? high - step : low;
+    }
     while (high - low > 1) {
       const std::uint64_t middle = (low + high) / 2;
       (slot(middle).touched_ns <= at_ns ? low : high) = middle;
@@ -100,7 +117,10 @@ class LruShadow {
     return taken;
   }
 
-  Slot& slot(std::uint64_t i) { return slots_[(first_ + i) % slots_.size()]; }
+  Slot& slot(std::uint64_t i) {
+    const std::uint64_t at = first_ + i;  // below twice their number
+    return slots_[at < slots_.size() ? at : at - slots_.size()];
+  }
   void drop_oldest() {
     held_ -= slot(0).pages;
     first_ = (first_ + 1) % slots_.size();

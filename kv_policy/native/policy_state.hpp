@@ -103,9 +103,7 @@ class PolicyState {
     policy.shadow_.restore(account);
     if (estimates == 0) return;
     policy.counts_.estimates += estimates;
-    policy.gather_living();
-    policy.hazards_.estimate(policy.living_);
-    policy.hazards_.index_cells(Cell::kCells);
+    policy.estimate_at_once();
   }
 
  private:

@@ -44,9 +44,7 @@ inline double PrefixPolicy::value_of(std::uint32_t number) const {
   const Run& run = runs_[number];
   const double age_s = seconds_between(run.touched_ns, now_ns_);
   double value = static_cast<double>(hazards_.index(run.cell, age_s));
-  const std::uint32_t cost = pages_[run.tail].cost;
-  if (cost != kCostOne) value *= std::exp2(0.25 * (static_cast<double>(cost) - kCostOne));
-  if (options_.attention_pages != 0) value *= 1 + static_cast<double>(run.depth) / options_.attention_pages;
+  value *= cost_of(kind_of(run), run.depth);
   if (run.expires_s != 0) {
     const double left_s = static_cast<double>(run.expires_s) - static_cast<double>(now_ns_) * 1e-9;
     const double horizon_s = static_cast<double>(hazards_.horizon_s(run.cell, age_s));
@@ -55,16 +53,29 @@ inline double PrefixPolicy::value_of(std::uint32_t number) const {
   return value;
 }
 
-// A run's cell, if its value depends on nothing but that and its age; else more than any cell.
+// What its value depends on besides age and depth, as far as it fits.
 inline std::uint32_t PrefixPolicy::kind_of(const Run& run) const {
-  const bool is_plain = run.left == 0 && run.expires_s == 0 && options_.attention_pages == 0 && pages_[run.tail].cost == kCostOne;
-  return is_plain ? run.cell : Cell::kCells;
+  const Page& tail = pages_[run.tail];
+  const bool asks_run = run.left != 0 || run.expires_s != 0;
+  return run.cell | (tail.elsewhere ? kElsewhereKind : 0u) | tail.cost << kCostShift | (asks_run ? kAskRun : 0u);
+}
+
+// What it costs to lose a leaf's last page. Of one that is loaded it matters not how long it would take to compute.
+inline double PrefixPolicy::cost_of(std::uint32_t kind, std::uint32_t depth) const {
+  static const std::array<double, kCosts> costs = [] {
+    std::array<double, kCosts> all{};
+    for (std::uint32_t i = 0; i < kCosts; ++i) all[i] = std::exp2(0.5 * (static_cast<double>(i) - kCostOne));
+    return all;
+  }();
+  const double cost = costs[kind >> kCostShift & (kCosts - 1)];
+  return (kind & kElsewhereKind) != 0 ? cost * elsewhere_cost_ : cost * (1 + attention_ * depth);
 }
 
 inline double PrefixPolicy::value_of(const LeafHeap::Leaf& leaf) const {
   constexpr double kKept = 1e300;  // chosen only when there is nothing else: more is being put on top of it
-  if (leaf.kind < Cell::kCells) {
-    return static_cast<double>(hazards_.index(leaf.kind, seconds_between(leaf.touched_ns, now_ns_)));
+  if ((leaf.kind & kAskRun) == 0) {
+    const float index = hazards_.index(leaf.kind & kCellMask, seconds_between(leaf.touched_ns, now_ns_));
+    return static_cast<double>(index) * cost_of(leaf.kind, leaf.depth);
   }
   return is_open(runs_[leaf.run]) ? kKept : value_of(leaf.run);
 }
@@ -104,39 +115,100 @@ std::optional<ColdPage> PrefixPolicy::coldest(std::uint16_t queue, const LastAcc
     }
     chosen_[queue] = chosen;
   }
-  return ColdPage{runs_[chosen].tail, value_of(chosen), runs_[chosen].touched_ns};
+  const std::uint32_t tail = runs_[chosen].tail;
+  ghosts_.prefetch(pages_[tail].digest);
+  if (pages_[tail].parent != kNoPage) __builtin_prefetch(&pages_[pages_[tail].parent], 1);
+  return ColdPage{tail, value_of(chosen), runs_[chosen].touched_ns};
+}
+
+inline void PrefixPolicy::cold(std::uint16_t queue, std::uint32_t turn, std::uint32_t looks, std::uint32_t most,
+                               std::vector<std::uint32_t>& found) const {
+  if (leaves_.size() <= queue || leaves_[queue].empty() || looks == 0) return;
+  const LeafHeap& heap = leaves_[queue];
+  const bool learns = is_learned();
+  const std::uint32_t stride = learns ? (heap.size() - 1) / looks + 1 : 1;  // the heap's front holds the least recently used
+  std::vector<std::pair<double, std::uint32_t>> runs;
+  for (std::uint32_t at = learns ? turn % stride : 0; at < heap.size() && runs.size() < looks; at += stride) {
+    const LeafHeap::Leaf& leaf = heap[at];
+    runs.emplace_back(learns ? value_of(leaf) : static_cast<double>(leaf.touched_ns), leaf.run);
+  }
+  std::sort(runs.begin(), runs.end());
+  std::uint32_t left = most;
+  for (const auto& [value, number] : runs) {
+    std::uint32_t page = runs_[number].tail;
+    for (std::uint32_t i = 0; i < runs_[number].pages && left > 0; ++i, --left) {
+      found.push_back(page);
+      page = pages_[page].parent;
+    }
+  }
 }
 
 // Weights of the lives that go on, at their ages: of runs, and of ghosts, of either a bounded sample.
-inline void PrefixPolicy::gather_living() {
+inline void PrefixPolicy::begin_gathering() {
   for (Hazards::Bins& bins : living_) bins.fill(0);
-  const std::uint32_t step = runs_.size() / kLivesSampled + 1;
-  for (std::uint32_t i = step == 1 ? 0 : drawn(step); i < runs_.size(); i += step) {
-    const Run& run = runs_[i];
+  run_step_ = runs_.size() / kLivesSampled + 1;
+  next_run_ = run_step_ == 1 ? 0 : drawn(static_cast<std::uint32_t>(run_step_));
+  bucket_step_ = (ghosts_.buckets() - 1) / (kLivesSampled / Ghosts::kWays) + 1;
+  next_bucket_ = bucket_step_ == 1 ? 0 : drawn(static_cast<std::uint32_t>(bucket_step_));
+}
+
+// Looks at so many, or some more; false when that was the last of them.
+inline bool PrefixPolicy::gather_living(std::uint32_t lives) {
+  for (; lives > 0 && next_run_ < runs_.size(); next_run_ += run_step_, --lives) {
+    const Run& run = runs_[static_cast<std::uint32_t>(next_run_)];
     if (run.pages == 0) continue;
     const std::uint32_t bin = AgeScale::place(seconds_between(run.touched_ns, now_ns_)).bin;
     const float share = static_cast<float>(run.pages) / weight(run.whole);
-    living_[run.cell][bin] += share * static_cast<float>(step);
+    living_[run.cell][bin] += share * static_cast<float>(run_step_);
   }
-  const std::uint64_t buckets = ghosts_.buckets();
-  const std::uint64_t stride = (buckets - 1) / (kLivesSampled / Ghosts::kWays) + 1;
-  for (std::uint64_t i = stride == 1 ? 0 : drawn(static_cast<std::uint32_t>(stride)); i < buckets; i += stride) {
-    ghosts_.visit(i, now_ns_, [&](std::uint32_t, const Ghosts::Ghost& ghost) {
+  for (; lives > 0 && next_bucket_ < ghosts_.buckets(); next_bucket_ += bucket_step_) {
+    ghosts_.visit(next_bucket_, now_ns_, [&](std::uint32_t, const Ghosts::Ghost& ghost) {
       const std::uint32_t bin = AgeScale::place(ghost.age_s).bin;
-      living_[ghost.cell][bin] += ghost_weight(ghost.weight_class) * static_cast<float>(stride);
+      living_[ghost.cell][bin] += ghost_weight(ghost.weight_class) * static_cast<float>(bucket_step_);
     });
+    lives -= std::min(lives, Ghosts::kWays);
   }
+  return next_run_ < runs_.size() || next_bucket_ < ghosts_.buckets();
 }
 
-// Often while little is known, then every so often.
+inline void PrefixPolicy::estimate_at_once() {
+  begin_gathering();
+  while (gather_living(kLivesSampled)) continue;
+  hazards_.estimate(living_);
+  hazards_.index_cells(Cell::kCells);
+  estimating_ = Estimating::kNot;
+}
+
+// Often while little is known, then every so often; in a large cache in steps, so that no request takes long for it.
 inline void PrefixPolicy::maybe_estimate() {
   const std::uint64_t requests = counts_.requests;
   if (options_.mode != PolicyMode::kLearned) return;
-  hazards_.index_cells(kCellsPerRequest);
+  go_on_estimating();
   if (requests % estimate_every() != 0 && requests != 20 && requests != 50 && requests != 100) return;
-  gather_living();
-  hazards_.estimate(living_);
-  if (counts_.estimates++ == 0 || pages_.size() <= kSmallPages) hazards_.index_cells(Cell::kCells);
+  if (!is_large()) {
+    estimate_at_once();
+    ++counts_.estimates;
+  } else if (estimating_ == Estimating::kNot) {
+    begin_gathering();
+    estimating_ = Estimating::kGathering;
+  }
+}
+
+inline void PrefixPolicy::go_on_estimating() {
+  switch (estimating_) {
+    case Estimating::kNot:
+      break;
+    case Estimating::kGathering:
+      if (gather_living(kLivesPerRequest)) break;
+      hazards_.estimate(living_);
+      estimating_ = Estimating::kIndexing;
+      break;
+    case Estimating::kIndexing:
+      if (hazards_.index_cells(kCellsPerRequest)) break;
+      estimating_ = Estimating::kNot;
+      ++counts_.estimates;
+      break;
+  }
 }
 
 }  // namespace stratakv

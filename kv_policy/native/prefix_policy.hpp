@@ -43,13 +43,14 @@ struct ColdPage {
   std::uint64_t touched_ns;  // last access
 };
 
-// What the policy has seen and done, ever.
+// What the policy has seen and done.
 struct PolicyCounts {
   std::uint64_t requests = 0;     // looked-up ones that it learned from
   std::uint64_t estimates = 0;
   std::uint64_t evicted = 0;
   std::uint64_t returned = 0;     // pages inserted that were evicted lately
   std::uint64_t made_up = 0;      // victims that were used later than any look-up told
+  std::uint64_t elsewhere = 0;    // resident now, and held by a slower tier too
   std::uint64_t steps = 0;        // pages that were passed to split, merge or measure runs: what look-ups cost
 };
 
@@ -67,6 +68,7 @@ class PrefixPolicy {
     if (options.pages == 0 || options.pages > kPagesMost) throw std::invalid_argument("pages must be 1 to 2^24");
     pages_.resize(options.pages);
     living_.resize(Cell::kCells);
+    set_attention_pages(options.attention_pages);
   }
 
   // A request asked for a chain. `resident_pages` of it were there, `deepest` the last of them (kNoPage: none was);
@@ -92,9 +94,19 @@ class PrefixPolicy {
   void withdraw(std::uint32_t page);
   void offer(std::uint32_t page);
 
-  // What it costs to lose a page, against computing one in this tier anew (1). One that a cheaper tier holds too costs what
-  // loading does. Kept in steps of 2^(1/4), from 2^−8 to 2^7.75.
+  // What it costs to lose a page, against computing the first one of a chain anew (1). Kept in steps of √2, from 2^−8 to 2^7.5.
   void set_cost(std::uint32_t page, double cost);
+
+  // Whether a slower tier holds the page too, so that whoever misses it here loads it. What that costs against computing it is
+  // the same for all of them, in (0, 1], and counts from now on for those that are known to be there already.
+  void set_elsewhere(std::uint32_t page, bool is_elsewhere);
+  void set_elsewhere_cost(double cost);
+
+  // The depth at which to compute a page costs twice what the first one does; 0: all cost the same.
+  void set_attention_pages(std::uint32_t pages) {
+    options_.attention_pages = pages;
+    attention_ = pages == 0 ? 0 : 1.0 / pages;
+  }
 
   // Victims are about to be asked for.
   void begin_round(std::uint64_t now_ns);
@@ -107,8 +119,16 @@ class PrefixPolicy {
     return coldest(queue, [](std::uint32_t) { return std::uint64_t{0}; });
   }
 
+  // Adds up to `most` pages of a queue that are likely to go soon, a run's tail before what it stands on: of `looks` leaves those
+  // first that are worth least. These are the least recently used ones, or, where values are learned, other ones with each `turn`,
+  // all in the end. Changes nothing, and asks nobody about later uses: a hint, not a choice.
+  void cold(std::uint16_t queue, std::uint32_t turn, std::uint32_t looks, std::uint32_t most,
+            std::vector<std::uint32_t>& found) const;
+
   bool resident(std::uint32_t page) const { return page < pages_.size() && pages_[page].resident; }
   bool is_leaf(std::uint32_t page) const { return resident(page) && pages_[page].children == 0; }
+  bool is_elsewhere(std::uint32_t page) const { return resident(page) && pages_[page].elsewhere; }
+  double elsewhere_cost() const { return elsewhere_cost_; }
   bool is_offered(std::uint32_t page) const { return resident(page) && !pages_[page].withdrawn; }
   std::uint32_t parent(std::uint32_t page) const { return pages_[page].parent; }
   std::uint64_t touched_ns(std::uint32_t page) const { return runs_[pages_[page].run].touched_ns; }
@@ -132,7 +152,7 @@ class PrefixPolicy {
   static constexpr std::uint32_t kLooksPerCall = 2048;   // at what the owner knows, of one call; a third of a ms or so
   static constexpr std::uint32_t kRetries = 16;          // likewise of learned choices
   static constexpr std::uint32_t kLivesSampled = 8192;
-  static constexpr std::uint32_t kCellsPerRequest = 16;  // indexed after an estimate, in a large cache
+  static constexpr std::uint32_t kLivesPerRequest = 128, kCellsPerRequest = 4;  // looked at and indexed, in a large cache
   static constexpr std::uint32_t kSmallPages = 1 << 16;
   static constexpr std::uint64_t kEstimateEvery = 100, kEstimateSeldom = 2000;  // requests, in small and in large caches
   static constexpr std::uint32_t kFanPages = 2;          // so much of a path may be left out without having gone elsewhere
@@ -147,12 +167,17 @@ class PrefixPolicy {
     std::uint32_t run = kNoRun;
     std::uint32_t digest = 0;
     std::uint32_t children : 24;
-    std::uint32_t cost : 6;  // steps of 2^(1/4) from 2^−8
+    std::uint32_t cost : 5;  // steps of √2 from 2^−8
+    std::uint32_t elsewhere : 1;
     std::uint32_t withdrawn : 1;
     std::uint32_t resident : 1;
-    Page() : children(0), cost(kCostOne), withdrawn(0), resident(0) {}
+    Page() : children(0), cost(kCostOne), elsewhere(0), withdrawn(0), resident(0) {}
   };
-  static constexpr std::uint32_t kCostOne = 32;
+  static constexpr std::uint32_t kCostOne = 16, kCosts = 32;
+  // A leaf's kind: the cell in the lowest bits; where nothing else tells its value, its cost and whether it is elsewhere.
+  static constexpr std::uint32_t kCellMask = Cell::kCells - 1, kElsewhereKind = Cell::kCells, kCostShift = 8;
+  static constexpr std::uint32_t kAskRun = 1u << 31;
+  static_assert((Cell::kCells & kCellMask) == 0 && Cell::kCells * 2 <= 1u << kCostShift);
   struct Ask {
     std::uint32_t digest = 0, pages = 0;
     std::uint64_t now_ns = 0;
@@ -176,6 +201,7 @@ class PrefixPolicy {
   std::optional<ColdPage> oldest(std::uint16_t queue, const LastAccess& last_access);
   double value_of(std::uint32_t run) const;
   double value_of(const LeafHeap::Leaf& leaf) const;
+  double cost_of(std::uint32_t kind, std::uint32_t depth) const;
   std::uint32_t kind_of(const Run& run) const;
   std::uint64_t room() const { return options_.cached_pages != 0 ? options_.cached_pages : full_pages_; }
   // Whether more is being put on top of a run; in a cache of a few requests, which would have room for little else, it is taken
@@ -185,12 +211,16 @@ class PrefixPolicy {
            now_ns_ - std::min(now_ns_, run.touched_ns) < kOpenNs;
   }
   std::uint32_t least_of_samples(const LeafHeap& heap);
+  bool is_large() const { return pages_.size() > kSmallPages; }
   std::uint64_t estimate_every() const {
     return std::clamp<std::uint64_t>(pages_.size() / 512, kEstimateEvery, kEstimateSeldom);
   }
   void used_since(std::uint32_t run, std::uint64_t touched_ns);
   void maybe_estimate();
-  void gather_living();
+  void go_on_estimating();
+  void begin_gathering();
+  bool gather_living(std::uint32_t lives);
+  void estimate_at_once();
 
   static float weight(std::uint32_t pages) { return std::sqrt(static_cast<float>(pages)); }
   static std::uint32_t weight_class(std::uint32_t pages) {
@@ -218,6 +248,9 @@ class PrefixPolicy {
   Ghosts ghosts_;
   Hazards hazards_;
   Hazards::Table living_;
+  enum class Estimating : std::uint8_t { kNot, kGathering, kIndexing };
+  Estimating estimating_ = Estimating::kNot;  // in a large cache: some of it at each request
+  std::uint64_t next_run_ = 0, run_step_ = 1, next_bucket_ = 0, bucket_step_ = 1;  // whose lives are gathered
   LruShadow shadow_;
   bool learns_now_ = false;                 // in this round
   std::array<Ask, kAsks> asks_{};
@@ -226,6 +259,7 @@ class PrefixPolicy {
   std::uint64_t resident_pages_ = 0;
   std::uint64_t full_pages_;  // what fits, as far as is known
   std::uint64_t random_;
+  double elsewhere_cost_ = 1, attention_ = 0;
   PolicyCounts counts_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> covered_;  // scratch: runs on the path, and what they become
 };

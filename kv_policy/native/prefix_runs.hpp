@@ -28,7 +28,7 @@ inline std::uint32_t PrefixPolicy::cut_above(std::uint32_t page) {
   lower.whole = lower.pages;
   lower.left = 0;
   if (upper.place != LeafHeap::kNowhere) {
-    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail, kind_of(upper)};
+    const LeafHeap::Leaf leaf{upper.touched_ns, above, upper.tail, kind_of(upper), upper.depth};
     lower.place = LeafHeap::kNowhere;
     leaves_[upper.queue].change(upper.place, leaf, [&](std::uint32_t run, std::uint32_t place) { runs_[run].place = place; });
   }
@@ -280,7 +280,7 @@ inline void PrefixPolicy::refresh(std::uint32_t number) {
     if (run.place != LeafHeap::kNowhere) heap.remove(run.place, moved);
     return;
   }
-  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail, kind_of(run)};
+  const LeafHeap::Leaf leaf{run.touched_ns, number, run.tail, kind_of(run), run.depth};
   if (run.place == LeafHeap::kNowhere) {
     heap.add(leaf, moved);
   } else {
@@ -299,6 +299,7 @@ inline void PrefixPolicy::drop_run(std::uint32_t number) {
 
 inline void PrefixPolicy::insert(std::uint32_t page, std::uint32_t parent, std::uint32_t digest, std::uint16_t queue,
                                  std::uint64_t now_ns, std::uint64_t expires_ns) {
+  ghosts_.prefetch(digest);
   if (page >= pages_.size() || pages_[page].resident) throw std::invalid_argument("page is resident already, or none");
   if (parent != kNoPage && !resident(parent)) throw std::invalid_argument("parent is not resident");
   now_ns_ = std::max(now_ns_, now_ns);
@@ -356,6 +357,7 @@ inline void PrefixPolicy::remove(std::uint32_t page, bool evicted) {
   const std::uint32_t parent = gone.parent;
   --run.pages;
   --resident_pages_;
+  counts_.elsewhere -= gone.elsewhere;
   gone.resident = false;
   if (run.pages == 0) {
     drop_run(number);
@@ -386,9 +388,23 @@ inline void PrefixPolicy::offer(std::uint32_t page) {
 inline void PrefixPolicy::set_cost(std::uint32_t page, double cost) {
   if (!resident(page)) throw std::invalid_argument("page is not resident");
   if (!(cost > 0) || !std::isfinite(cost)) throw std::invalid_argument("cost must be a positive number");
-  const double step = std::round(4 * std::log2(cost)) + kCostOne;
-  pages_[page].cost = static_cast<std::uint32_t>(std::clamp(step, 0.0, 63.0)) & 63u;
+  const double step = std::round(2 * std::log2(cost)) + kCostOne;
+  pages_[page].cost = static_cast<std::uint32_t>(std::clamp(step, 0.0, kCosts - 1.0)) & (kCosts - 1);
   refresh(pages_[page].run);
+}
+
+inline void PrefixPolicy::set_elsewhere(std::uint32_t page, bool is_elsewhere) {
+  if (!resident(page)) throw std::invalid_argument("page is not resident");
+  if (pages_[page].elsewhere == is_elsewhere) return;
+  pages_[page].elsewhere = is_elsewhere;
+  is_elsewhere ? ++counts_.elsewhere : --counts_.elsewhere;
+  const std::uint32_t run = pages_[page].run;
+  if (runs_[run].tail == page) refresh(run);
+}
+
+inline void PrefixPolicy::set_elsewhere_cost(double cost) {
+  if (!(cost > 0 && cost <= 1)) throw std::invalid_argument("to load a page costs more than 0 and not more than 1");
+  elsewhere_cost_ = cost;
 }
 
 }  // namespace stratakv

@@ -23,12 +23,15 @@ struct ReplayOptions {
   PolicyMode mode = PolicyMode::kLearned;
   std::uint32_t piece_blocks = 0;  // blocks that are put at once; 0: all of a request
   std::uint64_t seed = 1;
+  std::uint32_t attention_blocks = 0;  // see PolicyOptions
+  double elsewhere_cost = 1;           // below 1: a slower tier holds every block that was put too
 };
 
 struct ReplayResult {
   std::uint64_t requested = 0, hit = 0, evictions = 0;
-  std::uint64_t decision_ns = 0;  // spent in the policy
+  std::uint64_t decision_ns = 0;  // spent in the policy: look-ups, insertions, choices and removals
   std::uint64_t longest_ns = 0;   // of that, on one request
+  std::uint64_t choice_ns = 0;    // of that, on choosing victims and removing them
 };
 
 // `Now` tells the time in ns, to say how long decisions took; nothing depends on it.
@@ -37,13 +40,15 @@ class Replay {
  public:
   // `request_blocks_most`: of the longest request, which has its place beside the cache until what goes has been chosen.
   Replay(std::uint32_t capacity_blocks, std::uint32_t request_blocks_most, const ReplayOptions& options, const Now& now)
-      : policy_(PolicyOptions{capacity_blocks + request_blocks_most, options.mode, 0, options.seed, capacity_blocks}),
+      : policy_(PolicyOptions{capacity_blocks + request_blocks_most, options.mode, options.attention_blocks, options.seed, capacity_blocks}),
         now_(now),
         capacity_blocks_(capacity_blocks),
         piece_blocks_(options.piece_blocks),
+        is_elsewhere_(options.elsewhere_cost < 1),
         id_of_(capacity_blocks + request_blocks_most) {
     for (std::uint32_t page = capacity_blocks + request_blocks_most; page-- > 0;) free_.push_back(page);
     resident_.reserve(capacity_blocks);
+    policy_.set_elsewhere_cost(options.elsewhere_cost);
   }
 
   PrefixPolicy& policy() { return policy_; }
@@ -90,6 +95,7 @@ class Replay {
     for (std::uint64_t i = from; i < end; ++i) {
       const std::uint32_t page = free_[free_.size() - 1 - (i - from)];
       policy_.insert(page, tip, digest_of(blocks[i]), 0, now_ns);
+      if (is_elsewhere_) policy_.set_elsewhere(page, true);
       tip = page;
     }
     result_.decision_ns += now_() - began;
@@ -113,7 +119,9 @@ class Replay {
       policy_.remove(victim->page, true);
       victims_.push_back(victim->page);
     }
-    result_.decision_ns += now_() - began;
+    const std::uint64_t spent_ns = now_() - began;
+    result_.decision_ns += spent_ns;
+    result_.choice_ns += spent_ns;
     result_.evictions += victims_.size();
     for (const std::uint32_t page : victims_) {
       resident_.erase(id_of_[page]);
@@ -125,6 +133,7 @@ class Replay {
   Now now_;
   std::uint32_t capacity_blocks_;
   std::uint32_t piece_blocks_;
+  bool is_elsewhere_;
   std::unordered_map<std::uint64_t, std::uint32_t> resident_;
   std::vector<std::uint64_t> id_of_;
   std::vector<std::uint32_t> free_, victims_;

@@ -69,7 +69,7 @@ class Runs {
   }
 
  private:
-  static constexpr std::uint32_t kBlock = 4096;
+  static constexpr std::uint32_t kBlock = 1024;
   std::vector<std::unique_ptr<Run[]>> blocks_;
   std::uint32_t size_ = 0, living_ = 0, free_ = kNoRun;
 };

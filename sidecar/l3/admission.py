@@ -24,6 +24,7 @@ class Admission:
         self.queue_fill = queue_fill
         self._uses = Uses(L3_USES_COUNTED_MAX)
         self._placed: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
+        self._were_too_late: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
         self._refused: LRUCache[int, float] = LRUCache(L3_PLACED_REMEMBERED_MAX)
         """By instance, until when what L3 has refused is not sent again."""
         self._reuse = ReuseRate()
@@ -53,6 +54,12 @@ class Admission:
     def was_lost(self, instance: int) -> None:
         """It did not get there, and may be tried again."""
         self._placed.pop(instance, None)
+
+    def was_too_late(self, instance: int) -> None:
+        """It waited too long for L3. It is tried once more, if it is asked for: where L3 is too slow, not for ever."""
+        if instance not in self._were_too_late:
+            self._were_too_late[instance] = None
+            self.was_lost(instance)
 
     def was_refused(self, instance: int, *, now_s: float) -> None:
         """L3 did not take it: it may be tried again in a while, and not with every look for what was asked for."""

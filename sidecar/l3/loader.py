@@ -13,6 +13,7 @@ from cache_l2.intake import PageRow
 from cache_l2.store import ArenaStore, NamespaceRecord
 from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
 from kv_policy.load_or_recompute import LoadOrRecompute
+from kv_policy.losing_cost import LosingCost
 from kv_types.clock import Clock
 from kv_types.errors import UnknownNamespaceError
 from kv_types.ids import NamespaceId, PageKey
@@ -128,6 +129,7 @@ class Loader:
         self._failures = SeldomLogger(_log, clock)
         self._weighs = weighs
         self.tier = LoadOrRecompute()
+        self.losing = LosingCost(self.tier)
         self._planner = Planner(bounds, self.tier)
         self._events: deque[Event] = deque()
         self._is_feeding = False
@@ -154,6 +156,8 @@ class Loader:
         now_ns = self._clock.now_ns()
         self._begun += 1
         load = RowsLoad(self, self._begun, tuple(rows), is_group=group)
+        if compute is not None and rows[0].parent is None:
+            self.losing.computes(compute)
         asked = []
         for row in rows:
             found = asked_row(self._store, row)

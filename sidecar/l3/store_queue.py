@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -30,6 +30,8 @@ class StoreQueue:
         self._queued: deque[Queued] = deque()
         self.bytes = 0
         self.counts: Counter[str] = Counter()
+        self.on_too_old: Callable[[int], None] = lambda instance: None
+        """Told of each page that is dropped because it waited too long."""
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -62,6 +64,7 @@ class StoreQueue:
             self.bytes -= queued.size
             if now_ns - queued.since_ns > self._age_ns_max:
                 self.counts["dropped_too_old"] += 1
+                self.on_too_old(queued.instance)
             else:
                 taken.append(queued)
         return taken

@@ -81,6 +81,7 @@ class L3Tier:
 
         Raises OSError when there is no descriptor or thread to be had.
         """
+        self._store = store
         self._why_off = chosen.why_off
         self._reports = L3Reports(clock)
         self._looking: asyncio.Task[None] | None = None
@@ -132,7 +133,9 @@ class L3Tier:
         until_reports = 0.0
         while True:
             if until_reports <= 0.0:
-                self._reports.look(parts.records.describe())
+                picture = parts.records.describe()
+                self._reports.look(picture)
+                self._store.set_losing_costs(parts.loader.losing.costs(is_reachable=picture.is_readable))
                 until_reports = limits.L3_REPORT_S
             parts.behind.look_for_used()
             until_reports -= LOOK_S

@@ -1,4 +1,4 @@
-"""UsedPages: finds pages of the arena that were asked for and are not in L3, some of the arena at a time, before they go."""
+"""UsedPages: finds pages of the arena that were asked for and are not in L3, those first that are likely to go soon."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from sidecar.l3.admission import Admission
 
 _ENTRIES_AT_ONCE = 16_384
 """Entries of one look: some hundred µs."""
+_COLD_AT_ONCE = 256
+_TURNS = 2**32
 _PAGES_AT_ONCE = 64
 """Pages that one look offers at most."""
 LOOK_S = 0.25
 
 
 class UsedPages:
-    """Goes round the arena. It pins nothing, holds up no put, and offers nothing while the queue to L3 is half full."""
+    """Asks for what is coldest, then goes round the arena, some of it at a time.
+
+    It pins nothing, holds up no put, and offers nothing while the queue to L3 is half full.
+    """
 
     def __init__(self, store: ArenaStore, admission: Admission, offer: Callable[[int, int], None]) -> None:
         """`offer` queues an instance of so many bytes."""
@@ -24,17 +29,24 @@ class UsedPages:
         self._admission = admission
         self._offer = offer
         self._at = 0
+        self._turn = 0
         self._found: deque[int] = deque()
         """Of the part that was looked at last, what more there was than could be offered at once."""
 
     def look(self, now_s: float) -> int:
-        """Look at the rest of a part of the arena, or the next one; returns how many pages were offered."""
+        """Look at what is coldest, and at the rest of a part of the arena or the next one; tells how many pages were offered."""
+        cold = deque(self._store.cold_used_pages(turn=self._turn, count=_COLD_AT_ONCE))
+        self._turn = (self._turn + 1) % _TURNS
+        offered = self._offer_of(cold, _PAGES_AT_ONCE, now_s)
         if not self._found:
             self._at, used = self._store.used_pages(begin=self._at, count=_ENTRIES_AT_ONCE)
             self._found.extend(used)
+        return offered + self._offer_of(self._found, _PAGES_AT_ONCE - offered, now_s)
+
+    def _offer_of(self, instances: deque[int], pages_most: int, now_s: float) -> int:
         offered = 0
-        while self._found and offered < _PAGES_AT_ONCE:
-            instance = self._found.popleft()
+        while instances and offered < pages_most:
+            instance = instances.popleft()
             if self._admission.is_placed(instance):
                 continue
             page = self._store.describe(instance)

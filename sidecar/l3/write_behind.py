@@ -87,6 +87,7 @@ class WriteBehind:
         self._queue = queue
         self._admission = Admission(L3Admission.ALWAYS, LoadOrRecompute()) if admission is None else admission
         self._admission.queue_fill = lambda: queue.fill
+        queue.on_too_old = self._admission.was_too_late
         self._used = UsedPages(store, self._admission, self._offer_used)
         self._terms = terms
         self._ancestors = AncestorKeeper(store, records, clock=clock, ttl_s=terms.ttl_s)
@@ -198,9 +199,8 @@ class WriteBehind:
 
     def look_for_used(self) -> None:
         """Offer pages that were asked for since they were stored and that L3 does not have, before they are evicted."""
-        if self._is_closed or (
-            self._admission.policy is L3Admission.ALWAYS and not self._counts["dropped_queue_full"]
-        ):
+        dropped = self._counts["dropped_queue_full"] + self._counts["dropped_too_old"]
+        if self._is_closed or (self._admission.policy is L3Admission.ALWAYS and not dropped):
             return  # all went there already
         if self._used.look(self._clock.now_ns() / _SECOND_NS):
             self._work.set()
@@ -258,6 +258,7 @@ class WriteBehind:
         for (queued, page), there in zip(described, found, strict=True):
             if isinstance(there, RecordHeader) and await self._is_known(page, there.page):
                 known[RecordName(page.namespace, page.key)] = self._ttl_of(there.page)
+                self._store.set_elsewhere(queued.instance, True)
                 self._end("known")
             elif there not in _OUT_OF_REACH:
                 await self._send(queued, page)
@@ -270,6 +271,7 @@ class WriteBehind:
 
     async def _keep_ancestors(self, pages: Sequence[PageDescription]) -> None:
         for instance in await self._ancestors.missing(pages, deadline_ns=self._deadline_ns()):
+            self._store.set_elsewhere(instance, False)  # until it is there again
             page = self._store.describe(instance)
             if page is not None:
                 self._counts["restored"] += 1
@@ -354,6 +356,7 @@ class WriteBehind:
                 now_s=now_ns / _SECOND_NS,
             )
             self._ancestors.there((key,))
+            self._store.set_elsewhere(queued.instance, True)
             self._stored_there((key,))
         elif self._may_try_again(queued, outcome.reason):
             self._queue.put_back([queued._replace(attempts=queued.attempts + 1)])

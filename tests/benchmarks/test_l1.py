@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import l1, l1_layouts
-from kv_policy.layout import Layout
+from benchmarks.layout_choice import Layout
 from kv_types.namespace import AttentionKind, Geometry
 
 SMALL = Geometry(

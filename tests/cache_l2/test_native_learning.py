@@ -137,6 +137,53 @@ def test_look_ups_of_a_real_client_are_what_is_learned_from() -> None:
         world.arena.close()
 
 
+# --- what it costs to lose a page ---
+
+
+def evicted_by_turns(*, cost: float, is_lost: bool = False) -> tuple[int, int]:
+    """Pages that go of equally warm conversations: of those that L3 holds, every other one, and of the others."""
+    with timed_arena(pages=256, learns=True) as timed:
+        arena = timed.world.arena
+        talks = [[key_of(f"{number}/{page}") for page in range(5)] for number in range(50)]
+        for number in range(600):
+            timed.request(talks[number % 50], at_ns=BEGIN_NS + number * SECOND_NS)
+        for talk in talks:
+            timed.request(talk, at_ns=BEGIN_NS + 600 * SECOND_NS)
+        arena.set_losing_costs(elsewhere=cost, attention_pages=0)
+        for key in (key for talk in talks[::2] for key in talk):
+            instance = arena.instance(key)
+            assert instance is not None
+            assert arena.set_elsewhere(instance, True)
+            assert not is_lost or arena.set_elsewhere(instance, False)
+        assert arena.statistics()["policy_elsewhere"] == (0 if is_lost else 125)
+        for number in range(40):
+            timed.request([key_of(f"new {number}")], at_ns=BEGIN_NS + 100_000 * SECOND_NS + number)
+        gone = [5 - timed.world.resident(talk) for talk in talks]
+        arena.check_invariants()
+        assert arena.statistics()["policy_elsewhere"] == (0 if is_lost else 125 - sum(gone[::2]))
+        return sum(gone[::2]), sum(gone[1::2])
+
+
+def test_of_equally_warm_tails_the_ones_that_l3_holds_go_first() -> None:
+    there, nowhere = evicted_by_turns(cost=0.5)
+    assert (there > 20, nowhere) == (True, 0)
+
+
+def test_what_l3_has_lost_or_costs_as_much_to_load_is_worth_what_all_are() -> None:
+    alike = evicted_by_turns(cost=1.0)
+    assert min(alike) > 5, "both go by turns"
+    assert evicted_by_turns(cost=0.5, is_lost=True) == alike
+
+
+def test_pages_that_are_gone_and_costs_that_are_none() -> None:
+    world = NativeArena(learns=True)
+    for instance in (0, 1, 2**64 - 1, 1 << 40 | 5):
+        assert not world.arena.set_elsewhere(instance, True)
+    for cost in (0.0, -1.0, 1.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not more than 1"):
+            world.arena.set_losing_costs(elsewhere=cost, attention_pages=0)
+
+
 # --- what outlives a restart ---
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference_worker.lease import Home, OwnedPages, PageLease
+from inference_worker.settings import RegisterMemory
 from inference_worker.weights import Announced
 from kv_types.events import Event, Selected, WeightsAnnounced, encode_event
 from kv_types.ids import KEY_BYTES, NO_LIFE, LifeId, LogIncarnation, NamespaceId, Stamp
@@ -81,6 +83,7 @@ class FakeClient:
         self.prefetched: list[bytes] = []
         self.prefetches: list[FakePrefetch] = []
         self.forgotten: list[NamespaceId] = []
+        self.registrars: list[RegisterMemory] = []
         self.prefills: list[tuple[int, int, float]] = []
         self.validity = FakeValidity(self)
 
@@ -99,6 +102,9 @@ class FakeClient:
 
     def forget(self, namespace: NamespaceId) -> None:
         self.forgotten.append(namespace)
+
+    def register_memory(self, register: RegisterMemory) -> None:
+        self.registrars.append(register)
 
     def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
         self.prefills.append((tokens, start, seconds))
@@ -182,6 +188,15 @@ class FakeRequest:
         if wanted and not here:
             return Miss(MissReason.ABSENT)
         return Hit(here, Tier.L2, MissReason.NONE if here == wanted else MissReason.ABSENT)
+
+    def lease(self, keys: bytes, *, start: int = 0, deadline_s: float | None = None) -> PageLease:
+        here = max(self.client.sidecar.chain(self.namespace, keys) - start, 0)
+        pages = [
+            memoryview(self.client.sidecar.pages[self.namespace, key])
+            for key in split(keys)[start : start + here]
+        ]
+        is_all = start + here == len(keys) // KEY_BYTES
+        return PageLease(OwnedPages(pages, MissReason.NONE if is_all else MissReason.ABSENT), Home())
 
     def _copy(self, keys: bytes, destinations: Sequence[Any], *, start: int, pages: int) -> None:
         for key, destination in zip(split(keys)[start : start + pages], destinations, strict=False):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import torch
 
 from inference_worker.connectors.transformers import TransformersConnector
@@ -43,3 +46,45 @@ def test_a_pass_that_has_not_run_tells_no_time() -> None:
     with timer.running():
         pass
     assert timer.seconds() is not None
+
+
+def test_generate_tells_of_its_first_pass_and_not_of_decoding() -> None:
+    client = FakeClient(FakeSidecar())
+    worker = TransformersConnector(
+        shared_model("llama"), client, page_tokens=PAGE_TOKENS, require_cacheable=True
+    )
+    settings: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    prompt = tokens(400)
+    worker.generate(prompt[None], **settings)
+    assert [(count, start) for count, start, _ in client.prefills] == [(400, 0)]
+    worker.generate(prompt[None], **settings)
+    assert len(client.prefills) == 1, "all but the last page was reused"
+    worker.generate(torch.cat((prompt, tokens(300, seed=3)))[None], **settings)
+    told = [(count, start) for count, start, _ in client.prefills[1:]]
+    (count, start) = told[0]
+    assert told == [(700 - start, start)]
+    assert 400 - PAGE_TOKENS <= start <= 400
+    assert count >= 300
+    worker.generate(tokens(300, seed=4)[None], num_beams=2, max_new_tokens=2, do_sample=False)
+    assert [(count, start) for count, start, _ in client.prefills[2:]] == [(600, 0)]
+    assert not shared_model("llama")._forward_pre_hooks
+    assert not shared_model("llama")._forward_hooks
+
+
+def test_passes_of_other_threads_and_over_other_tokens_are_none_of_it() -> None:
+    module, given = torch.nn.Identity(), torch.zeros((1, 300), dtype=torch.int64)
+    timer = PassTimer(torch.device("cpu"), tokens=300, start=0)
+    with timer.first_pass(module):
+        other = threading.Thread(target=module, args=(given,))
+        other.start()
+        other.join()
+        assert timer.seconds() is None
+        module(given)
+        first = timer.seconds()
+        module(given)
+        assert timer.seconds() == first
+    assert first is not None
+    shorter = PassTimer(torch.device("cpu"), tokens=301, start=0)
+    with shorter.first_pass(module):
+        module(given)
+    assert shorter.seconds() is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from inference_worker.client import Client
+from kv_types.errors import ClosedError
 from kv_types.outcomes import STORED
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
@@ -58,5 +60,37 @@ def test_each_life_has_memory_of_its_own(sidecar: SidecarProcess, connect: MakeC
     wait_until(lambda: len(registrar.ended) == 1, what="the first life's memory is let go of")
     sidecar.start()
     wait_until(lambda: len(registrar.mapped) == 2, what="the second life's memory is told", timeout_s=30.0)
+    client.close()
+    assert registrar.ended == registrar.mapped
+
+
+def test_a_device_that_is_learned_of_later_is_told_of_this_life_and_the_next(
+    sidecar: SidecarProcess, connect: MakeClient
+) -> None:
+    sidecar.start()
+    registrar, other = Registrar(), Registrar()
+    client: Client = connect(sidecar.runtime, deadline_s=10.0)
+    assert client.wait_ready(deadline_s=10.0)
+    client.register_memory(registrar)
+    client.register_memory(other)
+    assert len(registrar.mapped) == 1
+    sidecar.kill()
+    wait_until(lambda: len(registrar.ended) == 1, what="the first life's memory is let go of")
+    sidecar.start()
+    wait_until(lambda: len(registrar.mapped) == 2, what="the second life's memory is told", timeout_s=30.0)
+    client.close()
+    assert registrar.ended == registrar.mapped
+    assert not other.mapped
+    with pytest.raises(ClosedError):
+        client.register_memory(other)
+
+
+def test_a_device_may_be_told_before_there_is_a_sidecar(sidecar: SidecarProcess, connect: MakeClient) -> None:
+    registrar = Registrar()
+    client: Client = connect(sidecar.runtime, deadline_s=10.0)
+    client.register_memory(registrar)
+    sidecar.start()
+    assert client.wait_ready(deadline_s=20.0)
+    assert len(registrar.mapped) == 1
     client.close()
     assert registrar.ended == registrar.mapped

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_policy.admission import (
+    L1Promotion,
     L3Admission,
     PageWorth,
     ReuseRate,
@@ -104,6 +105,17 @@ def test_what_was_reused_and_is_nowhere_else_is_saved_while_there_is_room(
     assert is_saved_before_eviction(uses=uses, is_in_l3=is_in_l3, queue_fill=fill) is saved
 
 
-@pytest.mark.parametrize(("uses", "is_full", "kept"), [(1, False, True), (1, True, False), (2, True, True)])
-def test_a_full_l1_takes_what_is_used_a_second_time(uses: int, is_full: bool, kept: bool) -> None:
-    assert is_promoted_to_l1(uses=uses, is_l1_full=is_full) is kept
+@pytest.mark.parametrize(
+    ("promotion", "uses", "is_full", "kept"),
+    [
+        ("second_use", 1, False, True),
+        ("second_use", 1, True, False),
+        ("second_use", 2, True, True),
+        ("always", 1, False, True),
+        ("always", 1, True, True),
+    ],
+)
+def test_a_full_l1_takes_what_l2_gave_before_or_everything(
+    promotion: str, uses: int, is_full: bool, kept: bool
+) -> None:
+    assert is_promoted_to_l1(L1Promotion(promotion), uses=uses, is_l1_full=is_full) is kept

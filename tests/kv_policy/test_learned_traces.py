@@ -12,6 +12,7 @@ import pytest
 from benchmarks.policy import Arrays, arrays
 from benchmarks.request_traces import KINDS, made_up
 from kv_policy._native import replay
+from kv_policy.losing_cost import ATTENTION_PAGES_LEAST
 from kv_policy.trace import Trace, TraceBuilder
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -75,6 +76,32 @@ def test_it_closes_a_quarter_of_the_gap_to_belady(seed: int) -> None:
     ]
     assert len(closed) == 15
     assert np.mean(closed) >= 0.25
+
+
+@pytest.mark.parametrize(("name", "index"), CELLS)
+def test_what_every_page_costs_alike_changes_nothing(name: str, index: int) -> None:
+    """Where L3 is given all pages, as it is by default, it matters not that it holds them."""
+    trace = read(name)
+    capacity = max(1, int(trace.distinct * SHARES[index]))
+    plain, held = (
+        replay(trace.times_ns, trace.offsets, trace.blocks, capacity_blocks=capacity, elsewhere_cost=cost)
+        for cost in (1.0, 0.5)
+    )
+    assert held[:3] == plain[:3]
+
+
+def test_the_steepest_attention_that_counts_costs_no_hits() -> None:
+    gains = []
+    for name, index in CELLS:
+        trace, (lru, belady) = read(name), REFERENCE[name][index]
+        requested, hit, *_ = replay(
+            trace.times_ns, trace.offsets, trace.blocks,
+            capacity_blocks=max(1, int(trace.distinct * SHARES[index])), attention_blocks=ATTENTION_PAGES_LEAST,
+        )  # fmt: skip
+        assert hit / requested >= lru - 0.003
+        if belady - lru > 0.01:
+            gains.append((hit / requested - lru) / (belady - lru))
+    assert np.mean(gains) >= 0.25
 
 
 def test_c12_agents_keep_usable_prefixes_in_a_small_cache() -> None:

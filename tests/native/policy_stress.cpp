@@ -45,13 +45,15 @@ class Life {
   std::string run() {
     for (int step = 0; step < kStepsPerLife; ++step) {
       if (below(3) == 0) now_ += below(4) == 0 ? below(100) * kSecondNs : below(kSecondNs);
-      switch (below(10)) {
+      switch (below(12)) {
         case 0: case 1: case 2: ask(); break;
         case 3: insert_one(); break;
         case 4: case 5: evict(); break;
         case 6: remove_subtree(); break;
         case 7: withdraw_or_offer(); break;
         case 8: if (const auto page = any(); page != kNoPage) policy_.set_cost(page, std::exp2(static_cast<double>(below(40)) - 20)); break;
+        case 9: if (const auto page = any(); page != kNoPage) policy_.set_elsewhere(page, below(2) == 0); break;
+        case 10: policy_.set_elsewhere_cost(std::exp2(-static_cast<double>(below(4)))); policy_.set_attention_pages(below(3) * 5); break;
         default: if (const auto page = any(); page != kNoPage) policy_.touched(page, now_ - below(2) * kSecondNs); break;
       }
     }

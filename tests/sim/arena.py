@@ -392,6 +392,15 @@ class ModelArena(NotingTree):
         entry = self._visible(instance)
         return None if entry is None else self._fields_of(entry)
 
+    def used_pages(self, *, begin: int, count: int) -> tuple[int, list[int]]:
+        end = min(begin + count, len(self.entries))
+        used = [one.instance for one in self.entries[begin:end] if one.state == VISIBLE and one.last_ns]
+        return (0 if end == len(self.entries) else end), used
+
+    def cold_used_pages(self, *, turn: int, count: int) -> list[int]:
+        used = [one for one in self.entries if one.state == VISIBLE and one.last_ns]
+        return [one.instance for one in sorted(used, key=lambda one: (one.last_ns, one.number))[:count]]
+
     def _visible(self, instance: int) -> Entry | None:
         number = (instance & 0xFFFFFFFF) - 1
         entry = self.entries[number] if 0 <= number < len(self.entries) else None

@@ -350,6 +350,11 @@ class ArenaMachine(RuleBasedStateMachine):
                     assert self.lines[int(mine["rests_on"])] == theirs["rests_on"]
 
     @invariant()
+    def the_same_pages_are_used(self) -> None:
+        used = [_used_keys(arena) for arena in (self.model, self.native.arena)]
+        assert used[0] == used[1]
+
+    @invariant()
     def the_figures_are_the_same(self) -> None:
         mine, theirs = self.model.statistics(), self.native.arena.statistics()
         assert {name: mine[name] for name in FIGURES} == {name: theirs[name] for name in FIGURES}
@@ -364,6 +369,14 @@ class ArenaMachine(RuleBasedStateMachine):
                 theirs.release()
             self.native.reader.close()
             self.native.arena.close()
+
+
+def _used_keys(arena: Any) -> set[bytes]:
+    """Keys of used pages; of those the cold ones are some, where nothing is in use or on its way above them."""
+    _, used = arena.used_pages(begin=0, count=65_536)
+    told = [arena.describe(one) for one in used]
+    assert {*arena.cold_used_pages(turn=0, count=65_536)} <= {*used}
+    return {one["key"] for one in told}
 
 
 ArenaMachine.TestCase.settings = settings(

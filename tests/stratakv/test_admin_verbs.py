@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from kv_types.clock import show_time
+from kv_types.computation import StoredAs
 from kv_types.errors import ConfigError
 from kv_types.events import Selected, WeightsAnnounced
 from kv_types.ids import PageKey
 from kv_types.limits import LOG_REVISION_MAX
 from kv_types.page_keys import page_keys, unpack_keys
 from kv_types.selectors import Selector
+from stratakv.namespaces import namespace_plain
 from stratakv.selection import parse_name, show_name
 from stratakv.times import parse_time
+from tests.kv_types.samples import namespace
 from tests.stratakv.conftest import SPACES, Command
 from tests.support.admin_site import AdminSite
 from tests.support.daemon import run_command, start_command
@@ -150,7 +153,7 @@ def test_namespaces_lists_what_prefixes_are_applied_in(site: AdminSite, stratakv
     assert [one["id"] for one in told["namespaces"]] == [space.id.hex() for space in SPACES]
     assert told["namespaces"][1] == {
         "adapter": None, "heads": [0, 2], "id": SPACES[1].id.hex(), "kv_dtype": "fp16", "layers": [0, 4], "model": "m",
-        "page_tokens": 4, "position_offset": 0, "tenant": "alice", "weights_version": "1",
+        "page_tokens": 4, "position_offset": 0, "stored_as": None, "tenant": "alice", "weights_version": "1",
     }  # fmt: skip
     shown = stratakv("namespaces").stdout
     for part in (SPACES[2].id.hex(), "alice", "heads 0:2 of 2"):
@@ -159,6 +162,10 @@ def test_namespaces_lists_what_prefixes_are_applied_in(site: AdminSite, stratakv
     partial = stratakv("namespaces")
     assert partial.exit_code == 0
     assert "missing" in partial.stderr
+
+
+def test_a_namespace_tells_how_its_pages_are_stored() -> None:
+    assert namespace_plain(namespace(model="m", stored_as=StoredAs.INT8))["stored_as"] == "int8"
 
 
 # --- inspect ---

@@ -153,3 +153,10 @@ def test_c29_the_sidecars_account_of_the_engines_pages_is_exact(
     now = status(sidecar)
     grown = {name: now[name] - before[name] for name in ("requested_pages", "l1_pages", "l2_pages")}
     assert grown == {"requested_pages": 12, "l1_pages": 4, "l2_pages": 4}
+
+
+def test_the_engine_tells_how_fast_it_computes_prompts(first: Engine) -> None:
+    for seed in range(6):
+        first.generate([tokens(900 + seed, 700)], max_tokens=2)
+    told = first.inside("tests.vllm.faults:connector_counts")
+    assert told["prefill_tokens_per_s"] > 0.0

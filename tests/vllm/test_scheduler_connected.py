@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from inference_worker.connectors.vllm.prefill_steps import PrefillWatch
 from tests.support.sidecar_process import SidecarProcess
 from tests.vllm.connected_scheduler import PAGE, ConnectedScheduler, tokens, walk
 
@@ -194,6 +196,51 @@ def test_without_l3_nothing_comes_from_there(make: Make) -> None:
     engine.run(late)
     counts = engine.connector.statistics
     assert (counts["external_tokens_l2"], counts["external_tokens_l3"]) == (4 * PAGE, 0)
+
+
+@dataclass
+class Told:
+    """Takes down what is told of prompts' speed; its clock goes by one with each look at it."""
+
+    samples: list[tuple[int, int, float]] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        self.samples.append((tokens, start, seconds))
+
+    def clock(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_speed_of_prompts_is_told_step_by_step(make: Make, depth: int) -> None:
+    engine = make(depth=depth, batched=300)
+    told = Told()
+    engine.side._prefill = PrefillWatch(told, told.clock)
+    engine.run(engine.add(tokens(40, 300)))  # in which an engine gets ready
+    engine.run(engine.add(tokens(41, 900), 30))
+    engine.run(engine.add(tokens(42, 290), 30), engine.add(tokens(43, 60), 30))
+    one, *chunks, shared = told.samples
+    assert one[:2] == (300, 0)
+    assert [(count, start) for count, start, _ in chunks] == [(300, 300), (300, 600)]
+    assert (shared[0], shared[1]) == (300, 0)
+    # One step at a time: made, ended. Two: the next one may be made in between.
+    assert all(1.0 <= seconds <= depth for _, _, seconds in told.samples)
+    engine.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_pages_of_l3_are_asked_for_by_the_speed_that_was_measured(make: Make, depth: int) -> None:
+    engine = make(depth=depth)
+    client = engine.side._client
+    assert client.prefill_tokens_per_s == 0.0
+    engine.run(*[engine.add(tokens(50 + number, 400)) for number in range(12)])
+    assert client.prefill_tokens_per_s > 0.0
+    assert engine.connector.statistics["prefill_tokens_per_s"] == client.prefill_tokens_per_s
+    told = make(depth=depth, prefill_tokens_per_s=1234)
+    told.run(*[told.add(tokens(70 + number, 400)) for number in range(12)])
+    assert told.side._client.prefill_tokens_per_s == 1234
 
 
 HOOKS = {

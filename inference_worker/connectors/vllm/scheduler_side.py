@@ -17,6 +17,7 @@ from inference_worker.connectors.vllm.loading import PagesLoading
 from inference_worker.connectors.vllm.look_ups import LookUps
 from inference_worker.connectors.vllm.naming import RequestNaming
 from inference_worker.connectors.vllm.plan import LoadJob, SaveJob, StepPlan, Variant, WorkerReport
+from inference_worker.connectors.vllm.prefill_steps import PrefillWatch
 from inference_worker.connectors.vllm.rank_boards import weights_of
 from inference_worker.connectors.vllm.requests import RequestState, ShardChains, asks_for_report
 from inference_worker.connectors.vllm.save_plans import SavePlans
@@ -54,8 +55,8 @@ class SchedulerSide:
         self._look_ups: LookUps | None = None
         self._saves: SavePlans | None = None
         self._blocks_of: BlocksOf = lambda request_id: ()
-        self._page_tokens = self._block_tokens = 0
-        self._ranks = 1
+        self._page_tokens, self._block_tokens, self._ranks = 0, 0, 1
+        self._prefill = PrefillWatch(client)
         self._states: dict[str, RequestState] = {}
         self._leaving: dict[str, RequestState] = {}
         self._progressed: dict[str, RequestState] = {}
@@ -199,6 +200,7 @@ class SchedulerSide:
             recompute_block_ids=self._to_recompute(),
             freed=frozenset(self._freed),
         )
+        self._prefill.made(plan, scheduled, self._states)
         self._governor.step_begun(self._step)
         for request_id in scheduled:
             if request_id in self._states:
@@ -211,6 +213,7 @@ class SchedulerSide:
         """The outcome of a step has come: what ranks have stored, and whose pages are in place."""
         if report is not None:
             self._done_step = max(self._done_step, report.step)
+            self._prefill.ended(report.step)
             self._governor.step_done(self._done_step)
             self._governor.watch_versions(report.version_numbers)
             for number, pages in report.saved.items():
@@ -282,6 +285,7 @@ class SchedulerSide:
             "save_jobs_under_way": float(under_way),
             "requests": float(len(self._states)),
             "hook_s_scheduler": self.hook_s,
+            "prefill_tokens_per_s": self._client.prefill_tokens_per_s,
         }
 
     def shutdown(self) -> None:
@@ -303,8 +307,7 @@ class SchedulerSide:
 
     def take_promised(self) -> tuple[list[LoadJob], set[str]]:
         """Loads that the engine counts on, and requests whose blocks it holds, that no plan has told yet."""
-        told = self._loads, self._freed
-        self._loads, self._freed = [], set()
+        told, self._loads, self._freed = (self._loads, self._freed), [], set()
         return told
 
     def failing_load(

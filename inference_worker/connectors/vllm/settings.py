@@ -70,9 +70,9 @@ class ConnectorSettings:
     long a request may wait for pages of L3 before it is scheduled without. store_deadline_s: how long one save may
     take. scheduler_deadline_s: how long the whole engine may wait for a sidecar that has to be told of a tenant.
     prefill_tokens_per_s: how many tokens of prompts the engine computes in a second; pages of L3 that it would sooner
-    compute are not loaded then. follow_weights: take announced versions of weights for this engine's own. page_tokens: a
-    multiple of the engine's block size; None lets the connector choose. stored_as: pages may come back from L3 as this
-    lossy codec leaves them; None: bit for bit. save_generated: store pages of generated tokens too.
+    compute are not loaded. 0: it is measured. follow_weights: take announced versions of weights for this engine's own.
+    page_tokens: a multiple of the engine's block size; None lets the connector choose. stored_as: pages may come back from
+    L3 as this lossy codec leaves them; None: bit for bit. save_generated: store pages of generated tokens too.
     require_cacheable: refuse to start where the model can't be named.
     """
 

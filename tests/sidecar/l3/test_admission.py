@@ -141,3 +141,25 @@ async def test_looking_for_used_pages_goes_round_the_arena() -> None:
         for wrong in (0, 65_537):
             with pytest.raises(ValueError, match="count"):
                 node.store.used_pages(begin=0, count=wrong)
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_what_waited_too_long_is_tried_once_more_when_it_was_asked_for(is_back: bool) -> None:
+    async with nodes(1) as (node,):
+        node.behind.start()
+        node.records.stop()
+        keys = fresh(5)
+        node.put([*keys, *fresh(2)])
+        await node.time.run(65)
+        assert (await idle(node))["dropped_too_old"] == 7
+        node.behind.look_for_used()
+        assert "offered_used" not in node.behind.statistics(), "nobody asked for any"
+        ask(node, keys)
+        if is_back:
+            node.records.resume()
+        node.behind.look_for_used()
+        await node.time.run(65)
+        node.behind.look_for_used()
+        figures = await idle(node)
+        assert figures["offered_used"] == 5
+        assert (figures.get("stored", 0), figures["dropped_too_old"]) == ((5, 7) if is_back else (0, 12))

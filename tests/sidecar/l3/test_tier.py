@@ -20,9 +20,11 @@ from cache_l3.lossy import PageError
 from cache_l3.lossy_tally import LossyFigures, LossyTally
 from cache_l3.page_codecs import KeptExact, Packed
 from cache_l3.record_store import L3Picture, ServerPicture
+from kv_policy.losing_cost import LosingCosts
 from kv_types.clock import ManualClock
 from kv_types.ids import NamespaceId
 from kv_types.limits import METRIC_NAMESPACES_MAX
+from kv_types.loading import ComputeCost
 from kv_types.outcomes import MissReason
 from kv_types.record import Codec
 from kv_wire.gen import cache_pb2
@@ -35,6 +37,7 @@ from sidecar.l3.tier import L3State, L3Tier
 from stratakv.l3_status import render_l3, where_l3
 from tests.support.daemon import ROOT
 from tests.support.l3_node import fresh, nodes
+from tests.support.manual_time import until
 from tests.support.memory_records import MemoryRecords, MemoryShelf
 from tests.support.pages import packed
 
@@ -131,6 +134,30 @@ async def test_a_tier_lives_and_ends_with_all_its_parts() -> None:
         await tier.close()
         await tier.close()
         assert tier.state().why_off
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("is_down", "elsewhere"), [(False, 0.5), (True, 1.0)])
+async def test_what_l3_holds_costs_less_to_lose_while_it_is_in_reach(
+    is_down: bool, elsewhere: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes() as (node,):
+        told: list[LosingCosts] = []
+        monkeypatch.setattr(node.store, "set_losing_costs", told.append)
+        records = MemoryRecords(MemoryShelf(clock=node.time), clock=node.time)
+        if is_down:
+            records.stop()
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None), settings(), clock=node.time, records=records
+        )
+        row = LoadRow(node.record.id, None, packed(fresh(2)))
+        for parent in (None, fresh(1)[0]):  # the cost of a chain's first page is known of its root alone
+            cost = ComputeCost(0.01, 0.00001 if parent is None else 0.00002)
+            tier.loads.begin([replace(row, parent=parent)], deadline_ns=0, compute=cost).cancel()
+        await tier.start()
+        await until(lambda: bool(told), what="a look at L3")
+        assert told[0] == LosingCosts(elsewhere, 1000)
+        await tier.close()
 
 
 PICTURE = L3Picture(

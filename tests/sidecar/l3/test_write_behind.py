@@ -52,6 +52,8 @@ async def test_what_one_node_stores_another_loads() -> None:
         assert await other.load(keys) == [RowLoaded(100, 0, MissReason.NONE)]
         other.check_bytes(keys)
         assert other.records.shelf.ttl_s(other.name(keys[0])) == pytest.approx(100, abs=1)
+        for node in (writer, other):
+            assert node.store.statistics()["policy_elsewhere"] == 100, "both know that L3 holds them"
 
 
 async def test_what_was_loaded_is_not_sent_back() -> None:
@@ -75,6 +77,7 @@ async def test_known_valid_pages_are_not_sent_again_and_live_longer() -> None:
         figures = await idle(writer)
         assert (figures["known"], figures.get("stored", 0)) == (6, 0)
         assert writer.records.calls["store"] == 0
+        assert writer.store.statistics()["policy_elsewhere"] == 6
         assert writer.records.shelf.ttl_s(writer.name(keys[5])) == pytest.approx(100, abs=1)
         assert other.resident(keys) == 0
 
@@ -326,6 +329,26 @@ async def test_what_pages_stand_on_lives_on_in_l3_and_comes_back_if_it_has_gone(
         assert (figures["restored"], figures["stored"]) == (2, 8 + 2 + 2)
         assert writer.records.shelf.ttl_s(writer.name(keys[0])) == pytest.approx(100, abs=1)
         assert await other.load(keys[:10]) == [RowLoaded(10, 0, MissReason.NONE)]
+
+
+async def test_a_page_whose_record_was_found_gone_costs_what_others_do_until_it_is_there_again() -> None:
+    async with nodes() as (writer,):
+        writer.behind.start()
+        keys = fresh(10)
+        writer.put(keys[:8])
+        await idle(writer)
+        await writer.time.run(90)
+        for lost in keys[2:4]:
+            assert writer.records.shelf.remove(writer.name(lost))
+        assert writer.store.statistics()["policy_elsewhere"] == 8, "nobody has noticed"
+        held = [writer.records.hold("store") for _ in range(4)]
+        writer.put(keys, start=8)
+        await until(lambda: writer.behind.statistics().get("restored", 0) == 2, what="their restoring")
+        assert writer.store.statistics()["policy_elsewhere"] == 6
+        for one in held:
+            one.release()
+        await idle(writer)
+        assert writer.store.statistics()["policy_elsewhere"] == 10
 
 
 async def test_what_was_in_l3_a_moment_ago_is_not_asked_for_again() -> None:

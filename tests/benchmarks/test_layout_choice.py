@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_policy.layout import Layout, LayoutCost, choose_layout, cost_s
+from benchmarks.layout_choice import Layout, LayoutCost, choose_layout, cost_s
 from kv_types.errors import InvalidArgumentError
 
 MEASURED = {
