@@ -105,7 +105,9 @@ async def test_what_l3_refuses_keeps_nothing_else_here_and_is_not_sent_at_every_
         for _ in range(8):
             node.behind.look_for_used()
             figures = await idle(node)
-        assert (figures["offered_used"], figures["stored"], figures["refused_full"]) == (100, 36, 64)
+        # More than the other 36 may be stored: what they stand on is, too.
+        assert (figures["offered_used"], figures["refused_full"]) == (100, 64)
+        assert figures["stored"] >= 36
         await node.time.run(61.0)
         for _ in range(8):
             node.behind.look_for_used()
