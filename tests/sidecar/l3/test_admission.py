@@ -105,15 +105,18 @@ async def test_what_l3_refuses_keeps_nothing_else_here_and_is_not_sent_at_every_
         for _ in range(8):
             node.behind.look_for_used()
             figures = await idle(node)
-        assert (figures["offered_used"], figures["refused_full"]) == (100, 64), (
-            "no page is sent at every look"
-        )
+        # More than the other 36 may be stored: what they stand on is, too.
+        assert (figures["offered_used"], figures["refused_full"]) == (100, 64)
+        assert figures["stored"] >= 36
         await node.time.run(61.0)
         for _ in range(8):
             node.behind.look_for_used()
             figures = await idle(node)
-        assert (figures["offered_used"], figures["refused_full"]) == (164, 64)
-        assert len(node.records.shelf.names()) == 100
+        assert (figures["offered_used"], figures["refused_full"], len(node.records.shelf.names())) == (
+            164,
+            64,
+            100,
+        )
 
 
 async def test_looking_for_used_pages_goes_round_the_arena() -> None:
