@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_policy.losing_cost import ATTENTION_PAGES_LEAST, LosingCost, LosingCosts
-from kv_types.limits import ARENA_PAGES_MAX
+from kv_types.limits import ARENA_PAGES_MAX, COMPUTE_PAGE_S_MAX
 from kv_types.loading import ComputeCost
 
 PAGE_BYTES = 1 << 20
@@ -58,7 +58,12 @@ def test_a_worker_that_tells_one_speed_says_that_all_depths_are_alike() -> None:
     assert losing.costs(is_reachable=True).attention_pages == 0
 
 
-@given(st.lists(st.builds(ComputeCost, st.floats(1e-300, 1e300), st.floats(0, 1e300)), max_size=8))
+@given(
+    st.lists(
+        st.builds(ComputeCost, st.floats(1e-300, COMPUTE_PAGE_S_MAX), st.floats(0, COMPUTE_PAGE_S_MAX)),
+        max_size=8,
+    )
+)
 def test_whatever_workers_say_costs_stay_within_bounds(told: list[ComputeCost]) -> None:
     losing = LosingCost(LoadOrRecompute())
     for cost in told:

@@ -401,6 +401,12 @@ class ModelArena(NotingTree):
         used = [one for one in self.entries if one.state == VISIBLE and one.last_ns]
         return [one.instance for one in sorted(used, key=lambda one: (one.last_ns, one.number))[:count]]
 
+    def set_elsewhere(self, instance: int, is_elsewhere: bool) -> None:
+        """What is evicted here is chosen without regard to costs."""
+
+    def set_losing_costs(self, *, elsewhere: float, attention_pages: int) -> None:
+        """See set_elsewhere."""
+
     def _visible(self, instance: int) -> Entry | None:
         number = (instance & 0xFFFFFFFF) - 1
         entry = self.entries[number] if 0 <= number < len(self.entries) else None
