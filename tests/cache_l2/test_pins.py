@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,15 +27,19 @@ _made: list[NativeArena] = []
 
 
 def native() -> PinningArena:
-    """An arena that lives as long as the tests: the board keeps its core alone."""
+    """An arena that lives as long as its test: the board keeps its core alone."""
     _made.append(NativeArena(slots=64))
     return _made[-1].arena
 
 
 @pytest.fixture(params=[FakePinnedArena, native], ids=["fake", "native"])
-def make_arena(request: pytest.FixtureRequest) -> Callable[[], PinningArena]:
+def make_arena(request: pytest.FixtureRequest) -> Iterator[Callable[[], PinningArena]]:
     made: Callable[[], PinningArena] = request.param
-    return made
+    yield made
+    for world in _made:
+        world.reader.close()
+        world.arena.close()
+    _made.clear()
 
 
 def board_of(arena: PinningArena, *, quota_pages: int = 1 << 20) -> PinBoard:
