@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -28,3 +28,20 @@ def telling(console: Console, begins: str) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(begins)
         yield lambda what: progress.update(task, description=what)
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table of docs/benchmarks.md: text in the first column, numbers in the others."""
+    return [
+        "| " + " | ".join(columns) + " |",
+        "|---" + "|---:" * (len(columns) - 1) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int) -> None:
+    """Print the same for people."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=width).print(table)

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.ideal_split import Split, SplitHits, stack_distances
+from benchmarks.showing import print_table, table_lines
 from cache_l2._native import Arena
 
 KIB = 1024
@@ -278,18 +277,13 @@ def lines() -> list[str]:
         "16th of usual ones (192 KiB, 1 MiB). Where a page of one model is worth 64 of another's, no split is near the best",
         "of both counts.",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
-        *("| " + " | ".join(row) + " |" for row in rows()),
+        *table_lines(COLUMNS, rows()),
     ]
 
 
 def main() -> None:
     """Print each phase's hit ratio, the ideal one and their quotient, counted in pages and in bytes."""
-    table = Table(*COLUMNS)
-    for row in rows():
-        table.add_row(*row)
-    Console(width=150).print(table)
+    print_table(COLUMNS, rows(), width=150)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.showing import print_table, table_lines
 from cache_l2._native import Arena
 
 KIB = 1024
@@ -152,18 +151,13 @@ def lines() -> list[str]:
         f"its share holds, and {SCANNED_A_REQUEST} pages that nobody asks for again are stored between two of its requests.",
         "The clock runs by requests, so a run is the same everywhere.",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
-        *("| " + " | ".join(row) + " |" for row in rows()),
+        *table_lines(COLUMNS, rows()),
     ]
 
 
 def main() -> None:
     """Print the tenant's hit ratio with and without a share, alone and beside scans."""
-    table = Table(*COLUMNS)
-    for row in rows():
-        table.add_row(*row)
-    Console(width=120).print(table)
+    print_table(COLUMNS, rows(), width=120)
 
 
 if __name__ == "__main__":
