@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache_l2._native import Lease
-from cache_l2.reader import Registration
+from cache_l2.attach_registrations import Registration
 from inference_worker.buffers import Buffers, page_sources, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
