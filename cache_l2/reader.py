@@ -33,6 +33,7 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Speeds,
     Unregister,
     Welcome,
 )
@@ -218,8 +219,8 @@ class AttachedArena:
             raise SidecarUnreachableError(f"the sidecar did not register the namespace: {error}") from error
         return RegistrationTicket(self._channel, call)
 
-    def tell_looked(self, message: Looked) -> bool:
-        """Tell of a look-up while look-ups are recorded, if that needs no waiting; whether it was told."""
+    def tell(self, message: Looked | Speeds) -> bool:
+        """Tell of a look-up while look-ups are recorded, or of speeds, if that needs no waiting; whether it was told."""
         return not self._closed and not self._forked and self._channel.tell(message)
 
     def unregister(self, registration: Registration, *, deadline_s: float) -> bool:

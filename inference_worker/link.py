@@ -343,8 +343,10 @@ class Link:
             self._state.notify_all()
 
     def attend(self) -> None:
-        """Read announced versions anew where the ring could not tell them."""
-        now_s = time.monotonic()
+        """Read announced versions anew where the ring could not tell them, and tell how fast this client is."""
+        now_s, arena = time.monotonic(), self.arena
+        if arena is not None:
+            arena.tell_speeds(now_s)
         if now_s >= self._refresh_from_s:
             self._refresh_from_s = now_s + _REFRESH_S_MIN
             self._weights.refresh()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from cache_l2.attach_messages import Looked
+from cache_l2.attach_messages import Looked, Speeds
 from cache_l2.attach_registrations import Registration, RegistrationTicket
 from cache_l2.reader import AttachedArena
 from inference_worker.accounting import PageCounts, of_row
@@ -34,6 +34,7 @@ _DEATH_S = 1.0
 """How long a broken connection's process is given to end: the kernel closes its connections first."""
 
 _UNTOLD_MOST = 2**32 - 1
+_SPEEDS_S = 1.0
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -43,8 +44,8 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_applied_view", "_asked", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_unregister",
-        "_untold", "_writer", "loader", "reader",
+        "_applied_view", "_asked", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_speeds",
+        "_tell_from_s", "_unregister", "_untold", "_writer", "loader", "loads", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,9 @@ class LocalArena(Home):
         self._applied_view = 0
         self._untold = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
+        self._speeds = Speeds()
+        self._tell_from_s = 0.0
+        self.loads = loads
         self.reader = attached.reader
         self._unregister: Callable[[], None] | None = None
         if settings.register_memory is not None:
@@ -80,7 +84,7 @@ class LocalArena(Home):
         """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError.
 
         `writer` takes the puts of a client that attaches read-only; None: they go into shared memory. `loads` counts what
-        look-ups have the sidecar load.
+        look-ups have the sidecar load, and how fast this client is.
         """
         attached = AttachedArena.connect(
             path,
@@ -343,10 +347,19 @@ class LocalArena(Home):
     def looked(self, namespace_number: int, packed: bytes) -> None:
         """Tell the sidecar of a look-up, for a recording; never waits, and what can't be told is counted with the next."""
         untold = self._untold
-        told = len(packed) // KEY_BYTES <= LOOKED_PAGES_MAX and self._attached.tell_looked(
+        told = len(packed) // KEY_BYTES <= LOOKED_PAGES_MAX and self._attached.tell(
             Looked(namespace_number, key_digests(packed), min(untold, _UNTOLD_MOST))
         )
         self._untold = 0 if told else untold + 1
+
+    def tell_speeds(self, now_s: float) -> None:
+        """Tell the sidecar how fast this client is, if that has changed, and no more often than every _SPEEDS_S; never waits."""
+        if now_s < self._tell_from_s:
+            return
+        self._tell_from_s = now_s + _SPEEDS_S
+        now = Speeds(self.loads.prefill.tokens_per_s(), *self.loads.copies.told())
+        if now != self._speeds and self._attached.tell(now):
+            self._speeds = now
 
     def looked_in_vain(self) -> None:
         """A look-up was answered before the sidecar knew its namespace: it is counted with the next that is told."""
