@@ -126,6 +126,21 @@ class RemoteRegistration:
 
     def _ensure(self, deadline: Deadline) -> None:
         """Register within the deadline, by a call that goes on after it: whoever comes next takes its answer."""
+        response = None
+        try:
+            response = self._answer(deadline)
+        except DeadlineExceededError:  # of the call, which somebody had begun with less time, or ours
+            if deadline.passed:
+                raise
+        if response is not None:
+            self._take(response)
+        elif deadline.passed:
+            raise DeadlineExceededError("as many registrations are under way as may be, or a fork is")
+        else:
+            self.renew(deadline)
+
+    def _answer(self, deadline: Deadline) -> cache_pb2.RegisterNamespaceResponse | None:
+        """Wait for the call that is under way, begun here where none is; None where none may be."""
         with self._channel.calling(deadline) as calls:
             with self._lock:
                 if self._asked is None:
@@ -135,19 +150,14 @@ class RemoteRegistration:
                         timeout_s=max(self._channel.register_s, deadline.remaining_s()),
                     )
                 asked = self._asked
-            if asked is not None:
-                try:
-                    response = asked.wait(deadline)
-                finally:
-                    with self._lock:
-                        if self._asked is asked and asked.is_over:
-                            self._asked = None
-        if asked is not None:
-            self._take(response)
-        elif deadline.passed:
-            raise DeadlineExceededError("as many registrations are under way as may be, or a fork is")
-        else:
-            self.renew(deadline)
+            if asked is None:
+                return None
+            try:
+                return asked.wait(deadline)
+            finally:
+                with self._lock:
+                    if self._asked is asked and asked.is_over:
+                        self._asked = None
 
     def _request(self) -> cache_pb2.RegisterNamespaceRequest:
         return cache_pb2.RegisterNamespaceRequest(

@@ -199,6 +199,21 @@ def test_no_more_are_under_way_than_a_sidecar_lets_wait(slow: Slow) -> None:
     assert slow.asked == len(spaces)
 
 
+def test_who_has_more_time_than_the_call_that_is_under_way_asks_again(connect: MakeClient) -> None:
+    slow = SlowGrpc()
+    with lying_sidecar(_get, slow.registering) as address, ThreadPoolExecutor(1) as pool:
+        slow.client = connect(address, deadline_s=SOON_S)
+        ns = slow.client.register(SPACE)
+        try:
+            assert reason_of(slow.client, ns, deadline_s=0.0) is MissReason.DEADLINE
+            wait_until(lambda: slow.asked == 1, what="the registration to be heard of")
+            waiting = pool.submit(reason_of, slow.client, ns, deadline_s=LONG_S)
+            wait_until(lambda: slow.asked == 2, what="the second to be heard of")
+        finally:
+            slow.answer()
+        assert waiting.result(LONG_S) is MissReason.NONE
+
+
 @pytest.fixture
 def attach(tmp_path: Path, connect: MakeClient) -> Iterator[SlowAttach]:
     with _over_attach(tmp_path, connect) as made:
