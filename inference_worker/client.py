@@ -300,6 +300,13 @@ class Client:
         """
         self._link.prefill.observe(tokens, start=start, seconds=seconds)
 
+    def observe_copy(self, size: int, seconds: float) -> None:
+        """Tell that so many bytes were copied out of leased pages in so long; `get` tells that by itself.
+
+        The sidecar shows it. Raises InvalidArgumentError for what is no measurement.
+        """
+        self._link.loads.copies.observe(size, seconds)
+
     def register_memory(self, register: RegisterMemory) -> None:
         """Have `register` called with address and bytes of the arena's pages, now and in each later life of the sidecar.
 
