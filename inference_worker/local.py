@@ -204,6 +204,17 @@ class LocalArena(Home):
         except ValueError:
             return 0
 
+    def has_page(self, instance: int) -> bool:
+        """Whether the page that is this instance is there still; False when the mapping was closed meanwhile."""
+        try:
+            lease = self.reader.pin(instance)
+        except ValueError:
+            return False
+        if lease is None:
+            return False
+        lease.release()
+        return True
+
     def number_of(self, namespace: RegisteredNamespace) -> int | None:
         """What the sidecar calls a namespace in this life; None where it was not told of it yet."""
         pages = self._bound.get(namespace)
