@@ -218,6 +218,7 @@ class L1Cache:
 
     def _publish_filled(self, filling: Filling, instances: Instances) -> int:
         with self._lock:
+            filling.table.pages  # noqa: B018 - left already? Then its pages are free, or somebody else's
             self._counts["copied_in_pages"] += len(filling.pages)
             return self._publish(filling.chain, filling.pages, filling.view, instances)
 
@@ -475,7 +476,10 @@ class Filling:
         """Index in the chain → page to be filled, from its front on; fewer than wanted when there is no room for all."""
 
     def publish(self, instances: Instances = NO_INSTANCES) -> int:
-        """Let look-ups see all pages, each filled by now; returns how many were added, 0 when an event forbids it."""
+        """Let look-ups see all pages, each filled by now; returns how many were added, 0 when an event forbids it.
+
+        Raises ClosedError once it was left.
+        """
         return self._cache._publish_filled(self, instances)
 
     def __enter__(self) -> Self:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kv_types.errors import ConfigError
 from stratakv.sizing import Curves
@@ -49,18 +51,19 @@ def terminal_chart(curves: Curves, *, width: int) -> list[str]:
     ]
 
 
-def save_picture(curves: Sequence[Curves], path: Path) -> None:
+def check_picture(path: Path) -> None:
+    """Find out before the work that no picture of this kind could be drawn. Raises ConfigError."""
+    canvas, _ = _matplotlib()
+    kinds = canvas.get_supported_filetypes()
+    if _kind(path) not in kinds:
+        raise ConfigError(f"--plot: {path} can't be written: a picture is .{', .'.join(sorted(kinds))}")
+
+
+def picture(curves: Sequence[Curves], path: Path) -> bytes:
     """Draw a chart a trace into one picture, of the kind that the file's name tells. Raises ConfigError."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra; and slow to load
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(
-            "--plot needs matplotlib, which is not installed: pip install 'stratakv[plot]'; "
-            "the chart in the terminal needs nothing"
-        ) from error
-    figure = Figure(figsize=(7.0, 4.2 * len(curves)), layout="constrained")
-    FigureCanvasAgg(figure)
+    canvas, figure_of = _matplotlib()
+    figure = figure_of(figsize=(7.0, 4.2 * len(curves)), layout="constrained")
+    canvas(figure)
     for axes, one in zip(figure.subplots(len(curves), squeeze=False)[:, 0], curves, strict=True):
         for policy, points in one.points.items():
             ratios = [100 * point.ratio for point in points]
@@ -77,10 +80,28 @@ def save_picture(curves: Sequence[Curves], path: Path) -> None:
         axes.set_ylabel("prefix-hit ratio, %")
         axes.set_title(one.trace.name, parse_math=False)
         axes.legend()
+    drawn = io.BytesIO()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(drawn, dpi=120, format=_kind(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot: {path} can't be written: {error}") from error
+        raise ConfigError(f"--plot: {path} can't be drawn: {error}") from error
+    return drawn.getvalue()
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra; and slow to load
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            "--plot needs matplotlib, which is not installed: pip install 'stratakv[plot]'; "
+            "the chart in the terminal needs nothing"
+        ) from error
+    return FigureCanvasAgg, Figure
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower() or "png"
 
 
 def _column(pages: int, capacities: Sequence[int], columns: int) -> int:

@@ -22,8 +22,9 @@ from kv_types.errors import ConfigError, StrataError
 from kv_types.limits import PAGE_BYTES_MAX, PAGE_TOKENS_MAX
 from kv_types.trace_limits import SIMULATE_JOBS_MAX
 from sidecar.units import parse_size
-from stratakv.charts import save_picture, terminal_chart
+from stratakv.charts import check_picture, picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of
+from stratakv.result_files import check_result_file, write_result_file
 from stratakv.sizing import ENOUGH, Advice, Curves, PageBytes, advise, capacities, mean_closed
 from stratakv.trace_files import STANDARD_INPUT, read_traces
 
@@ -91,10 +92,11 @@ def simulate(
     try:
         sizes = PageBytes(_page_bytes(page_bytes), bytes_per_token, page_tokens)
         policies = _policies(policy)
+        _check_places(json_file, plot)
         found = read_traces(traces, merge=merge, heard=lambda file: say(_VERB, f"reading {file}"))
         curves = _curves(found, policies, capacity, sizes, jobs or len(os.sched_getaffinity(0)))
         if plot is not None:
-            save_picture(curves, plot)
+            write_result_file(plot, picture(curves, plot), option="--plot")
         if json_file is not None:
             _write_json(json_file, curves, sizes)
         if json_file != STANDARD_INPUT:
@@ -108,6 +110,14 @@ def simulate(
     except StrataError as error:
         say(_VERB, str(error))
         raise typer.Exit(_USAGE) from error
+
+
+def _check_places(json_file: str | None, plot: Path | None) -> None:
+    if plot is not None:
+        check_picture(plot)
+        check_result_file(plot, option="--plot")
+    if json_file not in (None, STANDARD_INPUT):
+        check_result_file(Path(str(json_file)), option="--json")
 
 
 def _page_bytes(text: str | None) -> int | None:
@@ -264,10 +274,7 @@ def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:
     if file == STANDARD_INPUT:
         sys.stdout.write(text + "\n")
         return
-    try:
-        Path(file).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json: {file} can't be written: {error.strerror}") from error
+    write_result_file(Path(file), (text + "\n").encode(), option="--json")
 
 
 def _told(one: Curves, sizes: PageBytes) -> dict[str, Any]:

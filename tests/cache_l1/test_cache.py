@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cache_l1.cache import L1Cache
-from kv_types.errors import BufferMismatchError, InvalidArgumentError, InvalidIdentifierError
+from kv_types.errors import BufferMismatchError, ClosedError, InvalidArgumentError, InvalidIdentifierError
 from kv_types.events import Selected
 from kv_types.ids import PageKey
 from kv_types.selectors import Selector
@@ -349,4 +349,21 @@ def test_what_is_in_use_and_what_is_scattered_is_told() -> None:
     assert bench.cache.statistics()["scattered_pages"] == 1
     with pytest.raises(InvalidArgumentError):
         bench.cache.note_copied_out([0])
+    bench.check()
+
+
+def test_places_that_were_left_are_published_no_more() -> None:
+    """They are free by then, or another prompt's: what is there is no page of this one."""
+    bench = Bench(4)
+    keys, others = chain(3), chain(4, root=1)
+    with bench.cache.filling(keys, 0, view=bench.view()) as filling:
+        pass
+    with pytest.raises(ClosedError):
+        filling.publish()
+    assert bench.found(keys) == 0
+    assert bench.insert(others) == 4
+    with pytest.raises(ClosedError):
+        filling.publish()
+    assert bench.found(keys) == 0
+    assert bench.found(others) == 4
     bench.check()

@@ -24,6 +24,11 @@ class Looking:
         with self.client.begin(self.ns) as request:
             outcomes = request.put(keys, pages_under(keys, self.ns.page_bytes))
         assert outcomes == [STORED] * len(outcomes)
+        self.settle()
+
+    def settle(self) -> None:
+        """Have carried out what was put: a look-up waits for that 20 ms at most, which a busy machine may take."""
+        self.site.call(lambda store: store.settle_posts())
 
     def counted(self) -> dict[str, int]:
         told = self.client.statistics()

@@ -166,6 +166,7 @@ def test_no_room_in_l2_is_a_miss_for_that_reason(tmp_path: Path, connect: MakeCl
         filled, keys = chain(SPACE, 300, seed=1), chain(SPACE, 4)
         with client.begin(ns) as request:
             request.put(filled, pages_under(filled, ns.page_bytes))
+        looking.settle()
         looking.shelve(keys)
         with client.lease(ns, filled, deadline_s=0.0) as lease:
             assert lease.pages > 200, "all that there is room for"
@@ -361,6 +362,7 @@ def test_a_request_knows_what_was_loaded_for_it_and_rests_on_it(looking: Looking
         assert request.instances(keys[: 6 * KEY_BYTES]) == told
         assert len(set(told.numbers)) == 6
         assert request.put(keys, pages[6:], start=6) == [STORED] * 2
+    looking.settle()
     with client.begin(ns) as request, request.lease(keys, deadline_s=0.0) as lease:
         assert lease.pages == 8
         assert request.pages_l3 == request.load_waited_s == 0
@@ -399,10 +401,12 @@ def test_what_was_reused_and_hidden_while_the_rest_was_loaded_is_not_lost_sight_
     client, ns, keys = looking.client, looking.ns, chain(SPACE, 3)
     pages = pages_under(keys, ns.page_bytes)
     assert put_fresh(client, ns, keys[:KEY_BYTES], pages[:1], tags=[b"hidden"]) == [STORED]
+    looking.settle()
 
     def stage(*_: object, **__: object) -> Staged:
         assert looking.site.call(lambda store: store.hide(Selector(tag=b"hidden"))) == 1
         assert put_fresh(client, ns, keys[: 2 * KEY_BYTES], pages[:2]) == [STORED] * 2
+        looking.settle()
         return Staged(2, None, MissReason.ABSENT)
 
     with client.begin(ns) as request:

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and runs the stresses of the native modules: run.sh [plain|thread|address] [seconds] [seed]
 #
-# They are that of the shared-memory protocol, that of L3's data path, and that of the eviction policy, which has one thread;
-# STRESS="arena", "data_path" or "policy" runs one alone.
+# They are that of the shared-memory protocol, that of L3's data path, that of its codecs and that of the eviction policy, which
+# have one thread; STRESS="arena", "data_path", "codecs" or "policy" runs one alone.
 # thread: ThreadSanitizer. gcc's does not model stand-alone fences, so STRATAKV_TSAN turns them into read-modify-writes,
 # and copies whose lease may run out are not watched (their bytes are discarded by the generation check).
 # address: AddressSanitizer and UndefinedBehaviorSanitizer.
@@ -40,11 +40,12 @@ build_and_run() {
   fi
 }
 
-for stress in ${STRESS:-arena data_path policy}; do
+for stress in ${STRESS:-arena data_path codecs policy}; do
   case "$stress" in
     arena) build_and_run stress cache_l2 stress.cpp ;;
     data_path) build_and_run data-path-stress cache_l3 data_path_stress.cpp ;;
+    codecs) build_and_run codec-stress cache_l3 codec_stress.cpp ;;
     policy) build_and_run policy-stress kv_policy policy_stress.cpp ;;
-    *) echo "unknown stress $stress: arena, data_path or policy" >&2; exit 2 ;;
+    *) echo "unknown stress $stress: arena, data_path, codecs or policy" >&2; exit 2 ;;
   esac
 done

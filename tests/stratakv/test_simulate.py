@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +247,61 @@ def test_a_chart_fits_its_terminal_and_has_every_curve(width: int) -> None:
     assert "B" in drawn
     assert lines[-1].strip() == "r lru, B belady"
     assert " 84.2 %" in lines[0]
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk with room for little."""
+    place = tmp_path / "narrow"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_full_disk_leaves_the_result_of_before(narrow: Path, plain: Path, option: str) -> None:
+    result = narrow / ("of_before.json" if option == "--json" else "of_before.png")
+    result.write_bytes(b"of before")
+    free = os.statvfs(narrow).f_bavail * os.statvfs(narrow).f_frsize
+    (narrow / "filling").write_bytes(bytes(free - (0 if option == "--json" else 4096)))
+    ended = run(str(plain), option, str(result))
+    assert ended.exit_code == 2
+    assert f"{option}: {result} can't be written: No space left on device" in ended.stderr
+    assert result.read_bytes() == b"of before"
+    assert {one.name for one in narrow.iterdir()} == {result.name, "filling"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--json", "/no/such/dir/file"), ("--plot", "/no/such/dir/a.png"), ("--plot", "a.txt"), ("--json", ".")],
+)
+def test_what_could_not_be_written_is_said_before_anything_is_read(words: tuple[str, str]) -> None:
+    ended = run("no/such/trace.jsonl", *words)
+    assert ended.exit_code == 2
+    assert "can't be written" in ended.stderr
+    assert "reading" not in ended.stderr
+
+
+def test_a_result_keeps_its_mode_and_its_link_and_goes_into_pipes(tmp_path: Path, plain: Path) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_bytes(b"")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    assert run(str(plain), "--json", str(link)).exit_code == 0
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(pipe.read_bytes)
+        assert run(str(plain), "--json", str(pipe)).exit_code == 0
+        assert heard.result(30) == real.read_bytes()
+
+
+def test_a_result_goes_to_standard_output_by_its_name_too(tmp_path: Path, plain: Path) -> None:
+    words = ["simulate", str(plain), "--policy", "lru", "--json", "/dev/stdout"]
+    assert '"gap_closed"' in run_command(*words).stdout
