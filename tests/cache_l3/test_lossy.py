@@ -325,3 +325,110 @@ def test_scales_and_codes_that_no_encoder_writes_are_told(stored_as: str, scale:
 def test_a_namespace_that_says_nothing_is_never_stored_lossily() -> None:
     with pytest.raises(InvalidArgumentError):
         LOSSY.encode(bytes(8192), namespace())
+
+
+def one_array(code: int, dtype: KvDtype, count: int) -> Quantiser:
+    """Numbers under one scale."""
+    size = count * dtype.item_bytes
+    return Quantiser(code=code, number=DTYPES.index(dtype), page_bytes=size, arrays=[(0, 1, count, 1, False)])
+
+
+@pytest.mark.parametrize("stored_as", StoredAs)
+@pytest.mark.parametrize("dtype", [KvDtype.BF16, KvDtype.FP16])
+@settings(deadline=None, max_examples=20)
+@given(largest=st.integers(0, 0x7FFF))
+def test_all_finite_numbers_up_to_any_largest_come_back_within_the_bound(
+    dtype: KvDtype, stored_as: StoredAs, largest: int
+) -> None:
+    """All bit patterns: denormals, both zeros, and every number that the scale's largest allows, under one scale."""
+    infinite = 0x7F80 if dtype is KvDtype.BF16 else 0x7C00
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    bits = bits[(bits & 0x7FFF) <= min(largest, infinite - 1)]
+    quantiser = one_array(list(StoredAs).index(stored_as), dtype, bits.size)
+    scales, codes, back = (
+        bytearray(quantiser.scales_bytes),
+        bytearray(quantiser.codes_bytes),
+        bytearray(2 * bits.size),
+    )
+    assert quantiser.encode(bits.tobytes(), scales, codes, bytearray(0)) is not None
+    assert quantiser.decode(scales, codes, b"", back)
+    was, now = as_numbers(bits.tobytes(), dtype), as_numbers(back, dtype)
+    assert np.isfinite(now).all()
+    allowed = max(error_bound(stored_as, dtype) * np.abs(was).max(), NEGLIGIBLE[stored_as])
+    is_rounded_again = dtype is KvDtype.FP16 and stored_as is StoredAs.INT8
+    denormal = 2.0**-25 if is_rounded_again and (largest & 0x7FFF) < 0x400 else 0.0
+    assert np.abs(was - now).max() <= allowed + denormal
+    assert (np.signbit(was) == np.signbit(now))[now != 0].all(), "no number changes its sign"
+
+
+@pytest.mark.parametrize("dtype", [KvDtype.BF16, KvDtype.FP16])
+@pytest.mark.parametrize("stored_as", StoredAs)
+def test_every_pattern_that_is_not_finite_is_told_wherever_it_stands(
+    dtype: KvDtype, stored_as: StoredAs
+) -> None:
+    infinite = 0x7F80 if dtype is KvDtype.BF16 else 0x7C00
+    count = 67  # one chunk of a vector loop, and some more
+    quantiser = one_array(list(StoredAs).index(stored_as), dtype, count)
+    parts = [bytearray(quantiser.scales_bytes), bytearray(quantiser.codes_bytes), bytearray(0)]
+    for at, bits in enumerate(range(infinite, 0x8000)):
+        numbers = np.zeros(count, np.uint16)
+        numbers[at % count] = bits | (at & 1) << 15
+        assert quantiser.encode(numbers.tobytes(), *parts) is None, hex(bits)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("stored_as", StoredAs)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_written_beside_buffers_that_lie_at_any_address(
+    dtype: KvDtype, stored_as: StoredAs, plain: bool
+) -> None:
+    size, code = 131 * dtype.item_bytes, list(StoredAs).index(stored_as)
+    for shift in (1, 3, 7):
+        quantiser = Quantiser(
+            code=code, number=DTYPES.index(dtype), page_bytes=size + 3, plain=plain,
+            arrays=[(1, 1, 131, 1, False)],
+        )  # fmt: skip
+        sizes = (
+            size + 3,
+            quantiser.scales_bytes,
+            quantiser.codes_bytes,
+            quantiser.rest_bytes,
+            size + 3,
+        )
+        whole = [bytearray(b"\xee" * (one + 2 * shift)) for one in sizes]
+        page, scales, codes, rest, back = (memoryview(one)[shift : len(one) - shift] for one in whole)
+        page[:] = b"\7" + as_bytes(np.linspace(-2, 3, 131), dtype) + b"\x08\x09"
+        assert quantiser.encode(page, scales, codes, rest) is not None
+        assert quantiser.decode(scales, codes, rest, back)
+        assert (bytes(rest), back[0], bytes(back[-2:])) == (b"\7\x08\x09", 7, b"\x08\x09")
+        for one in whole:
+            assert one[:shift] == one[len(one) - shift :] == b"\xee" * shift
+        with pytest.raises(ValueError, match="contiguous"):
+            quantiser.encode(memoryview(bytearray(2 * (size + 3)))[::2], scales, codes, rest)
+        with pytest.raises(ValueError, match="writable"):
+            quantiser.decode(scales, codes, rest, bytes(size + 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored_as", StoredAs)
+def test_one_outlier_costs_its_own_scale_group_and_no_other(dtype: KvDtype, stored_as: StoredAs) -> None:
+    """The largest number there is, of either sign, in one row of many."""
+    for sign in (1, -1):
+        values = np.tile(np.linspace(0.5, 1, 64), 4)
+        values[70] = sign * LARGEST[dtype]
+        page = as_bytes(values, dtype)
+        quantiser = Quantiser(
+            code=list(StoredAs).index(stored_as), number=DTYPES.index(dtype), page_bytes=len(page),
+            arrays=[(0, 4, 64, 1, False)],
+        )  # fmt: skip
+        scales, codes = bytearray(quantiser.scales_bytes), bytearray(quantiser.codes_bytes)
+        back = bytearray(len(page))
+        assert quantiser.encode(page, scales, codes, bytearray(0)) is not None
+        assert quantiser.decode(scales, codes, b"", back)
+        was, now = as_numbers(page, dtype), as_numbers(back, dtype)
+        lost = np.abs(was - now)
+        bound = error_bound(stored_as, dtype)
+        others = np.r_[0:64, 128:256]
+        assert (lost[others] <= bound).all()
+        assert np.isfinite(now).all()
+        assert (lost[64:128] <= bound * LARGEST[dtype]).all()

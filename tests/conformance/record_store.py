@@ -51,7 +51,9 @@ def of_newer_version(record: bytes, what: str) -> bytes:
     """The same record with a number that no version knows yet, under a right CRC."""
     size = header_size(record)
     header = bytearray(record[: size - 4])
-    at, number = {"codec": (CHECKSUM_AT - 4, 9), "checksum kind": (CHECKSUM_AT - 2, 9), "flag": (6, 1 << 9)}[what]
+    at, number = {"codec": (CHECKSUM_AT - 4, 9), "checksum kind": (CHECKSUM_AT - 2, 9), "flag": (6, 1 << 9)}[
+        what
+    ]
     (before,) = struct.unpack_from("<H", header, at)
     struct.pack_into("<H", header, at, before | number if what == "flag" else number)
     return bytes(header) + struct.pack("<I", zlib.crc32(header)) + record[size:]
