@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import typer
 import zstandard
 
-from benchmarks.codecs import ROOT, Subject, page_bytes, smollm2, subject
+from benchmarks.codecs import ROOT, Subject, computed, page_bytes, smollm2
 from cache_l3._native import Quantiser, split_planes
 from cache_l3.sections import Sections, frame_parameters
 from kv_types.namespace import KvDtype, StoredAs
@@ -25,7 +25,7 @@ LEVELS = (1, 3, 9)
 TEXT_TOKENS = 1024
 TRAINING_TOKENS = 2048
 SAMPLE_BYTES = 8192
-SAMPLES = 1500
+SAMPLES = 500
 ROUNDS = 3
 COLUMNS = (
     "KV",
@@ -89,7 +89,7 @@ def framed(
 
 def dictionary_of(planes: Sequence[bytes], size: int) -> zstandard.ZstdCompressionDict:
     """Trained on stretches of planes, evenly from all of them."""
-    stretches = [
+    stretches: list[bytes | bytearray | memoryview] = [
         plane[at : at + SAMPLE_BYTES] for plane in planes for at in range(0, len(plane), SAMPLE_BYTES)
     ]
     made = zstandard.train_dictionary(size, stretches[:: len(stretches) // SAMPLES + 1])
@@ -156,7 +156,7 @@ def quantised(
         begun = time.thread_time()
         lost = quantiser.encode(page, *codes)
         between = time.thread_time()
-        assert quantiser.decode(*codes, bytearray(size)), "what was encoded is decoded"
+        assert quantiser.decode(codes[0], codes[1], codes[2], bytearray(size)), "what was encoded is decoded"
         encode_s, decode_s = encode_s + between - begun, decode_s + time.thread_time() - between
         assert lost is not None, "real KV is finite"
         errors.append(lost)
@@ -179,9 +179,19 @@ def subjects() -> Iterator[tuple[Subject, Subject]]:
         ("examples/data/alice_chapter_1.txt", TEXT_TOKENS), ("ARCHITECTURE.md", TRAINING_TOKENS)
     )  # fmt: skip
     ids = [tokenizer((ROOT / name).read_text(encoding="utf-8")).input_ids[:count] for name, count in texts]
-    for computed, kept in ((torch.bfloat16, KvDtype.BF16), (torch.float32, KvDtype.FP16)):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=computed).eval()
-        text, training = (subject("SmolLM2-135M", model, row, kv_dtype=kept) for row in ids)
+    for dtype, kept in ((torch.bfloat16, KvDtype.BF16), (torch.float32, KvDtype.FP16)):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        text, training = (
+            Subject(
+                f"SmolLM2-135M, {kept}",
+                model,
+                torch.tensor([row]),
+                kept,
+                computed(model, row, kept),
+                logits=None,
+            )
+            for row in ids
+        )
         yield text, training
 
 

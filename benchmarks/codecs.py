@@ -107,15 +107,21 @@ def subject(name: str, model: Any, ids: Sequence[int], *, kv_dtype: KvDtype | No
 
     of_torch = {torch.bfloat16: KvDtype.BF16, torch.float16: KvDtype.FP16, torch.float32: KvDtype.FP32}
     kept = of_torch[model.dtype] if kv_dtype is None else kv_dtype
-    row, cache = torch.tensor([list(ids)]), _empty_cache(model)
-    argument = {_cache_argument(model): cache}
-    with torch.no_grad():
-        model(row, logits_to_keep=1, **argument)
-    kind = _torch_dtype(kept)
-    kv = [(layer.keys.to(kind), layer.values.to(kind)) for layer in cache.layers]
+    row, kv = torch.tensor([list(ids)]), computed(model, ids, kept)
     whole = len(ids) // PAGE_TOKENS * PAGE_TOKENS
     given = [(keys[:, :, :whole], values[:, :, :whole]) for keys, values in kv]
     return Subject(f"{name}, {kept}", model, row, kept, kv, logits_on(model, row, given))
+
+
+def computed(model: Any, ids: Sequence[int], kept: KvDtype) -> list[tuple[Any, Any]]:
+    """KV of a text, [layers][keys, values], in one pass."""
+    import torch
+
+    cache = _empty_cache(model)
+    with torch.no_grad():
+        model(torch.tensor([list(ids)]), logits_to_keep=1, **{_cache_argument(model): cache})
+    kind = _torch_dtype(kept)
+    return [(layer.keys.to(kind), layer.values.to(kind)) for layer in cache.layers]
 
 
 def _torch_dtype(dtype: KvDtype) -> Any:
@@ -267,14 +273,14 @@ def subjects(tell: Any) -> Iterator[Subject]:
     )
     ids = AutoTokenizer.from_pretrained(real)(text).input_ids[: TOKENS + PAGE_TOKENS]
     assert len(ids) == TOKENS + PAGE_TOKENS, "the text is long enough"
-    for name, folder, computed, kept in (
+    for name, folder, dtype, kept in (
         ("SmolLM2-135M", real, torch.bfloat16, KvDtype.BF16),
         ("SmolLM2-135M", real, torch.float32, KvDtype.FP16),  # few CPUs multiply in fp16
         ("llama-tiny (random)", random_model("llama-tiny", LLAMA_TINY), torch.bfloat16, KvDtype.BF16),
         ("llama-184m (random)", random_model("llama-184m", LLAMA_184M), torch.bfloat16, KvDtype.BF16),
     ):
         tell(f"{name}, {kept}")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=computed).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         yield subject(name, model, [token % model.config.vocab_size for token in ids], kv_dtype=kept)
 
 

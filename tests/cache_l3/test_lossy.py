@@ -352,7 +352,7 @@ def test_all_finite_numbers_up_to_any_largest_come_back_within_the_bound(
     )
     assert quantiser.encode(bits.tobytes(), scales, codes, bytearray(0)) is not None
     assert quantiser.decode(scales, codes, b"", back)
-    was, now = as_numbers(bits.tobytes(), dtype), as_numbers(back, dtype)
+    was, now = as_numbers(bits.tobytes(), dtype), as_numbers(bytes(back), dtype)
     assert np.isfinite(now).all()
     allowed = max(error_bound(stored_as, dtype) * np.abs(was).max(), NEGLIGIBLE[stored_as])
     is_rounded_again = dtype is KvDtype.FP16 and stored_as is StoredAs.INT8
@@ -425,7 +425,7 @@ def test_one_outlier_costs_its_own_scale_group_and_no_other(dtype: KvDtype, stor
         back = bytearray(len(page))
         assert quantiser.encode(page, scales, codes, bytearray(0)) is not None
         assert quantiser.decode(scales, codes, b"", back)
-        was, now = as_numbers(page, dtype), as_numbers(back, dtype)
+        was, now = as_numbers(page, dtype), as_numbers(bytes(back), dtype)
         lost = np.abs(was - now)
         bound = error_bound(stored_as, dtype)
         others = np.r_[0:64, 128:256]

@@ -22,7 +22,6 @@ from tests.support.redis_servers import redis_servers
 from tests.support.sharing_nodes import SharingNode, sharing_nodes
 from tests.support.spaces import fresh_chain
 
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
