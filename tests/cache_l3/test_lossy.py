@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache_l3._native import Quantiser
@@ -60,6 +60,11 @@ def as_numbers(data: bytes | memoryview, dtype: KvDtype) -> Doubles:
     return np.frombuffer(data, np.float16 if dtype is KvDtype.FP16 else np.float32).astype(np.float64)
 
 
+def coarse(stored_as: StoredAs, dtype: KvDtype) -> float:
+    """What int8 may lose besides where fp16 has steps of one size only: half of one."""
+    return 2.0**-25 if (stored_as, dtype) == (StoredAs.INT8, KvDtype.FP16) else 0.0
+
+
 def groups(numbers: Doubles, arrays: tuple[ScaledArray, ...], item_bytes: int) -> list[Doubles]:
     """The numbers of each scale, told anew from the arrays: [groups, members] of each array."""
     found = []
@@ -99,6 +104,7 @@ def drawn(seed: int, count: int, dtype: KvDtype) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(deadline=None)
+@example(seed=53)  # all are below what fp16 has steps of their own for
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_comes_back_is_within_the_declared_bound(
     shape: str, dtype: KvDtype, stored_as: StoredAs, seed: int
@@ -118,7 +124,8 @@ def test_what_comes_back_is_within_the_declared_bound(
         largest = np.abs(was).max(axis=1)
         lost = np.abs(was - now).max(axis=1)
         told = largest > NEGLIGIBLE[stored_as]
-        assert (lost[told] <= bound * largest[told] * (1 + 1e-6)).all()
+        allowed = bound * largest * (1 + 1e-6) + np.where(largest < 2.0**-14, coarse(stored_as, dtype), 0.0)
+        assert (lost[told] <= allowed[told]).all()
     lost_all, magnitude = np.abs(before - after).sum(), np.abs(before).sum()
     assert quantised.error.mean == pytest.approx(
         lost_all / magnitude if magnitude else 0.0, rel=1e-3, abs=1e-9
@@ -355,8 +362,7 @@ def test_all_finite_numbers_up_to_any_largest_come_back_within_the_bound(
     was, now = as_numbers(bits.tobytes(), dtype), as_numbers(bytes(back), dtype)
     assert np.isfinite(now).all()
     allowed = max(error_bound(stored_as, dtype) * np.abs(was).max(), NEGLIGIBLE[stored_as])
-    is_rounded_again = dtype is KvDtype.FP16 and stored_as is StoredAs.INT8
-    denormal = 2.0**-25 if is_rounded_again and (largest & 0x7FFF) < 0x400 else 0.0
+    denormal = coarse(stored_as, dtype) if np.abs(was).max() < 2.0**-14 else 0.0
     assert np.abs(was - now).max() <= allowed + denormal
     assert (np.signbit(was) == np.signbit(now))[now != 0].all(), "no number changes its sign"
 
