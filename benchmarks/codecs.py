@@ -56,8 +56,9 @@ class Subject:
     def namespace(self, stored_as: StoredAs | None = None, **changes: Any) -> Namespace:
         """What its pages are called, as far as codecs ask."""
         keys, values = self.kv[0]
+        tokens = changes.pop("page_tokens", PAGE_TOKENS)
         return Namespace(
-            model=self.name, weights=Weights(version="1"), kv_dtype=self.dtype, page_tokens=PAGE_TOKENS,
+            model=self.name, weights=Weights(version="1"), kv_dtype=self.dtype, page_tokens=tokens,
             geometry=Geometry(
                 attention=AttentionKind.GQA, layers_total=len(self.kv), layer_begin=0, layer_end=len(self.kv),
                 kv_heads_total=keys.shape[1], head_begin=0, head_end=keys.shape[1], head_dim=keys.shape[3],
@@ -106,15 +107,21 @@ def subject(name: str, model: Any, ids: Sequence[int], *, kv_dtype: KvDtype | No
 
     of_torch = {torch.bfloat16: KvDtype.BF16, torch.float16: KvDtype.FP16, torch.float32: KvDtype.FP32}
     kept = of_torch[model.dtype] if kv_dtype is None else kv_dtype
-    row, cache = torch.tensor([list(ids)]), _empty_cache(model)
-    argument = {_cache_argument(model): cache}
-    with torch.no_grad():
-        model(row, logits_to_keep=1, **argument)
-    kind = _torch_dtype(kept)
-    kv = [(layer.keys.to(kind), layer.values.to(kind)) for layer in cache.layers]
+    row, kv = torch.tensor([list(ids)]), computed(model, ids, kept)
     whole = len(ids) // PAGE_TOKENS * PAGE_TOKENS
     given = [(keys[:, :, :whole], values[:, :, :whole]) for keys, values in kv]
     return Subject(f"{name}, {kept}", model, row, kept, kv, logits_on(model, row, given))
+
+
+def computed(model: Any, ids: Sequence[int], kept: KvDtype) -> list[tuple[Any, Any]]:
+    """KV of a text, [layers][keys, values], in one pass."""
+    import torch
+
+    cache = _empty_cache(model)
+    with torch.no_grad():
+        model(torch.tensor([list(ids)]), logits_to_keep=1, **{_cache_argument(model): cache})
+    kind = _torch_dtype(kept)
+    return [(layer.keys.to(kind), layer.values.to(kind)) for layer in cache.layers]
 
 
 def _torch_dtype(dtype: KvDtype) -> Any:
@@ -160,7 +167,7 @@ def measure_subject(of: Subject, *, engines: bool = True, rounds: int = ROUNDS) 
 
 def coded(of: Subject, name: str, namespace: Namespace, lossless: Codec, *, rounds: int) -> Coded:
     """One codec on all whole pages: encoded and decoded by one thread, then computed on."""
-    pages, codecs = _page_bytes(of), PageCodecs(lossless, error_limit=1.0)
+    pages, codecs = page_bytes(of), PageCodecs(lossless, error_limit=1.0)
     packed = [codecs.encode(page, namespace) for page in pages]
     back = [memoryview(bytearray(page)) for page in pages]
     encode_s, decode_s = [], []
@@ -195,14 +202,14 @@ def _decode(codecs: PageCodecs, one: Packed, place: memoryview, namespace: Names
         codecs.decode(one.codec, one.data, place, namespace)
 
 
-def _page_bytes(of: Subject) -> list[memoryview]:
+def page_bytes(of: Subject, *, page_tokens: int = PAGE_TOKENS) -> list[memoryview]:
     """Whole pages of the computation, in the canonical layout."""
-    layout = PageLayout.of(of.namespace())
+    layout = PageLayout.of(of.namespace(page_tokens=page_tokens))
     pages = []
-    for begin in range(0, of.ids.shape[1] // PAGE_TOKENS * PAGE_TOKENS, PAGE_TOKENS):
+    for begin in range(0, of.ids.shape[1] // page_tokens * page_tokens, page_tokens):
         page = bytearray(layout.page_bytes)
         for part in layout.parts():
-            tensor = of.kv[part.layer][part.role is PartRole.VALUE][0, :, begin : begin + PAGE_TOKENS]
+            tensor = of.kv[part.layer][part.role is PartRole.VALUE][0, :, begin : begin + page_tokens]
             page[part.offset : part.offset + part.size_bytes] = _bytes_of(tensor)
         pages.append(memoryview(page))
     return pages
@@ -259,25 +266,25 @@ def subjects(tell: Any) -> Iterator[Subject]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    real = _smollm2()
+    real = smollm2()
     text = "\n".join(
         (ROOT / name).read_text(encoding="utf-8")
         for name in ("examples/data/alice_chapter_1.txt", "README.md")
     )
     ids = AutoTokenizer.from_pretrained(real)(text).input_ids[: TOKENS + PAGE_TOKENS]
     assert len(ids) == TOKENS + PAGE_TOKENS, "the text is long enough"
-    for name, folder, computed, kept in (
+    for name, folder, dtype, kept in (
         ("SmolLM2-135M", real, torch.bfloat16, KvDtype.BF16),
         ("SmolLM2-135M", real, torch.float32, KvDtype.FP16),  # few CPUs multiply in fp16
         ("llama-tiny (random)", random_model("llama-tiny", LLAMA_TINY), torch.bfloat16, KvDtype.BF16),
         ("llama-184m (random)", random_model("llama-184m", LLAMA_184M), torch.bfloat16, KvDtype.BF16),
     ):
         tell(f"{name}, {kept}")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=computed).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         yield subject(name, model, [token % model.config.vocab_size for token in ids], kv_dtype=kept)
 
 
-def _smollm2() -> Path:
+def smollm2() -> Path:
     """The folder that the demo prepares once, in the cache of benchmarks."""
     subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo_model.py")], check=True, capture_output=True, timeout=600,

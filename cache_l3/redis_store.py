@@ -23,7 +23,13 @@ from cache_l3.tally import Tally
 from cache_l3.transfers import Transfer
 from cache_l3.verification import check_arrival, finish, needs_work, read_header
 from kv_types.clock import Clock
-from kv_types.errors import BufferMismatchError, ClosedError, CorruptRecordError, InvalidArgumentError
+from kv_types.errors import (
+    BufferMismatchError,
+    ClosedError,
+    CorruptRecordError,
+    InvalidArgumentError,
+    UnreadableRecordError,
+)
 from kv_types.ids import NamespaceId
 from kv_types.limits import (
     L3_CODEC_THREADS_MAX,
@@ -254,8 +260,8 @@ class RedisRecordStore:
                 reason = await self._finish(header, got, place, deadline_ns)
                 if reason is not MissReason.NONE:
                     return reason
-        except CorruptRecordError:
-            return self._is_corrupt(name)
+        except CorruptRecordError as error:
+            return self._unusable(name, error)
         return LoadedRecord(header)
 
     async def _finish(
@@ -360,11 +366,18 @@ class RedisRecordStore:
             if not isinstance(reply, bytes):
                 raise CorruptRecordError("a number in place of a record")  # noqa: TRY301 - one way out
             return read_header(reply, name)
-        except CorruptRecordError:
-            return self._is_corrupt(name)
+        except CorruptRecordError as error:
+            return self._unusable(name, error)
 
     def _missed(self, name: RecordName, trouble: Trouble) -> MissReason:
         return self._is_corrupt(name) if trouble is Trouble.FOREIGN else _MISSES[trouble]
+
+    def _unusable(self, name: RecordName, error: CorruptRecordError) -> MissReason:
+        """What a newer version wrote is left to those that can read it, and ends by its time to live; damage is removed."""
+        if not isinstance(error, UnreadableRecordError):
+            return self._is_corrupt(name)
+        self._tally.count("unreadable")
+        return MissReason.UNREADABLE
 
     def _is_corrupt(self, name: RecordName) -> MissReason:
         """Count it, and remove it meanwhile; whoever finds it again before that counts it again."""

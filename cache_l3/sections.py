@@ -26,6 +26,13 @@ _NOISE_BITS = 7.8
 """A section with so many bits of entropy in its bytes is stored as it is: a frame would save less than it takes to read."""
 
 
+def frame_parameters() -> zstandard.ZstdCompressionParameters:
+    """How frames are made. `python -m benchmarks.codec_choices` has levels and trained dictionaries beside it."""
+    return zstandard.ZstdCompressionParameters(
+        window_log=15, hash_log=6, chain_log=6, min_match=7, target_length=0, strategy=zstandard.STRATEGY_FAST
+    )
+
+
 class Sections:
     """Packs and unpacks sections: u32 stored size of each, then all of them. For any number of threads."""
 
@@ -78,12 +85,7 @@ class Sections:
 
     def _compressor(self) -> zstandard.ZstdCompressor:
         if not hasattr(self._contexts, "compressor"):
-            self._contexts.compressor = zstandard.ZstdCompressor(
-                compression_params=zstandard.ZstdCompressionParameters(
-                    window_log=15, hash_log=6, chain_log=6, min_match=7, target_length=0,
-                    strategy=zstandard.STRATEGY_FAST,
-                )
-            )  # fmt: skip
+            self._contexts.compressor = zstandard.ZstdCompressor(compression_params=frame_parameters())
         made: zstandard.ZstdCompressor = self._contexts.compressor
         return made
 

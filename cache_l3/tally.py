@@ -13,6 +13,7 @@ MISSES = (
     MissReason.ABORTED,
     MissReason.DEADLINE,
     MissReason.CORRUPT,
+    MissReason.UNREADABLE,
     MissReason.OVERLOADED,
     MissReason.L3_UNAVAILABLE,
 )
@@ -27,7 +28,7 @@ REFUSALS = (
 )
 _PLAIN = (
     "probes", "probed", "loads", "loaded", "loaded_bytes", "stores", "stored", "stored_bytes",
-    "corrupt", "refreshed", "removed",
+    "corrupt", "unreadable", "refreshed", "removed",
 )  # fmt: skip
 
 

@@ -94,6 +94,12 @@ class CorruptRecordError(ProtocolError):
     code = "corrupt_record"
 
 
+class UnreadableRecordError(CorruptRecordError):
+    """A record is whole, and says that it is of a kind this version does not know: a newer one wrote it."""
+
+    code = "unreadable_record"
+
+
 class SidecarUnreachableError(StrataError):
     """No sidecar answers at the endpoint. Data-path calls return a miss or refusal instead."""
 

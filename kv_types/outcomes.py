@@ -60,6 +60,8 @@ class MissReason(IntEnum):
     """L2 has no place that could be given to what L3 has."""
     COMPUTE_IS_FASTER = 18
     """Loading the page from L3 would take longer than computing it."""
+    UNREADABLE = 19
+    """A stored page is of a kind that only newer versions read; it was left as it is."""
 
 
 class PutStatus(IntEnum):

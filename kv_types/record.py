@@ -12,7 +12,13 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
-from kv_types.errors import CorruptRecordError, InvalidArgumentError, LimitExceededError, StrataError
+from kv_types.errors import (
+    CorruptRecordError,
+    InvalidArgumentError,
+    LimitExceededError,
+    StrataError,
+    UnreadableRecordError,
+)
 from kv_types.ids import (
     KEY_BYTES,
     NamespaceId,
@@ -93,6 +99,8 @@ class RecordFlag(IntFlag):
     """Its producer and tags can't be told any more: every selector that asks for them matches."""
 
 
+_CODECS = frozenset(Codec)
+_CHECKSUM_KINDS = frozenset(ChecksumKind)
 _FLAGS_KNOWN = RecordFlag.ROOT | RecordFlag.ORIGIN_UNKNOWN
 
 
@@ -208,7 +216,10 @@ class RecordHeader:
 
     @classmethod
     def decode(cls, data: bytes) -> RecordHeader:
-        """Decode exactly one header, nothing before or after it. Raises CorruptRecordError."""
+        """Decode exactly one header, nothing before or after it.
+
+        Raises CorruptRecordError; UnreadableRecordError where it is whole, and of a kind that came after this version.
+        """
         data = bytes(data)
         size = header_size(data)
         if size != len(data):
@@ -218,6 +229,8 @@ class RecordHeader:
             raise CorruptRecordError("the header's checksum does not match its bytes")
         try:
             header = _parse(data)
+        except UnreadableRecordError:
+            raise
         except (StrataError, ValueError) as error:
             raise CorruptRecordError(f"the header contradicts itself: {error}") from error
         if header.encode() != data:
@@ -245,9 +258,7 @@ def _parse(data: bytes) -> RecordHeader:
         codec, checksum_kind, checksum, payload_bytes, stored_bytes, from_ms, until_ms, expires_ms,
         tag_count, producer_bytes, _, producer,
     ) = _FIXED.unpack_from(data)  # fmt: skip
-    if flag_bits & ~int(_FLAGS_KNOWN):
-        raise CorruptRecordError(f"unknown flags {flag_bits:#x}")
-    flags = RecordFlag(flag_bits)
+    flags = RecordFlag(flag_bits & int(_FLAGS_KNOWN))
     page = PageDescription(
         namespace=namespace,
         key=key,
@@ -263,6 +274,10 @@ def _parse(data: bytes) -> RecordHeader:
         expires_ms=expires_ms,
         origin_unknown=RecordFlag.ORIGIN_UNKNOWN in flags,
     )
+    if flag_bits != flags or codec not in _CODECS or checksum_kind not in _CHECKSUM_KINDS:
+        raise UnreadableRecordError(
+            f"flags {flag_bits:#x}, codec {codec} or kind of checksum {checksum_kind} is of a newer version; upgrade this sidecar"
+        )
     return RecordHeader(
         page=page,
         stored_bytes=stored_bytes,

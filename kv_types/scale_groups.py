@@ -40,7 +40,8 @@ _INT8_STEP = (1 + 2.0**-7) / 254
 def error_bound(stored_as: StoredAs, kv_dtype: KvDtype) -> float:
     """How far a number may come back from what it was, by the largest magnitude in its scale group.
 
-    It holds where that is above 2⁻⁹³ (int8) or 2⁻¹¹⁷ (fp8); smaller numbers may become 0. e4m3 has three digits behind the first
+    It holds where that is above 2⁻⁹³ (int8) or 2⁻¹¹⁷ (fp8); smaller numbers may become 0.
+    Where fp16's own steps are coarser, below 2⁻¹⁴, int8 adds half of one, 2⁻²⁵. e4m3 has three digits behind the first
     and powers of two for scales, so that nothing is rounded once more.
     """
     if stored_as is StoredAs.FP8_E4M3:

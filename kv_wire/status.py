@@ -21,6 +21,7 @@ TABLE: dict[type[errors.StrataError], grpc.StatusCode] = {
     errors.BufferMismatchError: _Code.INVALID_ARGUMENT,
     errors.ProtocolError: _Code.INVALID_ARGUMENT,
     errors.CorruptRecordError: _Code.DATA_LOSS,
+    errors.UnreadableRecordError: _Code.DATA_LOSS,
     errors.UnknownNamespaceError: _Code.NOT_FOUND,
     errors.LayoutConflictError: _Code.FAILED_PRECONDITION,
     errors.HandshakeError: _Code.FAILED_PRECONDITION,
@@ -97,6 +98,7 @@ _MISS: dict[type[errors.StrataError], MissReason] = {
     errors.UnknownNamespaceError: MissReason.UNKNOWN_NAMESPACE,
     errors.ProtocolError: MissReason.CORRUPT,
     errors.CorruptRecordError: MissReason.CORRUPT,
+    errors.UnreadableRecordError: MissReason.UNREADABLE,
 }
 _REFUSE: dict[type[errors.StrataError], RefuseReason] = {
     errors.ClosedError: RefuseReason.CLOSED,
@@ -106,6 +108,7 @@ _REFUSE: dict[type[errors.StrataError], RefuseReason] = {
     errors.LogUnreachableError: RefuseReason.UNLISTED,
     errors.UnknownNamespaceError: RefuseReason.UNKNOWN_NAMESPACE,
     errors.CorruptRecordError: RefuseReason.CORRUPT,
+    errors.UnreadableRecordError: RefuseReason.CORRUPT,
 }
 
 

@@ -35,6 +35,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_L3_UNAVAILABLE: _ClassVar[MissReason]
     MISS_REASON_NO_ROOM: _ClassVar[MissReason]
     MISS_REASON_COMPUTE_IS_FASTER: _ClassVar[MissReason]
+    MISS_REASON_UNREADABLE: _ClassVar[MissReason]
 
 class PutStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -92,6 +93,7 @@ MISS_REASON_OVERLOADED: MissReason
 MISS_REASON_L3_UNAVAILABLE: MissReason
 MISS_REASON_NO_ROOM: MissReason
 MISS_REASON_COMPUTE_IS_FASTER: MissReason
+MISS_REASON_UNREADABLE: MissReason
 PUT_STATUS_STORED: PutStatus
 PUT_STATUS_KNOWN: PutStatus
 PUT_STATUS_REFUSED: PutStatus

@@ -67,6 +67,11 @@ def l3_metrics(state: L3State, label_of: LabelOf) -> Iterable[Metric]:
             stores.get("offered", 0),
         ),
         ("corrupt_records", "Records that failed their checks, and were removed.", records.get("corrupt", 0)),
+        (
+            "unreadable_records",
+            "Times that a record was met which only newer versions read, and left.",
+            records.get("unreadable", 0),
+        ),
         ("retries", "Requests that were sent again.", records.get("retried", 0)),
         ("redirects", "Requests that a Cluster sent elsewhere.", records.get("redirected", 0)),
         (

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import torch
+import zstandard
 
+from benchmarks.codec_choices import COLUMNS as CHOICE_COLUMNS
+from benchmarks.codec_choices import framed, planes_of, scales
 from benchmarks.codecs import COLUMNS, PAGE_TOKENS, Subject, lines, logits_on, measure_subject, subject, table
+from cache_l3.sections import frame_parameters
 from tests.connectors.models import largest_difference, tiny_model, tokens
 
 TOKENS = 3 * PAGE_TOKENS + 8
@@ -54,3 +58,17 @@ def test_pages_are_computed_on_those_before_them_and_on_nothing_else() -> None:
     changed = (logits_on(of.model, of.ids, given) != of.logits).any(dim=1)
     assert not changed[: 2 * PAGE_TOKENS].any()
     assert changed[2 * PAGE_TOKENS :].all()
+
+
+def test_other_choices_are_measured_on_the_same_pages() -> None:
+    of = small(torch.bfloat16)
+    by_head, by_channel = scales(of, PAGE_TOKENS)
+    for row in (by_head, by_channel):
+        assert row.share < 0.55
+        assert row.errors is not None
+        assert 0 < row.errors[0] <= row.errors[1] < 0.05
+        assert len(row.cells()) == len(CHOICE_COLUMNS)
+    low, high = planes_of(of, PAGE_TOKENS)
+    plain = zstandard.ZstdCompressor(compression_params=frame_parameters())
+    sizes = [framed(planes, plain, zstandard.ZstdDecompressor())[0] for planes in (low, high)]
+    assert sizes[1] < 0.6 * sizes[0], "exponents compress, mantissas do not"

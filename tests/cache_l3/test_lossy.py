@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache_l3._native import Quantiser
@@ -60,6 +60,11 @@ def as_numbers(data: bytes | memoryview, dtype: KvDtype) -> Doubles:
     return np.frombuffer(data, np.float16 if dtype is KvDtype.FP16 else np.float32).astype(np.float64)
 
 
+def coarse(stored_as: StoredAs, dtype: KvDtype) -> float:
+    """What int8 may lose besides where fp16 has steps of one size only: half of one."""
+    return 2.0**-25 if (stored_as, dtype) == (StoredAs.INT8, KvDtype.FP16) else 0.0
+
+
 def groups(numbers: Doubles, arrays: tuple[ScaledArray, ...], item_bytes: int) -> list[Doubles]:
     """The numbers of each scale, told anew from the arrays: [groups, members] of each array."""
     found = []
@@ -99,6 +104,7 @@ def drawn(seed: int, count: int, dtype: KvDtype) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(deadline=None)
+@example(seed=53)  # all are below what fp16 has steps of their own for
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_comes_back_is_within_the_declared_bound(
     shape: str, dtype: KvDtype, stored_as: StoredAs, seed: int
@@ -118,7 +124,8 @@ def test_what_comes_back_is_within_the_declared_bound(
         largest = np.abs(was).max(axis=1)
         lost = np.abs(was - now).max(axis=1)
         told = largest > NEGLIGIBLE[stored_as]
-        assert (lost[told] <= bound * largest[told] * (1 + 1e-6)).all()
+        allowed = bound * largest * (1 + 1e-6) + np.where(largest < 2.0**-14, coarse(stored_as, dtype), 0.0)
+        assert (lost[told] <= allowed[told]).all()
     lost_all, magnitude = np.abs(before - after).sum(), np.abs(before).sum()
     assert quantised.error.mean == pytest.approx(
         lost_all / magnitude if magnitude else 0.0, rel=1e-3, abs=1e-9
@@ -325,3 +332,109 @@ def test_scales_and_codes_that_no_encoder_writes_are_told(stored_as: str, scale:
 def test_a_namespace_that_says_nothing_is_never_stored_lossily() -> None:
     with pytest.raises(InvalidArgumentError):
         LOSSY.encode(bytes(8192), namespace())
+
+
+def one_array(code: int, dtype: KvDtype, count: int) -> Quantiser:
+    """Numbers under one scale."""
+    size = count * dtype.item_bytes
+    return Quantiser(code=code, number=DTYPES.index(dtype), page_bytes=size, arrays=[(0, 1, count, 1, False)])
+
+
+@pytest.mark.parametrize("stored_as", StoredAs)
+@pytest.mark.parametrize("dtype", [KvDtype.BF16, KvDtype.FP16])
+@settings(deadline=None, max_examples=20)
+@given(largest=st.integers(0, 0x7FFF))
+def test_all_finite_numbers_up_to_any_largest_come_back_within_the_bound(
+    dtype: KvDtype, stored_as: StoredAs, largest: int
+) -> None:
+    """All bit patterns: denormals, both zeros, and every number that the scale's largest allows, under one scale."""
+    infinite = 0x7F80 if dtype is KvDtype.BF16 else 0x7C00
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    bits = bits[(bits & 0x7FFF) <= min(largest, infinite - 1)]
+    quantiser = one_array(list(StoredAs).index(stored_as), dtype, bits.size)
+    scales, codes, back = (
+        bytearray(quantiser.scales_bytes),
+        bytearray(quantiser.codes_bytes),
+        bytearray(2 * bits.size),
+    )
+    assert quantiser.encode(bits.tobytes(), scales, codes, bytearray(0)) is not None
+    assert quantiser.decode(scales, codes, b"", back)
+    was, now = as_numbers(bits.tobytes(), dtype), as_numbers(bytes(back), dtype)
+    assert np.isfinite(now).all()
+    allowed = max(error_bound(stored_as, dtype) * np.abs(was).max(), NEGLIGIBLE[stored_as])
+    denormal = coarse(stored_as, dtype) if np.abs(was).max() < 2.0**-14 else 0.0
+    assert np.abs(was - now).max() <= allowed + denormal
+    assert (np.signbit(was) == np.signbit(now))[now != 0].all(), "no number changes its sign"
+
+
+@pytest.mark.parametrize("dtype", [KvDtype.BF16, KvDtype.FP16])
+@pytest.mark.parametrize("stored_as", StoredAs)
+def test_every_pattern_that_is_not_finite_is_told_wherever_it_stands(
+    dtype: KvDtype, stored_as: StoredAs
+) -> None:
+    infinite = 0x7F80 if dtype is KvDtype.BF16 else 0x7C00
+    count = 67  # one chunk of a vector loop, and some more
+    quantiser = one_array(list(StoredAs).index(stored_as), dtype, count)
+    parts = [bytearray(quantiser.scales_bytes), bytearray(quantiser.codes_bytes), bytearray(0)]
+    for at, bits in enumerate(range(infinite, 0x8000)):
+        numbers = np.zeros(count, np.uint16)
+        numbers[at % count] = bits | (at & 1) << 15
+        assert quantiser.encode(numbers.tobytes(), *parts) is None, hex(bits)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("stored_as", StoredAs)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_written_beside_buffers_that_lie_at_any_address(
+    dtype: KvDtype, stored_as: StoredAs, plain: bool
+) -> None:
+    size, code = 131 * dtype.item_bytes, list(StoredAs).index(stored_as)
+    for shift in (1, 3, 7):
+        quantiser = Quantiser(
+            code=code, number=DTYPES.index(dtype), page_bytes=size + 3, plain=plain,
+            arrays=[(1, 1, 131, 1, False)],
+        )  # fmt: skip
+        sizes = (
+            size + 3,
+            quantiser.scales_bytes,
+            quantiser.codes_bytes,
+            quantiser.rest_bytes,
+            size + 3,
+        )
+        whole = [bytearray(b"\xee" * (one + 2 * shift)) for one in sizes]
+        page, scales, codes, rest, back = (memoryview(one)[shift : len(one) - shift] for one in whole)
+        page[:] = b"\7" + as_bytes(np.linspace(-2, 3, 131), dtype) + b"\x08\x09"
+        assert quantiser.encode(page, scales, codes, rest) is not None
+        assert quantiser.decode(scales, codes, rest, back)
+        assert (bytes(rest), back[0], bytes(back[-2:])) == (b"\7\x08\x09", 7, b"\x08\x09")
+        for one in whole:
+            assert one[:shift] == one[len(one) - shift :] == b"\xee" * shift
+        with pytest.raises(ValueError, match="contiguous"):
+            quantiser.encode(memoryview(bytearray(2 * (size + 3)))[::2], scales, codes, rest)
+        with pytest.raises(ValueError, match="writable"):
+            quantiser.decode(scales, codes, rest, bytes(size + 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored_as", StoredAs)
+def test_one_outlier_costs_its_own_scale_group_and_no_other(dtype: KvDtype, stored_as: StoredAs) -> None:
+    """The largest number there is, of either sign, in one row of many."""
+    for sign in (1, -1):
+        values = np.tile(np.linspace(0.5, 1, 64), 4)
+        values[70] = sign * LARGEST[dtype]
+        page = as_bytes(values, dtype)
+        quantiser = Quantiser(
+            code=list(StoredAs).index(stored_as), number=DTYPES.index(dtype), page_bytes=len(page),
+            arrays=[(0, 4, 64, 1, False)],
+        )  # fmt: skip
+        scales, codes = bytearray(quantiser.scales_bytes), bytearray(quantiser.codes_bytes)
+        back = bytearray(len(page))
+        assert quantiser.encode(page, scales, codes, bytearray(0)) is not None
+        assert quantiser.decode(scales, codes, b"", back)
+        was, now = as_numbers(page, dtype), as_numbers(bytes(back), dtype)
+        lost = np.abs(was - now)
+        bound = error_bound(stored_as, dtype)
+        others = np.r_[0:64, 128:256]
+        assert (lost[others] <= bound).all()
+        assert np.isfinite(now).all()
+        assert (lost[64:128] <= bound * LARGEST[dtype]).all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,7 @@ from cache_l3.record_store import LoadedRecord, RecordName, RecordStore
 from kv_types.errors import BufferMismatchError
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.outcomes import STORED, MissReason, Refused, RefuseReason
-from kv_types.record import HEADER_BYTES_MIN, RecordHeader
+from kv_types.record import CHECKSUM_AT, HEADER_BYTES_MIN, RecordHeader, header_size
 from tests.support.records import describe, floats, key, name, payload, place, split_record
 
 _MANY = 200
@@ -43,6 +45,18 @@ class RecordBed:
     async def load(self, number: int, where: memoryview) -> LoadedRecord | MissReason:
         """Load a page into a place, by the neighbour."""
         return await self.neighbour.load(name(number), where, deadline_ns=self.within(5.0))
+
+
+def of_newer_version(record: bytes, what: str) -> bytes:
+    """The same record with a number that no version knows yet, under a right CRC."""
+    size = header_size(record)
+    header = bytearray(record[: size - 4])
+    at, number = {"codec": (CHECKSUM_AT - 4, 9), "checksum kind": (CHECKSUM_AT - 2, 9), "flag": (6, 1 << 9)}[
+        what
+    ]
+    (before,) = struct.unpack_from("<H", header, at)
+    struct.pack_into("<H", header, at, before | number if what == "flag" else number)
+    return bytes(header) + struct.pack("<I", zlib.crc32(header)) + record[size:]
 
 
 def damages(record: bytes) -> Iterator[tuple[str, bytes]]:
@@ -201,6 +215,26 @@ class RecordStoreConformance:
             assert await bed.neighbour.probe([name(1)], deadline_ns=bed.within(5.0)) == [MissReason.CORRUPT]
             await bed.settle(lambda: bed.read(name(1)) is None)
         assert bed.neighbour.statistics()["corrupt"] == 4
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("what", ["codec", "checksum kind", "flag"])
+    async def test_what_a_newer_version_wrote_is_a_miss_is_left_and_is_written_over(
+        self, bed: RecordBed, what: str
+    ) -> None:
+        await bed.put(1)
+        record = bed.read(name(1))
+        assert record is not None
+        newer = of_newer_version(record, what)
+        bed.write(name(1), newer)
+        for _ in range(20):
+            assert await bed.load(1, place()) is MissReason.UNREADABLE
+            found = await bed.neighbour.probe([name(1)], deadline_ns=bed.within(5.0))
+            assert found == [MissReason.UNREADABLE]
+        told = bed.neighbour.statistics()
+        assert (told["corrupt"], told["unreadable"], told["removed"]) == (0, 40, 0)
+        assert bed.read(name(1)) == newer
+        await bed.put(1)
+        assert isinstance(await bed.load(1, place()), LoadedRecord)
 
     @pytest.mark.asyncio
     async def test_c27_the_record_of_another_page_or_of_another_size_is_corrupt(self, bed: RecordBed) -> None:

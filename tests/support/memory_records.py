@@ -14,7 +14,7 @@ import xxhash
 from cache_l3.record_store import L3Picture, LoadedRecord, RecordName, ServerPicture
 from cache_l3.tally import Tally
 from kv_types.clock import Clock, Pause
-from kv_types.errors import BufferMismatchError, CorruptRecordError
+from kv_types.errors import BufferMismatchError, CorruptRecordError, UnreadableRecordError
 from kv_types.outcomes import STORED, MissReason, PutOutcome, Refused, RefuseReason
 from kv_types.record import ChecksumKind, PageDescription, RecordHeader
 from tests.support.records import split_record
@@ -323,6 +323,9 @@ class MemoryRecords:
             return MissReason.ABSENT
         try:
             return _checked(data, name)[0]
+        except UnreadableRecordError:
+            self._tally.count("unreadable")
+            return MissReason.UNREADABLE
         except CorruptRecordError:
             return self._is_corrupt(name)
 
@@ -333,6 +336,9 @@ class MemoryRecords:
         try:
             header, payload = _checked(data, name)
             _check_payload(header, payload, len(place))
+        except UnreadableRecordError:
+            self._tally.count("unreadable")
+            return MissReason.UNREADABLE
         except CorruptRecordError:
             return self._is_corrupt(name)
         place[:] = payload
