@@ -25,7 +25,7 @@ from sidecar.units import parse_size
 from stratakv.charts import save_picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of
 from stratakv.sizing import ENOUGH, Advice, Curves, PageBytes, advise, capacities, mean_closed
-from stratakv.trace_files import STANDARD_INPUT, read_traces
+from stratakv.trace_files import STANDARD_OUTPUT, read_traces
 
 _VERB = "simulate"
 _FAILED, _USAGE = 1, 2
@@ -97,7 +97,7 @@ def simulate(
             save_picture(curves, plot)
         if json_file is not None:
             _write_json(json_file, curves, sizes)
-        if json_file != STANDARD_INPUT:
+        if json_file != STANDARD_OUTPUT:
             _print(curves, sizes)
     except BrokenProcessPool:
         say(
@@ -261,7 +261,7 @@ def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:
         {"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)},
         indent=2,
     )
-    if file == STANDARD_INPUT:
+    if file == STANDARD_OUTPUT:
         sys.stdout.write(text + "\n")
         return
     try:

@@ -21,6 +21,7 @@ from sidecar.kept_files import in_thread_to_its_end
 from sidecar.l3.loads import LoadRow, Loads
 from sidecar.logs import logger
 from sidecar.pin_file import read_pins, write_pins
+from sidecar.units import format_duration
 
 _SECOND_NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
@@ -84,7 +85,8 @@ class PinAdministration:
         """
         if not PIN_S_MIN <= lasting_s <= PIN_S_MAX:
             raise LimitExceededError(
-                f"a pin lasts {PIN_S_MIN:g} s to {PIN_S_MAX:g} s (30 days); got {lasting_s:g} s: pin again before it ends"
+                f"a pin lasts {format_duration(PIN_S_MIN)} to {format_duration(PIN_S_MAX)}; got {lasting_s:g} s: pin again "
+                "before it ends"
             )
         sized = tuple(self._sized(chain) for chain in chains)
         pin = Pin(name, sized, self._clock.now_ns() + int(lasting_s * _SECOND_NS))
