@@ -9,7 +9,7 @@ import typer
 from kv_types.errors import ConfigError, LimitExceededError
 from kv_types.operator_limits import PIN_CHAINS_MAX, PIN_S_MAX, PIN_S_MIN
 from kv_wire.gen import admin_pb2
-from sidecar.units import format_duration, format_size
+from sidecar.units import format_size, rough_duration
 from stratakv.admin import (
     EndpointOption,
     JsonOption,
@@ -121,7 +121,7 @@ def describe(told: admin_pb2.PinStatus) -> str:
     """A pin in a line."""
     return (
         f"pinned {plain(told.name)}: {told.held_pages} of {told.pages} pages are here ({format_size(told.held_bytes)}), for "
-        f"{format_duration(float(round(told.remaining_ms / 1000)))}"
+        f"{rough_duration(told.remaining_ms / 1000)}"
     )
 
 

@@ -219,7 +219,7 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         for row, pages in enumerate(one.capacities):
             part = closed[row] if has_gap else None
             table.add_row(
-                f"{100 * pages / max(1, trace.distinct):.2g} %",
+                _share(pages / max(1, trace.distinct)),
                 f"{pages:,}",
                 *([_gib(pages * page_bytes)] if page_bytes else []),
                 *(f"{100 * points[row].ratio:.2f}" for points in one.points.values()),
@@ -250,6 +250,10 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
         f"{100 * ENOUGH:.0f} % of what can be hit needs about {advice.pages:,} pages{size} with {advice.policy}: "
         f"{100 * advice.hit / len(one.trace.blocks):.1f} % of all pages asked for"
     )
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.2g} %" if part < 1 else f"{100 * part:,.0f} %"
 
 
 def _gib(size: int) -> str:
