@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_l2._native import Arena
 from kv_types.outcomes import MissReason
 from tests.support.native_arena import PAGE, NativeArena, chain, now_ns
 from tests.support.noting import NOTES, Notes, notes_of, page_word
@@ -129,8 +128,13 @@ def test_what_a_client_noted_before_it_ended_is_read(world: NativeArena) -> None
     assert told(world) == (1, 0), "whoever has the row next begins anew"
 
 
-WORLD = NativeArena(slots=256, learns=True)
-"""One for all examples: what hostile words did before must not matter."""
+@pytest.fixture(scope="module")
+def lasting_world() -> Iterator[NativeArena]:
+    """One for all examples: what hostile words did before must not matter."""
+    world = NativeArena(slots=256, learns=True)
+    yield world
+    world.reader.close()
+    world.arena.close()
 
 
 @settings(max_examples=200, deadline=None)
@@ -142,25 +146,31 @@ WORLD = NativeArena(slots=256, learns=True)
     seed=st.integers(0, 50),
 )
 def test_whatever_stands_in_a_ring_of_notes_evicts_in_another_order_and_no_more(
-    jumps: list[int], words: list[tuple[int, int, int]], is_right: bool, pages: int, seed: int
+    jumps: list[int],
+    words: list[tuple[int, int, int]],
+    is_right: bool,
+    pages: int,
+    seed: int,
+    lasting_world: NativeArena,
 ) -> None:
-    with notes_of(WORLD) as notes:
+    world = lasting_world
+    with notes_of(world) as notes:
         for jump in jumps:
             for place, page, time in words:
                 # Those that claim to be the number that is looked for are looked at further.
                 number = (jump - NOTES + (place - jump) % NOTES) % 2**64
                 notes.put(place, page, time // 4096 * 4096 + number % 4096 if is_right else time)
             notes.written = jump
-            _use(WORLD.arena, seed, pages)
-    WORLD.arena.check_invariants()
+            _use(world, seed, pages)
+    world.arena.check_invariants()
 
 
-def _use(arena: Arena, seed: int, pages: int) -> None:
+def _use(world: NativeArena, seed: int, pages: int) -> None:
     keys = chain(f"hostile {seed}", pages)
-    before = arena.statistics()["notes_read"]
-    assert {status for status, _ in WORLD.put(keys)} <= {0, 1}
-    assert WORLD.resident(keys) == pages
-    assert arena.statistics()["notes_read"] - before <= NOTES, "a ring holds no more"
+    before = world.arena.statistics()["notes_read"]
+    assert {status for status, _ in world.put(keys)} <= {0, 1}
+    assert world.resident(keys) == pages
+    assert world.arena.statistics()["notes_read"] - before <= NOTES, "a ring holds no more"
 
 
 def forged(notes: Notes, world: NativeArena, keys: list[bytes], *, at_ns: int) -> None:

@@ -252,4 +252,8 @@ class GovernedScheduler:
         self.scheduler._preempt_request(request, 0.0)
 
     def close(self) -> None:
+        """Unmaps the arena as well: the engine keeps the governor, and with it what that reads."""
         self.scheduler.shutdown()
+        self.governor.end()
+        self.native.reader.close()
+        self.native.arena.close()
