@@ -66,7 +66,8 @@ def format_duration(duration_s: float) -> str:
 
 def rough_duration(duration_s: float) -> str:
     """Whole seconds as people tell them, by their two largest units: 6d 23h, 29m 59s, 0s."""
-    left, told = round(duration_s), []
+    left = round(duration_s)
+    told: list[tuple[int, str]] = []
     for unit, factor in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, factor)
         if told or count:
