@@ -92,9 +92,8 @@ class PinAdministration:
         pin = Pin(name, sized, self._clock.now_ns() + int(lasting_s * _SECOND_NS))
         async with self._changing:
             await self._take(pin)
-            await (
-                self._save()
-            )  # at once: a caller that goes away now leaves a pin, which a restart must not end
+            # At once: a caller that goes away now leaves a pin, which a restart must not end.
+            await self._save()
             await self._settled()
         _log.info("pinned", name=name, pages=pin.pages, chains=len(pin.chains), lasting_s=lasting_s)
         if load and self._loads.is_available:
