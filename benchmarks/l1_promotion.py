@@ -1,7 +1,8 @@
-"""Which pages of L2 an L1 should keep once it is full: what L1 serves, and what that takes in copies, by promotion and size.
+"""What an L1 keeps: of L2's pages once it is full, and of its own; what the tiers serve by that, and what it takes in copies.
 
 `python -m benchmarks.l1_promotion [TRACE…]`: on made-up traces of all kinds, or on files that `stratakv simulate` reads. A
-full L2 of half of the distinct blocks stands behind L1; both evict as the tiers do.
+full L2 of a share of the distinct blocks stands behind L1; both evict as the tiers do. Pages that L2 has too cost L1 less to
+lose, or the same (`--cost 1`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.table import Table
 from benchmarks.request_traces import KINDS, Request, made_up
 from kv_policy.admission import L1Promotion, Uses, is_promoted_to_l1
 from kv_policy.learned import LearnedEviction
+from kv_policy.losing_cost import LosingCosts
 from kv_policy.trace import Trace
 from kv_types.engine_limits import L1_USES_COUNTED_MAX
 from kv_types.ids import PageKey
@@ -24,6 +26,8 @@ from stratakv.trace_files import read_traces
 
 L1_SHARES = (0.01, 0.02, 0.05, 0.10)
 L2_SHARE = 0.5
+COST = 0.125
+"""Of a page that L2 has too: what it costs at least, however fast that is."""
 REQUESTS = 3_000
 
 
@@ -40,8 +44,10 @@ class Replayed:
 class _Cache:
     """Chains of blocks in so many places."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, below: _Cache | None = None, *, cost: float = 1.0) -> None:
         self._policy = LearnedEviction(capacity)
+        self._policy.set_losing_costs(LosingCosts(elsewhere=cost))
+        self._below = below
         self._free = list(range(capacity))
         self._places: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
@@ -73,12 +79,16 @@ class _Cache:
             self._policy.insert(page, parent=parent, now_ns=now_ns, digest=_digest(chain[at]))
             self._policy.hold(page)
             self._places[chain[at]], self._blocks[page] = page, chain[at]
+            self._policy.set_elsewhere(page, self._is_below(page))
             held.append(page)
         for page in held:
             self._policy.release(page)
 
+    def _is_below(self, page: int) -> bool:
+        return self._below is not None and self._blocks[page] in self._below._places
+
     def _make_room(self) -> bool:
-        victims = self._policy.evict(1)
+        victims = self._policy.evict(1, is_elsewhere=self._is_below)
         for page in victims:
             del self._places[self._blocks.pop(page)]
             self._free.append(page)
@@ -86,10 +96,20 @@ class _Cache:
 
 
 def replay(
-    requests: Sequence[Request], distinct: int, promotion: L1Promotion, *, l1_share: float
+    requests: Sequence[Request],
+    distinct: int,
+    promotion: L1Promotion,
+    *,
+    l1_share: float,
+    l2_share: float = L2_SHARE,
+    cost: float = COST,
 ) -> Replayed:
-    """Replay requests through both tiers, L1 of a share of the distinct blocks."""
-    l1, l2 = (_Cache(max(1, int(distinct * share))) for share in (l1_share, L2_SHARE))
+    """Replay requests through both tiers, each of a share of the distinct blocks.
+
+    `cost`: what L1 takes losing a page for that L2 has too, against one that L2 has not.
+    """
+    l2 = _Cache(max(1, int(distinct * l2_share)))
+    l1 = _Cache(max(1, int(distinct * l1_share)), l2, cost=cost)
     uses = Uses(L1_USES_COUNTED_MAX)
     requested = from_l1 = from_l2 = promoted = 0
     for now_ns, chain in requests:
@@ -105,8 +125,8 @@ def replay(
             ),
             found,
         )
+        l2.add(chain, in_l2, now_ns)  # first, as a put comes before its pages are published in L1
         l1.add(chain if kept == found else chain[:kept], in_l1, now_ns)
-        l2.add(chain, in_l2, now_ns)
         requested, from_l1, from_l2 = requested + len(chain), from_l1 + in_l1, from_l2 + found - in_l1
         promoted += kept - in_l1
     return Replayed(requested, from_l1, from_l2, promoted)
@@ -131,19 +151,24 @@ def _requests(trace: Trace) -> list[Request]:
 def main(
     traces: Annotated[list[str] | None, typer.Argument(help="Traces, JSON lines.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Of each trace, from its front on.")] = REQUESTS,
+    l2_share: Annotated[float, typer.Option(min=0.001, max=1.0, help="L2's part of the blocks.")] = L2_SHARE,
+    cost: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of losing what L2 has too.")] = COST,
 ) -> None:
     """Print what either promotion serves and costs."""
     read = read_traces(traces or (), merge=False)
     given = {trace.name: _requests(trace)[:requests] for trace in read}
     if not given:
         given = {kind: made_up(kind, 1, requests) for kind in KINDS}
-    table = Table(title="Of all pages asked for, %")
+    table = Table(
+        title=f"Of all pages asked for, %; L2 of {l2_share:.0%} of the blocks, losing what it has costs {cost:g}"
+    )
     for name in (
         "trace",
         "L1 of the blocks",
         "promotion",
         "L1 serves",
         "L2 serves",
+        "both serve",
         "copied from L2 into L1",
     ):
         table.add_column(name, justify="left" if name in {"trace", "promotion"} else "right")
@@ -151,8 +176,8 @@ def main(
         distinct = len({block for _, chain in those for block in chain})
         for share in L1_SHARES:
             for promotion in L1Promotion:
-                done = replay(those, distinct, promotion, l1_share=share)
-                shown = (done.from_l1, done.from_l2, done.promoted)
+                done = replay(those, distinct, promotion, l1_share=share, l2_share=l2_share, cost=cost)
+                shown = (done.from_l1, done.from_l2, done.from_l1 + done.from_l2, done.promoted)
                 table.add_row(
                     name,
                     f"{share:.0%}",

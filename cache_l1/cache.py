@@ -19,17 +19,17 @@ from cache_l1.page_memory import PageMemory, device_pages
 from cache_l1.policies import POLICY_DEFAULT, policy_of
 from cache_l1.pool import PagePool
 from cache_l1.prefix_index import PrefixIndex
+from cache_l1.residents import InL2, Residents
+from kv_policy.losing_cost import LosingCosts
 from kv_types.clock import BoottimeClock, Clock
 from kv_types.engine_limits import L1_EXPIRE_PAGES_MAX, L1_MATCH_ATTEMPTS_MAX
 from kv_types.errors import BufferMismatchError, InvalidArgumentError
-from kv_types.ids import PageKey
+from kv_types.ids import LifeId, PageKey
 from kv_types.namespace import Namespace
 from kv_types.outcomes import MissReason, RefuseReason
 from kv_types.page_keys import Keys, pack_keys, unpack_keys
 from kv_types.validity import (
-    NO_INSTANCE,
     NO_INSTANCES,
-    UNKNOWN_INSTANCE,
     Instances,
     ObservedView,
     ValiditySource,
@@ -44,6 +44,7 @@ _COUNTERS = (
     "inserted_pages",
     "known_pages",
     "evicted_pages",
+    "found_alone_pages",
     "expired_pages",
     "dropped_pages",
     "copied_in_pages",
@@ -69,10 +70,12 @@ class L1Cache:
         clock: Clock | None = None,
         ttl_ns: int | None = None,
         policy: str = POLICY_DEFAULT,
+        in_l2: InL2 | None = None,
     ) -> None:
         """`namespace`: that of all its pages, so that what hides others leaves it alone; None: unknown or several.
 
-        `policy` names one of cache_l1.policies.POLICIES, which says what goes when room is needed.
+        `policy` names one of cache_l1.policies.POLICIES, which says what goes when room is needed. `in_l2` lets it go by that
+        pages cost less to lose while L2 has them too (`set_losing_costs`); None: nobody knows, and all cost alike.
         `memory` None: a torch tensor on `device`. `clock` must be the one that freshness is told in.
         Raises InvalidArgumentError.
         """
@@ -91,8 +94,7 @@ class L1Cache:
         self._index = PrefixIndex()
         self._policy = policy_of(policy, capacity_pages)
         self._pins: Counter[int] = Counter()
-        self._instances = [UNKNOWN_INSTANCE] * capacity_pages
-        self._is_scattered = bytearray(capacity_pages)
+        self._residents = Residents(capacity_pages, in_l2)
         self._namespace = namespace
         self._follower: ViewFollower | None = None
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
@@ -135,10 +137,10 @@ class L1Cache:
         with self._lock:
             for page in pages:
                 self._check_pinned(page, 1)
-            followed = self._follower.followed if self._follower is not None else None
-            if followed is None:
+            life = self._life()
+            if life is None:
                 return NO_INSTANCES
-            return Instances(followed.life, tuple(self._instances[page] for page in pages))
+            return Instances(life, tuple(map(self._residents.instance, pages)))
 
     def read(self, pages: Sequence[int], destinations: Sequence[Any]) -> None:
         """Copy pinned pages out, one destination (tensor or writable buffer of page_bytes) a page.
@@ -230,12 +232,18 @@ class L1Cache:
         """Pages that can be taken without an eviction."""
         return self._pool.free_pages
 
+    def set_losing_costs(self, costs: LosingCosts) -> None:
+        """What it costs from now on to lose pages. Raises InvalidArgumentError."""
+        with self._lock:
+            self._policy.set_losing_costs(costs)
+
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges by name.
 
         requested_pages = hit_pages + the sum of missed_pages_<reason>; refused_pages_<reason> are of inserts. Pages are whole,
         so that none wastes room within; `scattered_pages` are resident ones that don't lie behind their parent. `shared_pages`
         are in use by a request beside the cache, or by several. `copied_…` are copies of pages into this memory and out of it.
+        `found_alone_pages` were to go because L2 had them too, and were chosen anew because it had them no more.
         """
         with self._lock:
             pool = self._pool
@@ -246,7 +254,7 @@ class L1Cache:
                 "free_pages": pool.free_pages,
                 "used_pages_peak": pool.used_pages_peak,
                 "shared_pages": pool.shared_pages,
-                "scattered_pages": self._is_scattered.count(1),
+                "scattered_pages": self._residents.scattered,
                 "page_bytes": self._memory.page_bytes,
             }
             return {**self._counts, **gauges}
@@ -325,7 +333,7 @@ class L1Cache:
         return table, len(here)
 
     def _evict(self, pages: int) -> None:
-        victims = self._policy.evict(pages)
+        victims = self._policy.evict(pages, is_elsewhere=self._is_in_l2)
         self._forget(victims)
         self._counts["evicted_pages"] += len(victims)
 
@@ -356,31 +364,26 @@ class L1Cache:
                 break
             page = fresh[index]
             self._index.insert(key, page, parent=parent)
-            self._instances[page] = self._instance_of(instances, index, parent_page)
-            self._is_scattered[page] = parent_page is not None and page != parent_page + 1
+            self._residents.add(page, parent_page, instances, index, life=self._life())
             self._policy.insert(
                 page, parent=parent_page, now_ns=now_ns, expires_ns=expires_ns, digest=_digest(key)
             )
+            self._policy.set_elsewhere(page, self._residents.came_with_l2(page))
             self._policy.hold(page)
             self._pool.acquire(page)
             added += 1
         self._counts["inserted_pages"] += added
         return added
 
-    def _instance_of(self, told: Instances, index: int, parent_page: int | None) -> int:
-        """What is told of a page, if the page below it here is also the one that the caller has.
-
-        If not, whoever reuses both rests on two histories, and only one of them is behind this page in L2.
-        """
+    def _life(self) -> LifeId | None:
         followed = self._follower.followed if self._follower is not None else None
-        number = told.at(index)
-        if number == NO_INSTANCE or followed is None or told.life != followed.life:
-            return UNKNOWN_INSTANCE
-        if parent_page is None:
-            return number
-        below = self._instances[parent_page]
-        is_one_history = below != UNKNOWN_INSTANCE and below == told.at(index - 1)
-        return number if is_one_history else UNKNOWN_INSTANCE
+        return None if followed is None else followed.life
+
+    def _is_in_l2(self, page: int) -> bool:
+        """Look whether L2 has a page still, which it had when it came here."""
+        is_there = self._residents.is_in_l2(page, self._life())
+        self._counts["found_alone_pages"] += not is_there
+        return is_there
 
     def _expire(self, now_ns: int, *, count_max: int = L1_EXPIRE_PAGES_MAX) -> None:
         victims = self._policy.expire(now_ns, count_max=count_max)
@@ -390,7 +393,7 @@ class L1Cache:
     def _forget(self, victims: Sequence[int]) -> None:
         for page in victims:
             self._index.remove_page(page)
-            self._is_scattered[page] = 0
+            self._residents.forget(page)
             self._pool.release(page)
 
     def _drop_all(self) -> None:
@@ -399,8 +402,7 @@ class L1Cache:
     def _drop(self, pages: Sequence[int]) -> None:
         """Let go of pages that the index has hidden; pinned ones keep their memory until they are released."""
         for page in pages:
-            self._instances[page] = UNKNOWN_INSTANCE
-            self._is_scattered[page] = 0
+            self._residents.forget(page)
             if page in self._policy:
                 self._policy.remove(page)
             self._pool.release(page)

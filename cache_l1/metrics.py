@@ -20,6 +20,11 @@ _COUNTERS = (
     ("stratakv_l1_hit_pages", "Pages that L1 served.", "hit_pages"),
     ("stratakv_l1_inserted_pages", "Pages that were put into L1.", "inserted_pages"),
     ("stratakv_l1_known_pages", "Pages offered to L1 that it had already.", "known_pages"),
+    (
+        "stratakv_l1_found_alone_pages",
+        "Pages that were to go because L2 had them too, and were chosen anew because it had not.",
+        "found_alone_pages",
+    ),
 )
 _BY_REASON = (
     ("stratakv_l1_missed_pages", "Pages that L1 did not serve, by reason.", "missed_pages_"),

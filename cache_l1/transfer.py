@@ -10,123 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
+from cache_l1.transfer_streams import Event, Side, side_of
 from kv_types.engine_limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 from kv_types.errors import InvalidArgumentError
-
-
-class Event(Protocol):
-    """A point in the work of a stream."""
-
-    def synchronize(self) -> None:
-        """Wait on the host until all work before it is done."""
-        ...
-
-
-class Side(Protocol):
-    """A stream beside the engine's, and memory that its device reads and writes by itself."""
-
-    def staging(self, size_bytes: int) -> torch.Tensor:
-        """New host memory: uint8 [size_bytes]."""
-        ...
-
-    def follow_engine(self) -> None:
-        """The engine's stream is the one that the calling thread has now."""
-        ...
-
-    def wait_for_engine(self) -> None:
-        """Work that is submitted from now on comes behind all that the engine's stream was given before."""
-        ...
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Give the stream work: it is begun in order, and may be done long after this returns."""
-        ...
-
-    def record(self) -> Event:
-        """The point behind all work submitted so far."""
-        ...
-
-    def engine_waits(self, event: Event) -> None:
-        """What the engine's stream is given from now on comes behind this point; the host doesn't wait."""
-        ...
-
-
-class CudaSide:
-    """A CUDA stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        """The engine's stream is that of the calling thread, until `follow_engine` is called by another."""
-        make_stream: Any = torch.cuda.Stream
-        self._device = device
-        self._stream: Any = make_stream(device=device)
-        self._engine: Any = None
-        self.follow_engine()
-
-    def staging(self, size_bytes: int) -> torch.Tensor:
-        """Pinned."""
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def follow_engine(self) -> None:
-        """See Side."""
-        self._engine = torch.cuda.current_stream(self._device)
-
-    def wait_for_engine(self) -> None:
-        """See Side."""
-        self._stream.wait_stream(self._engine)
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Tensors that the work allocates are of this stream, so that its memory is not another stream's too soon."""
-        with torch.cuda.stream(self._stream):
-            work()
-
-    def record(self) -> Event:
-        """See Side."""
-        event: Event = self._stream.record_event()
-        return event
-
-    def engine_waits(self, event: Event) -> None:
-        """See Side."""
-        self._engine.wait_event(event)
-
-
-class _Done:
-    """A point that is always reached."""
-
-    def synchronize(self) -> None:
-        """At once."""
-
-
-class HostSide:
-    """No stream: work is done when it is submitted."""
-
-    def staging(self, size_bytes: int) -> torch.Tensor:
-        """Ordinary memory."""
-        return torch.empty(size_bytes, dtype=torch.uint8)
-
-    def follow_engine(self) -> None:
-        """Nothing: the engine's thread has done what it has begun."""
-
-    def wait_for_engine(self) -> None:
-        """Nothing, likewise."""
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Do it."""
-        work()
-
-    def record(self) -> Event:
-        """See Side."""
-        return _Done()
-
-    def engine_waits(self, event: Event) -> None:
-        """Nothing."""
-
-
-def side_of(device: torch.device) -> Side:
-    """A side stream of a device that has streams, else none."""
-    return CudaSide(device) if device.type == "cuda" else HostSide()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +114,10 @@ class Transfers:
         self._out = _Lane(make_side(device), buffers=buffers)
 
     def follow_engine(self) -> None:
-        """The engine's stream is the one that the calling thread has now."""
+        """The engine's stream is the one that the calling thread has now, for loads and stores of other threads too.
+
+        Who calls for itself needs not say so: its own current stream counts in any case.
+        """
         self._in.side.follow_engine()
         self._out.side.follow_engine()
 
@@ -235,9 +127,10 @@ class Transfers:
         Returns when everything is given to the device; the event is reached when it is in place. An error of `host` or
         `device` is raised once the device is done with the parts before.
         """
-        lane, event = self._in, _DONE
+        lane = self._in
         with lane.lock:
             lane.side.wait_for_engine()
+            event = lane.side.record()
             try:
                 for part in parts:
                     buffer, memory = lane.take(part.size_bytes)
@@ -284,6 +177,3 @@ class Transfers:
     def engine_waits(self, event: Event) -> None:
         """What the engine is given from now on comes behind a load; the host doesn't wait."""
         self._in.side.engine_waits(event)
-
-
-_DONE: Event = _Done()

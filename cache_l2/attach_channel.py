@@ -128,6 +128,30 @@ class AttachChannel:
                 self._end_use()
         return call
 
+    def wait(self, posted: Call, *, deadline_s: float) -> SidecarMessage:
+        """Wait for the reply to what was posted, and receive for others meanwhile. One thread at a time for each.
+
+        Raises DeadlinePassed, after which it is still under way, and ConnectionBroken.
+        """
+        deadline = time.monotonic() + deadline_s
+        with self._state:
+            if posted.reply is None:
+                self._check_usable()
+            self._users += 1
+        try:
+            reply = self._await_reply(posted, deadline)
+            posted.is_taken = True
+            return reply
+        finally:
+            with self._state:
+                _wake(self._calls.step_down(posted))
+                self._end_use()
+
+    def forget(self, posted: Call) -> None:
+        """Nobody waits for the reply to what was posted any more."""
+        with self._state:
+            _wake(self._calls.leave(posted))
+
     def tell(self, message: ClientMessage) -> bool:
         """Send `message`, to which no reply comes, if that can be done without waiting; whether it was. Never raises for I/O."""
         data = encode_message(message, self.draw_request())

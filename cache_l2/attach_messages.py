@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from kv_types.ids import LifeId, NamespaceId, PageKey, Stamp
 from kv_types.loading import ComputeCost, LoadDecision
+from kv_types.numbers import check_rate
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 
@@ -33,6 +34,7 @@ class MessageType(IntEnum):
     LOADED = 18
     CANCEL_LOAD = 19
     LOOKED = 20
+    SPEEDS = 21
 
 
 class Role(IntEnum):
@@ -251,6 +253,23 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast this client is, as it has measured, each 0 where that is unknown. Never answered; what was told before is over.
+
+    A copy of pages out of the arena takes `copy_latency_s` + bytes / `copy_bytes_per_s`. Raises InvalidArgumentError for what
+    is no rate.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    copy_latency_s: float = 0.0
+    copy_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_tokens_per_s", "copy_latency_s", "copy_bytes_per_s"):
+            check_rate(getattr(self, name), name)
+
+
+@dataclass(frozen=True, slots=True)
 class Detach:
     """The client leaves and has unmapped, or will not touch, the arena any more."""
 
@@ -281,7 +300,18 @@ class Failed:
 
 
 ClientMessage = (
-    Hello | Register | Unregister | Reserve | Commit | Abort | Load | CancelLoad | Looked | Detach | Ping
+    Hello
+    | Register
+    | Unregister
+    | Reserve
+    | Commit
+    | Abort
+    | Load
+    | CancelLoad
+    | Looked
+    | Speeds
+    | Detach
+    | Ping
 )
 SidecarMessage = (
     Welcome | Refused | Registered | ReservedPages | CommittedPages | LoadedPages | Done | Pong | Failed

@@ -41,9 +41,11 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Speeds,
     Unregister,
     Welcome,
 )
+from cache_l2.attach_speeds import read_speeds, write_speeds
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.ids import (
     INCARNATION_BYTES,
@@ -390,6 +392,7 @@ _WRITERS: dict[type, tuple[MessageType, Callable[[Any], bytes]]] = {
     LoadedPages: (MessageType.LOADED, write_loaded),
     CancelLoad: (MessageType.CANCEL_LOAD, lambda message: _LENGTH.pack(message.request)),
     Looked: (MessageType.LOOKED, write_looked),
+    Speeds: (MessageType.SPEEDS, write_speeds),
     Detach: (MessageType.DETACH, _write_nothing),
     Ping: (MessageType.PING, _write_nothing),
     Done: (MessageType.DONE, _write_nothing),
@@ -406,6 +409,7 @@ _CLIENT_READERS: dict[int, Callable[[Body], ClientMessage]] = {
     MessageType.LOAD: read_load,
     MessageType.CANCEL_LOAD: lambda body: CancelLoad(body.unpack(_LENGTH)[0]),
     MessageType.LOOKED: read_looked,
+    MessageType.SPEEDS: read_speeds,
     MessageType.DETACH: lambda body: Detach(),
     MessageType.PING: lambda body: Ping(),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
 
@@ -34,26 +33,24 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Speeds,
     Unregister,
     Welcome,
 )
 from cache_l2.attach_peer import AttachPeer
+from cache_l2.attach_registrations import Registration, RegistrationTicket, error_of, registration_of
 from cache_l2.departures import Departures
 from kv_types.errors import (
     ClosedError,
     DeadlineExceededError,
     HandshakeError,
     InvalidArgumentError,
-    LayoutConflictError,
     LimitExceededError,
-    LogUnreachableError,
-    OverloadedError,
     ProtocolError,
     SidecarUnreachableError,
     StrataError,
-    UnknownNamespaceError,
 )
-from kv_types.ids import KEY_BYTES, LifeId, NamespaceId, PageKey, Stamp
+from kv_types.ids import KEY_BYTES, LifeId, PageKey, Stamp
 from kv_types.limits import ATTACH_DEADLINE_S_DEFAULT, BATCH_PAGES_MAX
 from kv_types.loading import ComputeCost
 from kv_types.outcomes import (
@@ -69,23 +66,6 @@ from kv_types.outcomes import (
 from kv_types.validity import UNKNOWN_INSTANCE, EngineMode
 
 _DETACH_DEADLINE_S = 0.2
-_ERRORS: dict[str, type[StrataError]] = {
-    error.code: error
-    for error in (
-        ClosedError, InvalidArgumentError, LayoutConflictError, LimitExceededError, LogUnreachableError, OverloadedError,
-        ProtocolError, UnknownNamespaceError,
-    )
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A namespace as this attachment knows it: `number` and `counter` mean something only in this sidecar's life."""
-
-    namespace_id: NamespaceId
-    number: int
-    counter: int
-    page_bytes: int
 
 
 class Reserved(NamedTuple):
@@ -222,10 +202,25 @@ class AttachedArena:
             raise SidecarUnreachableError(f"the sidecar did not register the namespace: {reply.name.lower()}")
         if not isinstance(reply, Registered):
             raise self._unexpected(reply)
-        return Registration(reply.namespace, reply.number, reply.counter, reply.page_bytes)
+        return registration_of(reply)
 
-    def tell_looked(self, message: Looked) -> bool:
-        """Tell of a look-up while look-ups are recorded, if that needs no waiting; whether it was told."""
+    def begin_register(self, canonical: bytes, page_bytes: int) -> RegistrationTicket | None:
+        """Ask as `register` does and wait for nothing; None where that can't be asked at once. Raises SidecarUnreachableError.
+
+        Raises LimitExceededError and ClosedError too.
+        """
+        if self._closed or self._forked:
+            raise self._closed_error()
+        try:
+            call = self._channel.post(Register(bytes(canonical), page_bytes))
+        except DeadlinePassed:
+            return None
+        except ConnectionBroken as error:
+            raise SidecarUnreachableError(f"the sidecar did not register the namespace: {error}") from error
+        return RegistrationTicket(self._channel, call)
+
+    def tell(self, message: Looked | Speeds) -> bool:
+        """Tell of a look-up while look-ups are recorded, or of speeds, if that needs no waiting; whether it was told."""
         return not self._closed and not self._forked and self._channel.tell(message)
 
     def unregister(self, registration: Registration, *, deadline_s: float) -> bool:
@@ -414,7 +409,7 @@ class AttachedArena:
         except ConnectionBroken:
             return RefuseReason.UNREACHABLE
         if isinstance(reply, Failed):
-            raise _ERRORS.get(reply.code, StrataError)(reply.text)
+            raise error_of(reply)
         return reply
 
     def _unexpected(self, reply: SidecarMessage | RefuseReason) -> ProtocolError:

@@ -20,12 +20,21 @@ Acquire = Callable[[RegisteredNamespace, Deadline], Pages | MissReason]
 class AbsentPages:
     """Asks `acquire` at each call, since the pages may have come into reach; answers and counts the miss otherwise."""
 
-    __slots__ = ("_acquire", "_deadline_s", "_namespace")
+    __slots__ = ("_acquire", "_deadline_s", "_looked", "_namespace")
 
-    def __init__(self, namespace: RegisteredNamespace, acquire: Acquire, *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        namespace: RegisteredNamespace,
+        acquire: Acquire,
+        *,
+        deadline_s: float,
+        looked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`looked` hears of each look-up that is counted as missed here."""
         self._namespace = namespace
         self._acquire = acquire
         self._deadline_s = deadline_s
+        self._looked = looked
 
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Answer as the pages do when they are in reach, else Miss."""
@@ -103,3 +112,4 @@ class AbsentPages:
 
     def _count(self, wanted: int, start: int, reason: MissReason) -> None:
         self._namespace.counts.look_up(requested=start + wanted, l1=start, reason=reason)
+        self._looked()

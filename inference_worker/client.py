@@ -29,7 +29,7 @@ from inference_worker.validity import ClientValidity
 from inference_worker.weights import Announced
 from kv_types.computation import check_name
 from kv_types.errors import ClosedError, InvalidArgumentError, LimitExceededError
-from kv_types.ids import Stamp, log_incarnation
+from kv_types.ids import LifeId, Stamp, log_incarnation
 from kv_types.limits import TAG_BYTES_MAX, TAGS_PER_RECORD_MAX, TTL_S_MAX
 from kv_types.namespace import Namespace, Uncacheable
 from kv_types.numbers import check_integer, check_word
@@ -299,6 +299,21 @@ class Client:
         By that, and by how fast L3 is, the sidecar decides how far a prefix is loaded. Raises InvalidArgumentError.
         """
         self._link.prefill.observe(tokens, start=start, seconds=seconds)
+
+    def observe_copy(self, size: int, seconds: float) -> None:
+        """Tell that so many bytes were copied out of leased pages in so long; `get` tells that by itself.
+
+        The sidecar shows it. Raises InvalidArgumentError for what is no measurement.
+        """
+        self._link.loads.copies.observe(size, seconds)
+
+    def has_page(self, instance: int, *, life: LifeId) -> bool:
+        """Whether L2 has the page that is this instance still, in this life of the sidecar: one look into shared memory.
+
+        For an L1, to which a page costs less that L2 has too. False as well where that can't be told. Never raises.
+        """
+        arena = self._link.arena
+        return arena is not None and arena.life == life and arena.has_page(instance)
 
     def register_memory(self, register: RegisterMemory) -> None:
         """Have `register` called with address and bytes of the arena's pages, now and in each later life of the sidecar.

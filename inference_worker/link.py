@@ -35,6 +35,7 @@ from kv_types.errors import (
     LayoutConflictError,
     LimitExceededError,
     LogUnreachableError,
+    OverloadedError,
     ProtocolError,
     SidecarUnreachableError,
 )
@@ -132,6 +133,9 @@ class Link:
         if not self._binding.acquire(timeout=deadline.remaining_s()):
             raise DeadlineExceededError("a registration under way held the call back until its deadline")
         try:
+            arena = self.arena
+            if arena is not None:
+                arena.await_answer(namespace, deadline)
             with self._accounts:
                 with self._state:
                     self._check_open()
@@ -339,8 +343,10 @@ class Link:
             self._state.notify_all()
 
     def attend(self) -> None:
-        """Read announced versions anew where the ring could not tell them."""
-        now_s = time.monotonic()
+        """Read announced versions anew where the ring could not tell them, and tell how fast this client is."""
+        now_s, arena = time.monotonic(), self.arena
+        if arena is not None:
+            arena.tell_speeds(now_s)
         if now_s >= self._refresh_from_s:
             self._refresh_from_s = now_s + _REFRESH_S_MIN
             self._weights.refresh()
@@ -414,9 +420,15 @@ class Link:
             )
         namespace = RegisteredNamespace(self, identity, page_bytes=page_bytes)
         acquire = self._refuse_uncacheable if namespace.uncacheable is not None else self.acquire
-        namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s)
+        looked = (lambda: None) if namespace.uncacheable is not None else self._looked_in_vain
+        namespace.absent = AbsentPages(namespace, acquire, deadline_s=self.settings.deadline_s, looked=looked)
         namespace.pages = namespace.absent
         return namespace
+
+    def _looked_in_vain(self) -> None:
+        arena = self.arena
+        if arena is not None:
+            arena.looked_in_vain()
 
     def _refuse_uncacheable(self, namespace: RegisteredNamespace, deadline: Deadline) -> MissReason:
         self._check_open()
@@ -433,6 +445,8 @@ class Link:
             return self._bind_held(namespace, deadline)
         except DeadlineExceededError:
             return MissReason.DEADLINE
+        except OverloadedError:
+            return MissReason.OVERLOADED
         except LogUnreachableError:  # nothing is fresh either while the fleet's log is out of reach
             return MissReason.STALE
         except (SidecarUnreachableError, ProtocolError):

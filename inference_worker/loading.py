@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cache_l2.attach_loads import LoadTicket, Wanted
 from cache_l2.attach_messages import LoadedPages
 from cache_l2.reader import AttachedArena
+from inference_worker.copy_speed import CopySpeed
 from inference_worker.deadlines import Deadline
 from inference_worker.prefill_speed import PrefillSpeed
 from kv_types.errors import ClosedError, OverloadedError, ProtocolError, StrataError
@@ -36,11 +37,12 @@ class Staged:
 class LoadCounts:
     """Of one client: loads that look-ups waited for, what they brought, and how long that took. Thread-safe.
 
-    With it goes how fast the client computes, which loads are weighed against.
+    With it goes how fast the client computes, which loads are weighed against, and copies out of L2.
     """
 
     def __init__(self, prefill: PrefillSpeed | None = None) -> None:
         self.prefill = PrefillSpeed() if prefill is None else prefill
+        self.copies = CopySpeed()
         self._lock = threading.Lock()
         self._loads = self._pages = self._waited_ns = self._waited_ns_max = 0
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from cache_l2.attach_messages import Looked
-from cache_l2.reader import AttachedArena, Registration
+from cache_l2.attach_messages import Looked, Speeds
+from cache_l2.attach_registrations import Registration, RegistrationTicket
+from cache_l2.reader import AttachedArena
 from inference_worker.accounting import PageCounts, of_row
 from inference_worker.deadlines import Deadline
 from inference_worker.lease import Home
@@ -16,8 +17,15 @@ from inference_worker.namespaces import Pages, RegisteredNamespace
 from inference_worker.outlived import OutlivedHeader
 from inference_worker.settings import ClientSettings, RegisterMemory
 from inference_worker.view_hold import ViewHold
-from kv_types.errors import ClosedError, InvalidArgumentError, ProtocolError
+from kv_types.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ProtocolError,
+    StrataError,
+)
 from kv_types.ids import KEY_BYTES, LifeId, LogIncarnation, Stamp
+from kv_types.limits import LISTINGS_IN_FLIGHT_PER_CLIENT_MAX
 from kv_types.page_keys import key_digests
 from kv_types.trace_limits import LOOKED_PAGES_MAX
 from kv_types.validity import ObservedView
@@ -26,6 +34,7 @@ _DEATH_S = 1.0
 """How long a broken connection's process is given to end: the kernel closes its connections first."""
 
 _UNTOLD_MOST = 2**32 - 1
+_SPEEDS_S = 1.0
 
 Writer = Callable[[RegisteredNamespace], Pages]
 """Gives the pages of a namespace that puts go to."""
@@ -35,8 +44,8 @@ class LocalArena(Home):
     """One attach: the arena of one life, and the namespaces bound to it."""
 
     __slots__ = (
-        "_applied_view", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_unregister",
-        "_untold", "_writer", "loader", "reader",
+        "_applied_view", "_asked", "_attached", "_bound", "_is_leaving", "_last_counts", "_requests", "_settings", "_speeds",
+        "_tell_from_s", "_unregister", "_untold", "_writer", "loader", "loads", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -53,11 +62,16 @@ class LocalArena(Home):
         self.loader = Loader(attached, loads) if attached.has_l3 else None
         """Brings what L2 lacks; None where there is nothing to bring it from."""
         self._bound: dict[RegisteredNamespace, LocalPages] = {}
+        self._asked: dict[RegisteredNamespace, RegistrationTicket] = {}
+        """Registrations under way that nobody waits for now."""
         self._requests: set[object] = set()
         self._is_leaving = False
         self._applied_view = 0
         self._untold = 0
         self._last_counts: dict[RegisteredNamespace, PageCounts] | None = None
+        self._speeds = Speeds()
+        self._tell_from_s = 0.0
+        self.loads = loads
         self.reader = attached.reader
         self._unregister: Callable[[], None] | None = None
         if settings.register_memory is not None:
@@ -70,7 +84,7 @@ class LocalArena(Home):
         """Attach within settings.attach_deadline_s. Raises SidecarUnreachableError, HandshakeError.
 
         `writer` takes the puts of a client that attaches read-only; None: they go into shared memory. `loads` counts what
-        look-ups have the sidecar load.
+        look-ups have the sidecar load, and how fast this client is.
         """
         attached = AttachedArena.connect(
             path,
@@ -116,14 +130,39 @@ class LocalArena(Home):
         return OutlivedHeader(*stamped, freshness_ns, since, self.events_since(since))
 
     def bind(self, namespace: RegisteredNamespace, deadline: Deadline) -> LocalPages:
-        """Register a namespace in this life. Raises StrataError."""
-        identity = namespace.identified
-        registration = self._attached.register(
-            identity.canonical, namespace.page_bytes, deadline_s=deadline.remaining_s()
-        )
+        """Register a namespace in this life; one caller at a time. Raises StrataError.
+
+        What is not answered within the deadline, which may leave no time at all, goes on, and the next call takes the answer.
+        """
+        registration = self._registered(namespace, deadline)
         pages = LocalPages(self, namespace, registration, settings=self._settings)
         self._bound[namespace] = pages
         return pages
+
+    def _registered(self, namespace: RegisteredNamespace, deadline: Deadline) -> Registration:
+        ticket = self._asked.pop(namespace, None)
+        what = namespace.identified.canonical, namespace.page_bytes
+        if ticket is None and len(self._asked) < LISTINGS_IN_FLIGHT_PER_CLIENT_MAX:
+            ticket = self._attached.begin_register(*what)
+        if ticket is None:  # as many as may be are under way: this one has to be waited for
+            if deadline.passed:
+                raise DeadlineExceededError("as many registrations are under way as may be")
+            return self._attached.register(*what, deadline_s=deadline.remaining_s())
+        try:
+            return ticket.wait(deadline_s=deadline.remaining_s())
+        except DeadlineExceededError:
+            self._asked[namespace] = ticket
+            raise
+
+    def await_answer(self, namespace: RegisteredNamespace, deadline: Deadline) -> None:
+        """Let a registration that is under way end, so that `unbind` knows what to give back; else nobody wants it any more."""
+        if namespace not in self._asked:
+            return
+        with contextlib.suppress(StrataError):
+            self.bind(namespace, deadline)
+        ticket = self._asked.pop(namespace, None)
+        if ticket is not None:
+            ticket.forget()
 
     @property
     def has_left(self) -> bool:
@@ -164,6 +203,17 @@ class LocalArena(Home):
             return self.reader.match(packed, namespace=namespace_number)[0]
         except ValueError:
             return 0
+
+    def has_page(self, instance: int) -> bool:
+        """Whether the page that is this instance is there still; False when the mapping was closed meanwhile."""
+        try:
+            lease = self.reader.pin(instance)
+        except ValueError:
+            return False
+        if lease is None:
+            return False
+        lease.release()
+        return True
 
     def number_of(self, namespace: RegisteredNamespace) -> int | None:
         """What the sidecar calls a namespace in this life; None where it was not told of it yet."""
@@ -308,10 +358,25 @@ class LocalArena(Home):
     def looked(self, namespace_number: int, packed: bytes) -> None:
         """Tell the sidecar of a look-up, for a recording; never waits, and what can't be told is counted with the next."""
         untold = self._untold
-        told = len(packed) // KEY_BYTES <= LOOKED_PAGES_MAX and self._attached.tell_looked(
+        told = len(packed) // KEY_BYTES <= LOOKED_PAGES_MAX and self._attached.tell(
             Looked(namespace_number, key_digests(packed), min(untold, _UNTOLD_MOST))
         )
         self._untold = 0 if told else untold + 1
+
+    def tell_speeds(self, now_s: float) -> None:
+        """Tell the sidecar how fast this client is, if that has changed, and no more often than every _SPEEDS_S; never waits."""
+        if now_s < self._tell_from_s:
+            return
+        self._tell_from_s = now_s + _SPEEDS_S
+        now = Speeds(self.loads.prefill.tokens_per_s(), *self.loads.copies.told())
+        if now != self._speeds and self._attached.tell(now):
+            self._speeds = now
+
+    def looked_in_vain(self) -> None:
+        """A look-up was answered before the sidecar knew its namespace: it is counted with the next that is told."""
+        with contextlib.suppress(ValueError):
+            if self.reader.recording:
+                self._untold += 1
 
     def connection(self) -> AttachedArena:
         """Return the attach connection, for puts."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache_l2._native import Lease
-from cache_l2.reader import Registration
+from cache_l2.attach_registrations import Registration
 from inference_worker.buffers import Buffers, page_sources, page_views
 from inference_worker.chains import packed_chain
 from inference_worker.deadlines import Deadline
@@ -80,8 +80,8 @@ class LocalPages:
     """Pages of one namespace in one life. See namespaces.Pages."""
 
     __slots__ = (
-        "_arena", "_counter", "_deadline_s", "_lease_ns", "_loader", "_namespace", "_number", "_puts", "_reader", "_take",
-        "registration",
+        "_arena", "_copies", "_counter", "_deadline_s", "_lease_ns", "_loader", "_namespace", "_number", "_puts", "_reader",
+        "_take", "registration",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +96,7 @@ class LocalPages:
         self._namespace = namespace
         self._reader = arena.reader
         self._take = arena.reader.lease
+        self._copies = arena.loads.copies
         self._loader = arena.loader
         self._puts = LocalPuts(
             arena.connection(), arena.reader, registration, life=arena.life, page_bytes=namespace.page_bytes
@@ -253,6 +254,7 @@ class LocalPages:
         """Ask the native reader; a request is told which pages came. Raises ValueError, TypeError as it does."""
         words = None if reused is None else array("Q", bytes(8 * (len(keys) // KEY_BYTES)))
         may_load = self._loader is not None and deadline.may_wait
+        began_ns = self._copies.begin_ns()
         pages, reason, last = self._reader.get(
             self._counter,
             keys,  # type: ignore[arg-type]
@@ -264,6 +266,7 @@ class LocalPages:
             instances=words,
             may_load=may_load,
         )
+        self._copies.ended(began_ns, pages * self._namespace.page_bytes)
         if self._reader.recording:
             self._tell_look_up(keys)
         got, pages_l3, decision = _Got(pages, reason, last, words), 0, None

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from cache_l2._native import Reader
 from cache_l2.attach_messages import Commit
+from cache_l2.attach_registrations import Registration
 from cache_l2.attach_wire import encode_message
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.reader import AttachedArena, Reserved
 from inference_worker.buffers import PageSource
 from inference_worker.namespaces import PutTerms, pages_maybe_stored
 from inference_worker.reused import ReusedPages, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from inference_worker.lease import ANYWHERE, OwnedPages, PageLease, empty_lease
 from inference_worker.namespaces import Begun, PutTerms, RegisteredNamespace, pages_maybe_stored
 from inference_worker.prefetch import Prefetches, RemotePrefetch
 from inference_worker.prefill_speed import PrefillSpeed
+from inference_worker.remote_registration import RegistrationsUnderWay, RemoteRegistration
 from inference_worker.reused import ReusedPages, Run
 from inference_worker.settings import ClientSettings
 from inference_worker.streams import PageReceiver, put_messages
@@ -27,9 +28,8 @@ from kv_types.errors import (
     LayoutConflictError,
     SidecarUnreachableError,
     StrataError,
-    UnknownNamespaceError,
 )
-from kv_types.ids import KEY_BYTES, NO_INCARNATION, NO_LIFE, LifeId, Stamp
+from kv_types.ids import KEY_BYTES, NO_INCARNATION, LifeId, Stamp
 from kv_types.limits import REMOTE_LEASE_BYTES_MAX
 from kv_types.outcomes import (
     KNOWN,
@@ -71,6 +71,8 @@ class RemoteSidecar:
         self._closed = False
         self._pages: dict[RegisteredNamespace, RemotePages] = {}
         self._lease_deadline_s = settings.deadline_s
+        self.registrations = RegistrationsUnderWay()
+        self.register_s = settings.deadline_s
         self.life: bytes | None = None
         self.reconnects = 0
         self.last_error = ""
@@ -184,7 +186,7 @@ class RemotePages:
         self._sidecar = sidecar
         self._namespace = namespace
         self._lease_deadline_s = lease_deadline_s
-        self._registered_life: bytes | None = None
+        self._registration = RemoteRegistration(sidecar, namespace)
 
     def match(self, keys: Keys, start: int) -> LookUpOutcome:
         """Ask how many pages of keys[start:] could be served."""
@@ -287,7 +289,7 @@ class RemotePages:
             if known == offered:
                 return [KNOWN] * known
             views = [gathered(one) for one in given[known:]]
-            sent = self._with_registration(
+            sent = self._registration.with_registration(
                 terms.deadline,
                 lambda: self._send(packed, views, terms.start + known, terms, keep=(sources, views)),
             )
@@ -300,7 +302,7 @@ class RemotePages:
     def begin(self, deadline: Deadline) -> Begun:
         """Load the sidecar's position by one call, before any reuse (R1)."""
         try:
-            stamp = self._register(deadline)
+            stamp = self._registration.renew(deadline)
         except StrataError as error:
             return Begun(refused=_refused(error))
         return Begun(stamp=stamp, refused=RefuseReason.NONE if stamp else RefuseReason.UNLISTED)
@@ -319,7 +321,7 @@ class RemotePages:
                 raise SidecarUnreachableError(f"the sidecar answered {len(response.rows)} rows to one")
             return row_from_wire(response.rows[0])
 
-        return self._with_registration(deadline, attempt)
+        return self._registration.with_registration(deadline, attempt)
 
     def _receive(
         self, packed: bytes, start: int, receiver: PageReceiver, deadline: Deadline
@@ -342,7 +344,7 @@ class RemotePages:
             return receiver.outcome()
 
         try:
-            return self._with_registration(deadline, attempt)
+            return self._registration.with_registration(deadline, attempt)
         except StrataError as error:
             return Miss(_missed(error))
 
@@ -359,36 +361,12 @@ class RemotePages:
             tags=terms.tags,
             computed_from_ms=terms.computed_from_ms,
             computed_until_ms=terms.computed_until_ms,
-            rests_on=terms.rests_on(packed, first=first, life=self._life),
+            rests_on=terms.rests_on(packed, first=first, life=self._registration.life),
         )
         messages = put_messages(header, views, first=first, page_bytes=self._namespace.page_bytes, keep=keep)
         with self._sidecar.calling(terms.deadline) as calls:
             response = calls.put_raw(messages, timeout=terms.deadline.remaining_s())
         return _closed_under_refusal([put_from_wire(one) for one in response.pages], len(views))
-
-    def _register(self, deadline: Deadline) -> Stamp | None:
-        request = cache_pb2.RegisterNamespaceRequest(
-            canonical=self._namespace.identified.canonical, page_bytes=self._namespace.page_bytes
-        )
-        with self._sidecar.calling(deadline) as calls:
-            response = calls.register_namespace(request, timeout=deadline.remaining_s())
-        self._registered_life = response.life
-        self._sidecar.note_life(response.life)
-        return stamp_from_wire(response.stamp) if response.HasField("stamp") else None
-
-    def _with_registration(self, deadline: Deadline, attempt: Callable[[], _Result]) -> _Result:
-        """Run `attempt`; register before the first one, and again when the sidecar came back without knowing us."""
-        if self._registered_life is None:
-            self._register(deadline)
-        try:
-            return attempt()
-        except UnknownNamespaceError:
-            self._register(deadline)
-            return attempt()
-
-    @property
-    def _life(self) -> LifeId:
-        return NO_LIFE if self._registered_life is None else LifeId(self._registered_life)
 
     def _note_found(
         self,
@@ -401,7 +379,7 @@ class RemotePages:
     ) -> None:
         if reused is not None and pages:
             reused.pages_l3 += pages_l3
-            reused.found(packed, Run(self._life, start, pages, receiver.instance(pages)))
+            reused.found(packed, Run(self._registration.life, start, pages, receiver.instance(pages)))
 
     def _note_sent(
         self, reused: ReusedPages | None, packed: bytes, first: int, outcomes: Sequence[PutOutcome]
@@ -409,7 +387,7 @@ class RemotePages:
         """What was stored has an instance that nobody told."""
         pages = pages_maybe_stored(outcomes)
         if reused is not None and pages:
-            reused.stored(packed, Run(self._life, first, pages, UNKNOWN_INSTANCE))
+            reused.stored(packed, Run(self._registration.life, first, pages, UNKNOWN_INSTANCE))
 
     def _count(self, wanted: int, start: int, served: int, reason: MissReason, pages_l3: int = 0) -> None:
         self._namespace.counts.look_up(

@@ -53,15 +53,27 @@ class PrefixPolicy:
         """A leaf is resident no more, held or not."""
 
     def evict(
-        self, count: int, now_ns: int, queue: int = 0, last_access: Callable[[int], int] | None = None
+        self,
+        count: int,
+        now_ns: int,
+        queue: int = 0,
+        last_access: Callable[[int], int] | None = None,
+        is_elsewhere: Callable[[int], bool] | None = None,
     ) -> list[int]:
         """Up to `count` victims in the order they may go, removed already.
 
-        `last_access` tells of a page when its owner knows that it was used last, 0: no more than the policy.
+        `last_access` tells of a page when its owner knows that it was used last, 0: no more than the policy. `is_elsewhere` is
+        asked of victims that are thought to be elsewhere, up to 256 that are not. Neither may raise.
         """
 
     def set_cost(self, page: int, cost: float) -> None:
         """What it costs to lose a page, against computing it anew (1)."""
+
+    def set_elsewhere(self, page: int, is_elsewhere: bool) -> None:
+        """Whether a slower tier holds the page too."""
+
+    def set_losing_costs(self, *, elsewhere: float, attention_pages: int) -> None:
+        """`elsewhere`, in (0, 1]: of a page that a slower tier holds, against computing it; `attention_pages`: as above."""
 
     def resident(self, page: int) -> bool: ...
     def is_leaf(self, page: int) -> bool: ...

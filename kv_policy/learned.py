@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from kv_policy._native import PrefixPolicy
 from kv_policy.eviction import TailQueue
+from kv_policy.losing_cost import LosingCosts
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import ARENA_PAGES_MAX
 
@@ -106,9 +108,13 @@ class LearnedEviction:
         self._native.remove(page)
         self._forget(page)
 
-    def evict(self, count: int) -> list[int]:
-        """Up to `count` victims; fewer when everything left is held or carries what is held."""
-        victims = self._native.evict(max(0, count), self._now_ns)
+    def evict(self, count: int, *, is_elsewhere: Callable[[int], bool] | None = None) -> list[int]:
+        """Up to `count` victims; fewer when everything left is held or carries what is held.
+
+        `is_elsewhere` is asked whether a slower tier still holds a page that is to go because one did (`set_elsewhere`); where
+        none does, it is chosen among the others anew. It must not raise.
+        """
+        victims = self._native.evict(max(0, count), self._now_ns, is_elsewhere=is_elsewhere)
         for page in victims:
             self._forget(page)
         return victims
@@ -137,6 +143,18 @@ class LearnedEviction:
         except ValueError as error:
             raise InvalidArgumentError(f"{error}; got {cost}") from error
 
+    def set_elsewhere(self, page: int, is_elsewhere: bool) -> None:
+        """Whether a slower tier holds the page too, so that to lose it costs a load. Raises InvalidArgumentError."""
+        self._resident(page)
+        self._native.set_elsewhere(page, is_elsewhere)
+
+    def set_losing_costs(self, costs: LosingCosts) -> None:
+        """What it costs from now on to lose pages. Raises InvalidArgumentError."""
+        try:
+            self._native.set_losing_costs(elsewhere=costs.elsewhere, attention_pages=costs.attention_pages)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{error}; got {costs.elsewhere}") from error
+
     def export_state(self) -> bytes:
         """What was learned, for another life of the cache; not what is resident."""
         return self._native.export_state()
@@ -149,7 +167,9 @@ class LearnedEviction:
             raise InvalidArgumentError(f"{error}; begin without it") from error
 
     def statistics(self) -> dict[str, int]:
-        """Requests learned from, estimates made, pages evicted, pages that came back, and whether it chooses by all that."""
+        """Requests learned from, estimates made, pages evicted, pages that came back, those that a slower tier is said to hold
+        too, and whether it chooses by all that.
+        """
         return {**self._native.counts(), "is_learned": int(self._native.is_learned())}
 
     def _at(self, now_ns: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from kv_policy.load_or_recompute import LoadOrRecompute
+from kv_policy.transfer_estimates import TransferEstimate
 from kv_types.limits import ARENA_PAGES_MAX
 from kv_types.loading import ComputeCost
 
@@ -28,10 +29,23 @@ class LosingCosts:
     """The depth at which a page costs twice as much; 0: all cost the same."""
 
 
+class SlowerTier(Protocol):
+    """What is known of the tier that lost pages are loaded from; a LoadOrRecompute is one."""
+
+    @property
+    def estimate(self) -> TransferEstimate:
+        """How long it takes to bring bytes."""
+        ...
+
+    def compute_s(self, size: int) -> float:
+        """What pages of so many bytes take to compute; 0: that is unknown."""
+        ...
+
+
 class LosingCost:
     """Follows what workers say of their speed, and what is known of the slower tier."""
 
-    def __init__(self, tier: LoadOrRecompute) -> None:
+    def __init__(self, tier: SlowerTier) -> None:
         self._tier = tier
         self._growth: float | None = None
 

@@ -11,6 +11,8 @@ L1_TOMBSTONES_MAX = 4096
 """Hidden pages that an L1 remembers one by one; more become a floor that refuses inserts of older requests."""
 L1_USES_COUNTED_MAX = 65_536
 """Pages of which it is counted how often L2 gave them."""
+L1_STREAMS_MAX = 16
+"""Streams of an engine whose work on L1's pages is told apart; of more, one is taken to wait for another."""
 L1_STAGING_BUFFERS = 2
 """Pinned buffers of one direction: the host fills or empties one while the device moves the other."""
 L1_STAGING_BYTES_MAX = 64 * 1024 * 1024

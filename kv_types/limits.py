@@ -404,6 +404,7 @@ VLLM_SAVE_SHORTFALLS_MAX = 3
 """How often pages of one request are offered again after the store has not taken them; then it stores no more."""
 NAMESPACES_MAX = 1024
 METRIC_NAMESPACES_MAX = 64
+METRIC_WORKERS_MAX = 64
 
 # The vLLM connector
 VLLM_SCHEDULER_DEADLINE_S_DEFAULT = 0.2

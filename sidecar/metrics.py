@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache_l2.attach_messages import Speeds
 from cache_l2.store import NamespaceCounts
 from cache_l2.tenants import TenantFigures
 from kv_types import limits
@@ -21,6 +22,7 @@ from sidecar.log.metrics import log_metrics
 from sidecar.log.state import LogState
 from sidecar.operator_metrics import operator_metrics
 from sidecar.policy_metrics import policy_metrics
+from sidecar.worker_metrics import worker_metrics
 
 OTHER = "other"
 _LATENCY_S = (
@@ -51,7 +53,8 @@ class Snapshot:
 
     `models` names the namespaces, the first of this life first; `recycled` is what those counted that are among them no
     more. `resident` gives (pages, bytes) of each; `arena` and `attach` are statistics by
-    name, `clients` counts attached workers by state; `freshness_remaining_s` is negative once hits have stopped.
+    name, `clients` counts attached workers by state, `speeds` is what they tell of themselves, by row; `freshness_remaining_s`
+    is negative once hits have stopped.
     """
 
     models: Mapping[NamespaceId, str]
@@ -67,6 +70,7 @@ class Snapshot:
     l3: L3State
     tenants: Mapping[str, TenantFigures]
     pins: Mapping[str, int]
+    speeds: Mapping[int, Speeds]
     calls_running: int
     calls_refused: int
 
@@ -286,6 +290,7 @@ def _daemon_metrics(snapshot: Snapshot) -> Iterable[Metric]:
         "stratakv_grpc_calls_overloaded", "gRPC calls refused above the limit.", value=snapshot.calls_refused
     )
     yield from _attach_metrics(snapshot.attach)
+    yield from worker_metrics(snapshot.speeds)
 
 
 def _attach_metrics(attach: Mapping[str, int]) -> Iterable[Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cache_l2.attach_messages import Looked
+from cache_l2.attach_messages import Looked, Speeds
 from cache_l2.store import ArenaStore
 from invalidation.listing import Listings
 from invalidation.validity import Validity
@@ -170,11 +170,16 @@ class Services:
         return self._report.message(
             attach=self._attach.statistics(),
             names={process.row: process.name for process in self._attach.processes()},
+            speeds=self._speeds(),
         )
+
+    def _speeds(self) -> dict[int, Speeds]:
+        return {process.row: process.speeds for process in self._attach.processes()}
 
     def _snapshot(self) -> Snapshot:
         return self._report.snapshot(
             attach=self._attach.statistics(),
+            speeds=self._speeds(),
             calls_running=self._calls.running,
             calls_refused=self._calls.refused,
         )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cache_l2.attach_messages import Speeds
 from cache_l2.store import ArenaStore, ClientRow, NamespaceCounts, NamespaceRecord
 from cache_l2.tenants import TenantFigures
 from kv_types.clock import Clock
@@ -55,8 +56,10 @@ class StatusReport:
         self._addresses = addresses
         self._began = time.monotonic()
 
-    def message(self, *, attach: Mapping[str, int], names: Mapping[int, str]) -> cache_pb2.StatusResponse:
-        """Return the present state as a message; `names` gives what clients call themselves, by row."""
+    def message(
+        self, *, attach: Mapping[str, int], names: Mapping[int, str], speeds: Mapping[int, Speeds]
+    ) -> cache_pb2.StatusResponse:
+        """Return the present state as a message; `names` gives what clients call themselves, `speeds` what they tell, by row."""
         counts = self._store.namespace_counts()
         resident = self._store.namespace_resident()
         log = self._log()
@@ -87,10 +90,19 @@ class StatusReport:
             count = counts.get(record.id, NamespaceCounts())
             answer.namespaces.append(_namespace(record, count, resident.get(record.id, (0, 0))))
         for row in self._store.clients():
-            answer.clients.append(_client(row, own=self._store.own_row, name=names.get(row.row, "")))
+            told = speeds.get(row.row, Speeds())
+            name = names.get(row.row, "")
+            answer.clients.append(_client(row, told, own=self._store.own_row, name=name))
         return answer
 
-    def snapshot(self, *, attach: Mapping[str, int], calls_running: int, calls_refused: int) -> Snapshot:
+    def snapshot(
+        self,
+        *,
+        attach: Mapping[str, int],
+        speeds: Mapping[int, Speeds],
+        calls_running: int,
+        calls_refused: int,
+    ) -> Snapshot:
         """Return the present figures for a scrape."""
         return Snapshot(
             models=self._models(),
@@ -106,6 +118,7 @@ class StatusReport:
             l3=self._l3(),
             tenants=self._store.tenants.figures(),
             pins=self._store.pins.figures(),
+            speeds=speeds,
             calls_running=calls_running,
             calls_refused=calls_refused,
         )
@@ -198,7 +211,7 @@ def _tenant(tenant: str, figures: TenantFigures) -> cache_pb2.TenantStatus:
     )
 
 
-def _client(row: ClientRow, *, own: int, name: str) -> cache_pb2.ClientStatus:
+def _client(row: ClientRow, speeds: Speeds, *, own: int, name: str) -> cache_pb2.ClientStatus:
     return cache_pb2.ClientStatus(
         row=row.row,
         pid=row.pid,
@@ -209,4 +222,7 @@ def _client(row: ClientRow, *, own: int, name: str) -> cache_pb2.ClientStatus:
         name=name,
         oldest_view=row.oldest_view,
         oldest_hidden_view=row.oldest_hidden_view,
+        prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+        copy_latency_s=speeds.copy_latency_s,
+        copy_bytes_per_s=speeds.copy_bytes_per_s,
     )

@@ -13,11 +13,11 @@ from kv_types.clock import show_time
 from kv_types.errors import ConfigError
 from kv_types.ids import KEY_BYTES
 from kv_types.namespace import Namespace
-from kv_wire.gen import admin_pb2
+from kv_wire.gen import admin_pb2, cache_pb2
 from sidecar.units import format_size
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, Sidecar, local_now, sidecar_of
 from stratakv.commands import AdminCommand
-from stratakv.l3_status import render_choices
+from stratakv.l3_status import render_choices, render_speeds, tells_speeds
 from stratakv.prefixes import Prefix, prefix_of
 from stratakv.presentation import Paper, plain, print_json, table_of
 from stratakv.selection import (
@@ -62,7 +62,8 @@ def inspect(
         bool,
         typer.Option(
             "--tiers",
-            help="Instead of pages: how fast L3 is taken to be, and what was loaded by that or left to be computed.",
+            help="Instead of pages: how fast L3 is taken to be, what was loaded by that or left to be computed, and how fast "
+            "workers copy out of L2 and compute.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -106,13 +107,31 @@ def inspect(
 def _show_tiers(sidecar: Sidecar, *, is_alone: bool, as_json: bool) -> None:
     if not is_alone:
         raise ConfigError("--tiers tells of tiers, not of pages: name no page and no prefix with it")
-    l3 = sidecar.status().l3
+    status = sidecar.status()
+    l3 = status.l3
     if as_json:
-        print_json({"l3": {"why_off": l3.why_off or None, **dict(sorted(l3.choices.items()))}})
-    elif l3.why_off:
+        workers = [_plain_speeds(client) for client in status.clients if tells_speeds(client)]
+        print_json(
+            {"l3": {"why_off": l3.why_off or None, **dict(sorted(l3.choices.items()))}, "workers": workers}
+        )
+        return
+    if l3.why_off:
         typer.echo(f"L3 is off: {l3.why_off}")
     else:
         Paper().print(render_choices(l3))
+    for table in render_speeds(status.clients):
+        Paper().print(table)
+
+
+def _plain_speeds(client: cache_pb2.ClientStatus) -> dict[str, object]:
+    """Null for what is unknown."""
+    knows_copies = client.copy_bytes_per_s > 0
+    return {
+        "row": client.row, "name": client.name,
+        "prefill_tokens_per_s": client.prefill_tokens_per_s or None,
+        "copy_latency_s": client.copy_latency_s if knows_copies else None,
+        "copy_bytes_per_s": client.copy_bytes_per_s or None,
+    }  # fmt: skip
 
 
 Inspected = tuple[Namespace | None, list[admin_pb2.InspectResponse]]

@@ -1,8 +1,8 @@
-"""What `stratakv status` shows of L3: its servers, what was loaded and stored, and what keeps it from working."""
+"""What `stratakv status` shows of L3: its servers, what was loaded and stored, what keeps it from working; and of speeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 from rich.text import Text
@@ -72,6 +72,31 @@ def _choices(choices: Mapping[str, float]) -> list[str]:
         f"× {choices.get('error_factor', 1.0):.2f}" if known else "unknown",
         *(f"{int(choices.get(f'chose_{name}', 0.0)):,}" for name in names),
     ]
+
+
+def tells_speeds(client: cache_pb2.ClientStatus) -> bool:
+    """Whether a worker has told how fast it is."""
+    return bool(client.prefill_tokens_per_s or client.copy_bytes_per_s)
+
+
+def render_speeds(clients: Iterable[cache_pb2.ClientStatus]) -> list[Table]:
+    """What workers tell of their copies out of L2 and of their computing; nothing where none does."""
+    telling = [client for client in clients if tells_speeds(client)]
+    if not telling:
+        return []
+    table = table_of(
+        "L2 and computing, as workers tell", "row", "name", "copy latency", "copy bandwidth", "prompts"
+    )
+    for client in telling:
+        knows_copies = client.copy_bytes_per_s > 0
+        table.add_row(
+            str(client.row),
+            plain(client.name),
+            f"{client.copy_latency_s * 1e6:,.1f} µs" if knows_copies else "unknown",
+            f"{format_size(int(client.copy_bytes_per_s))}/s" if knows_copies else "unknown",
+            f"{client.prefill_tokens_per_s:,.0f} tokens/s" if client.prefill_tokens_per_s else "unknown",
+        )
+    return [table]
 
 
 def _last_error(server: cache_pb2.L3ServerStatus) -> str:

@@ -20,7 +20,7 @@ from kv_wire.status import from_rpc_error
 from sidecar.units import format_size
 from stratakv.admin import address_of, fail
 from stratakv.commands import AdminCommand
-from stratakv.l3_status import render_l3, where_l3
+from stratakv.l3_status import render_l3, render_speeds, where_l3
 from stratakv.presentation import Paper, plain, print_json, table_of
 
 _DEADLINE_S = 5.0
@@ -94,7 +94,7 @@ def render(answer: cache_pb2.StatusResponse) -> Group:
         parts.append(_namespaces(answer))
     if answer.tenants:
         parts.append(_tenants(answer))
-    parts.append(_clients(answer))
+    parts += [_clients(answer), *render_speeds(answer.clients)]
     return Group(*parts)
 
 

@@ -238,7 +238,7 @@ class TransformersConnector:
                 timer = self._timer(rows, first=first)
                 done = self._forward(rows, cache, report, timer, first=first, all_logits=all_logits)
                 self._store(call, cache, _chains(rows, found))
-                timer.tell(self._client)
+                timer.tell(call)
                 return done
 
     def generate(
@@ -268,7 +268,7 @@ class TransformersConnector:
                 with timer.first_pass(base_model(self.model)):
                     done = self._generate(rows, input_ids, {self._cache_argument: cache}, settings, report)
                 self._store(call, cache, _generated_chains(rows, found, done, plan, cache.get_seq_length()))
-                timer.tell(self._client)
+                timer.tell(call)
                 return done
 
     # before the pass

@@ -23,8 +23,10 @@ from cache_l1.cache import Filling, L1Cache
 from cache_l1.device_pages import DevicePages
 from cache_l1.transfer import Part, Transfers, batches
 from cache_l1.transfer_registration import RegisteredMemory
+from cache_l1.transfer_streams import StreamOrder, streams_of
 from inference_worker.connectors.transformers_cache import PageCodec, PagesAt
 from inference_worker.connectors.transformers_fetch import bring
+from inference_worker.connectors.transformers_losing import LosingFromL1
 from inference_worker.connectors.transformers_promotion import Promotions
 from inference_worker.connectors.transformers_report import ReuseReport
 from inference_worker.connectors.transformers_store import PageClient, PageRequest
@@ -32,7 +34,7 @@ from inference_worker.prefetch import Prefetch
 from inference_worker.weights import Announced
 from kv_policy.admission import L1Promotion
 from kv_types.errors import StrataError
-from kv_types.ids import KEY_BYTES
+from kv_types.ids import KEY_BYTES, LifeId
 from kv_types.limits import BATCH_PAGES_MAX
 from kv_types.namespace import Namespace
 from kv_types.outcomes import Hit, Miss, MissReason, PutOutcome, Refused, RefuseReason
@@ -98,14 +100,22 @@ class PageReuse:
             capacity=max(1, l1_bytes // codec.page_bytes), page_bytes=codec.page_bytes, device=device
         )
         self.transfers = Transfers(device)
+        self.order = StreamOrder(streams_of(device))
+        """Of work on L1's pages: threads whose streams differ share them."""
         self.l1 = L1Cache(
             capacity_pages=self.memory.capacity,
             page_bytes=codec.page_bytes,
             memory=self.memory,
             namespace=namespace,
             policy=l1_policy,
+            in_l2=self._is_in_l2,
         )
         self.promotions = Promotions(l1_promotion)
+        self.losing = LosingFromL1(page_bytes=codec.page_bytes, page_tokens=codec.page_tokens)
+        self.l1.set_losing_costs(self.losing.costs())
+
+    def _is_in_l2(self, instance: int, life: LifeId) -> bool:
+        return self.client.has_page(instance, life=life)
 
     def statistics(self) -> Mapping[str, int]:
         """Counters and gauges of L1, and of what came into it from L2."""
@@ -183,6 +193,7 @@ class ReuseCall:
         """End the call; again does nothing."""
         if not self._is_ended:
             self._is_ended = True
+            self._reuse.order.leave()  # what reads these pages still comes before whoever fills them anew
             self._reuse.l1.release(self._pinned)
             self._request.end()
             self._reuse.ended()
@@ -217,7 +228,10 @@ class ReuseCall:
         if not keys:
             return FoundRow(local, self._empty(0))
         self._request.reused(keys[: len(local) * KEY_BYTES], instances)
+        began = time.monotonic()
         fetched, pages_l3, reason = self._fetch(keys, start=len(local), until=until)
+        if not pages_l3:  # nobody waited for L3
+            self._reuse.losing.fetched(len(fetched), time.monotonic() - began)
         row = self.report.rows[index]
         row.pages_l1, row.pages_l2, row.pages_l3 = len(local), len(fetched) - pages_l3, pages_l3
         row.ended_by = reason
@@ -234,6 +248,7 @@ class ReuseCall:
         """Pages of L1, pinned until this call ends, and which pages of L2 they are."""
         numbers = self._reuse.l1.match(keys)
         self._pinned += numbers
+        self._reuse.order.enter()
         return PagesAt(self._reuse.memory.memory, numbers), self._reuse.l1.instances(numbers)
 
     def _empty(self, pages: int) -> torch.Tensor:
@@ -269,6 +284,12 @@ class ReuseCall:
         pages = -(-tokens // self.codec.page_tokens)
         self._reuse.l1.note_copied_out(found.in_l1.numbers[:pages])
 
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        """Tell the client, and L1, how long this call's pass took over so many tokens behind `start` others."""
+        self._reuse.client.observe_prefill(tokens, start=start, seconds=seconds)
+        self._reuse.losing.computed(tokens, start=start, seconds=seconds)
+        self._reuse.l1.set_losing_costs(self._reuse.losing.costs())
+
     # after the pass
 
     def store(
@@ -288,13 +309,16 @@ class ReuseCall:
             )
             wanted = keys if kept == found.found else keys[: kept * KEY_BYTES]
             with l1.filling(wanted, found.from_l1, view=self._view) as filling:
-                self._keep_fetched(filling, found)
-                if count > found.found:
-                    begin = column + found.found * self.codec.page_tokens
-                    fresh = self._take(filling, cache, row=row, column=begin, first=found.found, end=count)
-                    outcomes = self._put(keys, fresh, found, until=began + deadline_s)
-                    self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
-                    self.report.bytes_over_host += len(outcomes) * self.codec.page_bytes
+                with self._reuse.order.entered():
+                    self._keep_fetched(filling, found)
+                    if count > found.found:
+                        begin = column + found.found * self.codec.page_tokens
+                        fresh = self._take(
+                            filling, cache, row=row, column=begin, first=found.found, end=count
+                        )
+                        outcomes = self._put(keys, fresh, found, until=began + deadline_s)
+                        self.report.add_puts(outcomes, page_bytes=self.codec.page_bytes)
+                        self.report.bytes_over_host += len(outcomes) * self.codec.page_bytes
                 # After the put, which tells what page of L2 each of them is.
                 filling.publish(self._request.instances(keys))
         self.report.store_s += time.monotonic() - began
@@ -358,7 +382,6 @@ class ReuseCall:
                 buffers += [one.memory[number].numpy().data for number in one.numbers]
             else:
                 room = torch.empty((len(one), self.codec.page_bytes), dtype=torch.uint8)
-                self._reuse.transfers.follow_engine()
                 self._reuse.transfers.store(self._turns(one, room))
                 buffers += _buffers(room)
         return buffers

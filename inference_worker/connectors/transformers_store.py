@@ -9,6 +9,7 @@ from inference_worker.lease import PageLease
 from inference_worker.prefetch import Prefetch
 from inference_worker.settings import RegisterMemory
 from inference_worker.weights import Announced
+from kv_types.ids import LifeId
 from kv_types.namespace import Namespace
 from kv_types.outcomes import LookUpOutcome, PutOutcome
 from kv_types.validity import Instances, ValiditySource
@@ -74,6 +75,10 @@ class PageClient(Protocol):
 
     def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
         """Take note of how long a pass over so many tokens of prompts, behind `start` others, took."""
+        ...
+
+    def has_page(self, instance: int, *, life: LifeId) -> bool:
+        """Whether L2 has the page that is this instance still, in this life of the sidecar; never raises or waits."""
         ...
 
     def forget(self, namespace: Any) -> None:

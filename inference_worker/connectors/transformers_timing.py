@@ -6,14 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from inference_worker.connectors.transformers_store import PageClient
-
 _TOKENS_LEAST = 256
 """Shorter passes take as long as the weights take to be read, which says nothing of a prompt's pages."""
+
+
+class PrefillObserver(Protocol):
+    """Who learns how fast prompts are computed: a client, or a call."""
+
+    def observe_prefill(self, tokens: int, *, start: int, seconds: float) -> None:
+        """Take note of how long a pass over so many tokens of prompts, behind `start` others, took."""
+        ...
 
 
 class PassTimer:
@@ -73,10 +79,10 @@ class PassTimer:
             self._events[1].record(torch.cuda.current_stream(self._device))
         self._seconds = time.perf_counter() - self._began_s
 
-    def tell(self, client: PageClient) -> None:
-        """Tell a client how long it took, where that says something."""
+    def tell(self, observer: PrefillObserver) -> None:
+        """Tell how long it took, where that says something."""
         if (seconds := self.seconds()) is not None:
-            client.observe_prefill(self.tokens, start=self.start, seconds=seconds)
+            observer.observe_prefill(self.tokens, start=self.start, seconds=seconds)
 
     def seconds(self) -> float | None:
         """How long it took; None where that says nothing, or is not known yet."""

@@ -67,15 +67,24 @@ class HeldPolicy {
     --resident_;
   }
 
+  // `is_elsewhere` is asked about victims that are believed to be elsewhere; one that is not is chosen again, as what it costs.
   std::vector<std::uint32_t> evict(std::uint32_t count, std::uint64_t now_ns, std::uint16_t queue,
-                                   const std::optional<nb::callable>& last_access) {
+                                   const std::optional<nb::callable>& last_access,
+                                   const std::optional<nb::callable>& is_elsewhere) {
     std::vector<std::uint32_t> victims;
+    std::uint32_t mistaken = 0;
     policy_.begin_round(now_ns);
     while (victims.size() < count) {
       const std::optional<ColdPage> victim =
           !last_access ? policy_.coldest(queue)
                        : policy_.coldest(queue, [&](std::uint32_t page) { return nb::cast<std::uint64_t>((*last_access)(page)); });
       if (!victim) break;
+      if (is_elsewhere && mistaken < kMistakenPerCall && policy_.is_learned() && policy_.is_elsewhere(victim->page) &&
+          !nb::cast<bool>((*is_elsewhere)(victim->page))) {
+        policy_.set_elsewhere(victim->page, false);
+        ++mistaken;
+        continue;
+      }
       remove(victim->page, true);
       victims.push_back(victim->page);
     }
@@ -83,6 +92,8 @@ class HeldPolicy {
   }
 
  private:
+  static constexpr std::uint32_t kMistakenPerCall = 256;  // a ms or so; then victims are taken for what they are believed to be
+
   PrefixPolicy policy_;
   std::vector<std::uint32_t> holds_;
   std::uint32_t resident_ = 0;
@@ -145,9 +156,16 @@ void bind_held_policy(nb::module_& m) {
       .def("release", &HeldPolicy::release, nb::arg("page"))
       .def("remove", &HeldPolicy::remove, nb::arg("page"), nb::arg("evicted") = false)
       .def("evict", &HeldPolicy::evict, nb::arg("count"), nb::arg("now_ns"), nb::arg("queue") = 0,
-           nb::arg("last_access") = nb::none())
+           nb::arg("last_access") = nb::none(), nb::arg("is_elsewhere") = nb::none())
       .def("set_cost", [](HeldPolicy& self, std::uint32_t page, double cost) { self.policy().set_cost(page, cost); },
            nb::arg("page"), nb::arg("cost"))
+      .def("set_elsewhere", [](HeldPolicy& self, std::uint32_t page, bool is_elsewhere) {
+             self.policy().set_elsewhere(page, is_elsewhere);
+           }, nb::arg("page"), nb::arg("is_elsewhere"))
+      .def("set_losing_costs", [](HeldPolicy& self, double elsewhere, std::uint32_t attention_pages) {
+             self.policy().set_elsewhere_cost(elsewhere);
+             self.policy().set_attention_pages(attention_pages);
+           }, nb::kw_only(), nb::arg("elsewhere"), nb::arg("attention_pages"))
       .def("resident", [](HeldPolicy& self, std::uint32_t page) { return self.policy().resident(page); }, nb::arg("page"))
       .def("is_leaf", [](HeldPolicy& self, std::uint32_t page) { return self.policy().is_leaf(page); }, nb::arg("page"))
       .def("is_held", &HeldPolicy::is_held, nb::arg("page"))
@@ -168,6 +186,7 @@ void bind_held_policy(nb::module_& m) {
              told["evicted"] = counts.evicted;
              told["returned"] = counts.returned;
              told["made_up"] = counts.made_up;
+             told["elsewhere"] = counts.elsewhere;
              return told;
            })
       .def("__len__", &HeldPolicy::resident);

@@ -399,7 +399,10 @@ inline void PrefixPolicy::set_elsewhere(std::uint32_t page, bool is_elsewhere) {
   pages_[page].elsewhere = is_elsewhere;
   is_elsewhere ? ++counts_.elsewhere : --counts_.elsewhere;
   const std::uint32_t run = pages_[page].run;
-  if (runs_[run].tail == page) refresh(run);
+  if (runs_[run].tail != page) return;
+  refresh(run);
+  std::uint32_t& chosen = chosen_[runs_[run].queue];
+  if (chosen == run) chosen = kNoRun;  // for what it cost before
 }
 
 inline void PrefixPolicy::set_elsewhere_cost(double cost) {

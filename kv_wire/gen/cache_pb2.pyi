@@ -358,7 +358,7 @@ class NamespaceStatus(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_bytes: _Optional[int] = ..., page_tokens: _Optional[int] = ..., resident_pages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., requested_pages: _Optional[int] = ..., l1_pages: _Optional[int] = ..., l2_pages: _Optional[int] = ..., l3_pages: _Optional[int] = ..., missed_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name", "oldest_view", "oldest_hidden_view")
+    __slots__ = ("row", "pid", "state", "leases", "leased_bytes", "reservations", "name", "oldest_view", "oldest_hidden_view", "prefill_tokens_per_s", "copy_latency_s", "copy_bytes_per_s")
     ROW_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,9 @@ class ClientStatus(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     OLDEST_VIEW_FIELD_NUMBER: _ClassVar[int]
     OLDEST_HIDDEN_VIEW_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     row: int
     pid: int
     state: str
@@ -377,7 +380,10 @@ class ClientStatus(_message.Message):
     name: str
     oldest_view: int
     oldest_hidden_view: int
-    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ..., oldest_view: _Optional[int] = ..., oldest_hidden_view: _Optional[int] = ...) -> None: ...
+    prefill_tokens_per_s: float
+    copy_latency_s: float
+    copy_bytes_per_s: float
+    def __init__(self, row: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., name: _Optional[str] = ..., oldest_view: _Optional[int] = ..., oldest_hidden_view: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., copy_latency_s: _Optional[float] = ..., copy_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("fleet", "kind", "address", "phase", "reason", "member", "incarnation", "tip", "applied", "acknowledged", "drained", "confirmed_ms_ago", "held_by", "sizes", "settled", "why_local", "server", "server_errors", "server_warnings", "draining_held_by")

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cache_l2.attach_messages import SidecarMessage
+from cache_l2.attach_messages import SidecarMessage, Speeds
 from cache_l2.attach_socket import Peer, send_datagram
 from cache_l2.attach_wire import encode_message
 from cache_l2.namespaces import NamespaceRecord
@@ -50,6 +50,8 @@ class AttachedProcess:
     """Registrations that wait for the fleet's directory."""
     loads: dict[int, LoadUnderWay] = field(default_factory=dict)
     """Loads that are not answered yet, by request."""
+    speeds: Speeds = field(default_factory=Speeds)
+    """What it has told last of how fast it is."""
 
 
 class Connection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 from cache_l2.attach_messages import (
     Abort,
     Commit,
@@ -14,6 +16,7 @@ from cache_l2.attach_messages import (
     Reserve,
     ReservedPages,
     SidecarMessage,
+    Speeds,
     Unregister,
 )
 from cache_l2.store import ArenaStore
@@ -23,11 +26,26 @@ from kv_types.ids import KEY_BYTES
 from kv_types.outcomes import PutStatus, RefuseReason
 from sidecar.attach.connection import AttachedProcess
 
-Request = Register | Unregister | Reserve | Commit | Abort | Ping
+Request = Register | Unregister | Reserve | Commit | Abort | Speeds | Ping
 
 
-def carry_out(store: ArenaStore, clock: Clock, process: AttachedProcess, message: Request) -> SidecarMessage:
-    """Return the reply to a request. Raises StrataError for what the client did wrong; nothing has changed then."""
+@overload
+def carry_out(store: ArenaStore, clock: Clock, process: AttachedProcess, message: Register) -> Registered: ...
+
+
+@overload
+def carry_out(
+    store: ArenaStore, clock: Clock, process: AttachedProcess, message: Request
+) -> SidecarMessage | None: ...
+
+
+def carry_out(  # noqa: PLR0911  (one a request)
+    store: ArenaStore, clock: Clock, process: AttachedProcess, message: Request
+) -> SidecarMessage | None:
+    """Return the reply to a request, None where there is none.
+
+    Raises StrataError for what the client did wrong; nothing has changed then.
+    """
     match message:
         case Register(canonical, page_bytes):
             return _register(store, process, canonical, page_bytes)
@@ -40,6 +58,9 @@ def carry_out(store: ArenaStore, clock: Clock, process: AttachedProcess, message
         case Abort(reservations):
             store.abort(process.row, reservations)
             return Done()
+        case Speeds():
+            process.speeds = message
+            return None
         case Ping():
             return Pong(clock.now_ns())
 

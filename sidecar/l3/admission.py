@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cachetools import LRUCache
 
@@ -11,6 +12,18 @@ from kv_policy.load_or_recompute import LoadOrRecompute
 from kv_policy.transfer_estimates import TransferEstimate
 from kv_types.ids import PageKey
 from kv_types.limits import L3_PLACED_REMEMBERED_MAX, L3_REFUSED_AGAIN_S_MIN, L3_USES_COUNTED_MAX
+
+
+@dataclass(slots=True)
+class _Fate:
+    """What became of one instance on its way to L3."""
+
+    is_placed: bool = False
+    """It is there, or on its way."""
+    was_too_late: bool = False
+    """It has waited too long for L3 once."""
+    refused_until_s: float = 0.0
+    """L3 did not take it, and is not sent it again before."""
 
 
 class Admission:
@@ -23,10 +36,8 @@ class Admission:
         self._tier = tier
         self.queue_fill = queue_fill
         self._uses = Uses(L3_USES_COUNTED_MAX)
-        self._placed: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
-        self._were_too_late: LRUCache[int, None] = LRUCache(L3_PLACED_REMEMBERED_MAX)
-        self._refused: LRUCache[int, float] = LRUCache(L3_PLACED_REMEMBERED_MAX)
-        """By instance, until when what L3 has refused is not sent again."""
+        self._fates: LRUCache[int, _Fate] = LRUCache(L3_PLACED_REMEMBERED_MAX)
+        """By instance; what is not there was never sent, or long ago."""
         self._reuse = ReuseRate()
         self._stores = TransferEstimate()
 
@@ -39,11 +50,13 @@ class Admission:
 
     def is_placed(self, instance: int) -> bool:
         """Whether it went to L3, or is on its way there."""
-        return instance in self._placed
+        fate = self._fates.get(instance)
+        return fate is not None and fate.is_placed
 
     def saves(self, instance: int, key: PageKey, size: int, *, now_s: float) -> bool:
         """Whether a page that was asked for since it was stored goes to L3 now, before it may be evicted."""
-        if self._refused.get(instance, now_s) > now_s:
+        fate = self._fates.get(instance)
+        if fate is not None and fate.refused_until_s > now_s:
             return False
         uses = max(2, self._uses.of(key) + 1)
         fill = self.queue_fill()
@@ -53,18 +66,20 @@ class Admission:
 
     def was_lost(self, instance: int) -> None:
         """It did not get there, and may be tried again."""
-        self._placed.pop(instance, None)
+        fate = self._fates.get(instance)
+        if fate is not None:
+            fate.is_placed = False
 
     def was_too_late(self, instance: int) -> None:
         """It waited too long for L3. It is tried once more, if it is asked for: where L3 is too slow, not for ever."""
-        if instance not in self._were_too_late:
-            self._were_too_late[instance] = None
-            self.was_lost(instance)
+        fate = self._fate(instance)
+        if not fate.was_too_late:
+            fate.was_too_late, fate.is_placed = True, False
 
     def was_refused(self, instance: int, *, now_s: float) -> None:
         """L3 did not take it: it may be tried again in a while, and not with every look for what was asked for."""
-        self.was_lost(instance)
-        self._refused[instance] = now_s + L3_REFUSED_AGAIN_S_MIN
+        fate = self._fate(instance)
+        fate.is_placed, fate.refused_until_s = False, now_s + L3_REFUSED_AGAIN_S_MIN
 
     def was_stored(self, size: int, seconds: float, *, beside: int, now_s: float) -> None:
         """One page went to L3 in so long, while `beside` others did."""
@@ -84,5 +99,11 @@ class Admission:
         return goes_to_l3(self.policy, worth, reuse=self._reuse.probability)
 
     def _placed_now(self, instance: int) -> bool:
-        self._placed[instance] = None
+        self._fate(instance).is_placed = True
         return True
+
+    def _fate(self, instance: int) -> _Fate:
+        fate = self._fates.get(instance)
+        if fate is None:
+            fate = self._fates[instance] = _Fate()
+        return fate

@@ -28,3 +28,14 @@ def test_an_l1_with_room_for_everything_takes_everything() -> None:
     done = [replay(requests, distinct, one, l1_share=1.0) for one in L1Promotion]
     assert done[0] == done[1]
     assert done[0].from_l2 == 0
+
+
+@pytest.mark.parametrize("kind", ["chat", "loops"])
+def test_both_tiers_serve_more_where_l1_keeps_what_l2_has_not(kind: str) -> None:
+    requests = made_up(kind, 3, 800)
+    distinct = len({block for _, chain in requests for block in chain})
+    served = []
+    for cost in (1.0, 0.125):
+        done = replay(requests, distinct, L1Promotion.ALWAYS, l1_share=0.05, l2_share=0.05, cost=cost)
+        served.append(done.from_l1 + done.from_l2)
+    assert served[1] > served[0]

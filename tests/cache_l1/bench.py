@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cache_l1.cache import L1Cache
 from cache_l1.policies import POLICY_DEFAULT
+from cache_l1.residents import InL2
 from kv_types.clock import ManualClock
 from kv_types.ids import PageKey
 from kv_types.namespace import Namespace
@@ -27,13 +28,14 @@ class Bench:
         ttl_ns: int | None = None,
         namespace: Namespace | None = None,
         policy: str = POLICY_DEFAULT,
+        in_l2: InL2 | None = None,
     ) -> None:
         self.header = FakeHeader()
         self.clock = ManualClock()
         self.memory = ByteMemory(capacity, SIZE)
         self.cache = L1Cache(
             capacity_pages=capacity, page_bytes=SIZE, memory=self.memory, clock=self.clock,
-            ttl_ns=ttl_ns, namespace=namespace, policy=policy,
+            ttl_ns=ttl_ns, namespace=namespace, policy=policy, in_l2=in_l2,
         )  # fmt: skip
         self.cache.synchronise(self.header)
 

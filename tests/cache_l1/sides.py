@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from cache_l1.transfer import Event
+from cache_l1.transfer_streams import Event, StreamSide
 
 POISON = 0xEE
 Work = Callable[[], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """Work in order, of which the first `done` has happened. `eager`: how likely it is that some happens by itself."""
 
@@ -33,6 +35,15 @@ class Stream:
             self.done += 1
             self.work[self.done - 1]()
 
+    def run_all(self) -> None:
+        self.run(len(self.work))
+
+    def record_event(self) -> Point:
+        return Point(self, len(self.work))
+
+    def wait_event(self, event: Point) -> None:
+        self.submit(event.synchronize)
+
 
 @dataclass
 class Point:
@@ -46,13 +57,33 @@ class Point:
 
 
 class SlowDevice:
-    """An engine's stream and the side streams of transfers. Staging memory begins poisoned."""
+    """An engine's stream, more that it may change to, and the side streams of transfers. Staging memory begins poisoned.
+
+    Conforms to cache_l1.transfer_streams.Streams.
+    """
 
     def __init__(self, *, seed: int = 0, eager: float = 0.0) -> None:
         self.draw = random.Random(seed)
         self.eager = eager
-        self.engine = Stream(self.draw, eager)
+        self.engine = self.make()
+        self.now = self.engine
+        """What whoever calls gives work to."""
         self.sides: list[SlowSide] = []
+
+    def make(self) -> Stream:
+        return Stream(self.draw, self.eager)
+
+    def current(self) -> Stream:
+        return self.now
+
+    @contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def staging(self, size_bytes: int) -> torch.Tensor:
+        return torch.full((size_bytes,), POISON, dtype=torch.uint8)
 
     def side(self, device: torch.device) -> SlowSide:
         self.sides.append(SlowSide(self))
@@ -63,34 +94,21 @@ class SlowDevice:
         return sum(len(side.stream.work) - side.stream.done for side in self.sides)
 
 
-class SlowSide:
-    """Conforms to cache_l1.transfer.Side."""
+class SlowSide(StreamSide):
+    """What is submitted happens when the stream comes to it."""
 
     def __init__(self, device: SlowDevice) -> None:
-        self.device = device
-        self.stream = Stream(device.draw, device.eager)
+        super().__init__(device)
+        assert isinstance(self._stream, Stream)
+        self.stream = self._stream
         self.buffers: list[torch.Tensor] = []
 
     def staging(self, size_bytes: int) -> torch.Tensor:
-        self.buffers.append(torch.full((size_bytes,), POISON, dtype=torch.uint8))
+        self.buffers.append(super().staging(size_bytes))
         return self.buffers[-1]
-
-    def follow_engine(self) -> None:
-        pass
-
-    def wait_for_engine(self) -> None:
-        engine = self.device.engine
-        at = len(engine.work)
-        self.stream.submit(lambda: engine.run(at))
 
     def submit(self, work: Work) -> None:
         self.stream.submit(work)
-
-    def record(self) -> Event:
-        return Point(self.stream, len(self.stream.work))
-
-    def engine_waits(self, event: Event) -> None:
-        self.device.engine.submit(event.synchronize)
 
 
 class HastySide(SlowSide):

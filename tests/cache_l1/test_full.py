@@ -7,8 +7,7 @@ import random
 import pytest
 
 from cache_l1.cache import L1Cache
-from cache_l1.policies import POLICIES
-from kv_policy.eviction import TailFirstLru
+from cache_l1.policies import POLICIES, RecencyAlone
 from kv_types.errors import InvalidArgumentError
 from kv_types.ids import PageKey
 from tests.cache_l1.bench import SIZE, Bench, chain
@@ -79,7 +78,7 @@ def test_a_policy_has_a_name() -> None:
         L1Cache(capacity_pages=2, page_bytes=SIZE, memory=ByteMemory(2, SIZE), policy="newest")
 
 
-class _Noting(TailFirstLru):
+class _Noting(RecencyAlone):
     """Notes what it is told of look-ups."""
 
     def __init__(self) -> None:

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from cache_l1.transfer import HostSide, Part, Transfers, batches
+from cache_l1.transfer import Part, Transfers, batches
+from cache_l1.transfer_streams import HostSide
 from kv_types.engine_limits import L1_STAGING_BUFFERS, L1_STAGING_BYTES_MAX
 from kv_types.errors import InvalidArgumentError
 from tests.cache_l1.sides import POISON, HastySide, SlowDevice, SlowSide

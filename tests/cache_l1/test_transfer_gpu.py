@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from cache_l1.transfer import CudaSide, Part, Transfers
+from cache_l1.transfer import Part, Transfers
 from cache_l1.transfer_contiguous import ContiguousCopies
 from cache_l1.transfer_registration import RegisteredMemory, host_tensor, registered_memory
+from cache_l1.transfer_streams import CudaStreams, StreamSide
 from tests.cache_l1.sides import POISON
 from tests.cache_l1.test_transfer_contiguous import copies_of, empty_cache, naive, some_pages
 from tests.support.polling import wait_until
@@ -29,11 +30,15 @@ BANDWIDTH_LEAST = 0.85
 """Of a pinned copy's, both ways."""
 
 
-class PoisonedSide(CudaSide):
+class PoisonedStreams(CudaStreams):
     """Staging memory that begins poisoned."""
 
     def staging(self, size_bytes: int) -> torch.Tensor:
         return super().staging(size_bytes).fill_(POISON)
+
+
+def poisoned_side(device: torch.device) -> StreamSide:
+    return StreamSide(PoisonedStreams(device))
 
 
 def busy(matrix: torch.Tensor, rounds: int) -> None:
@@ -67,7 +72,7 @@ def store_parts(source: torch.Tensor, target: torch.Tensor) -> list[Part]:
 def test_poisoned_buffers_reach_nobody() -> None:
     """Loads, stores and an engine that computes with the same blocks, for many rounds."""
     device, draw = torch.device("cuda"), random.Random(5)
-    transfers = Transfers(device, make_side=PoisonedSide)
+    transfers = Transfers(device, make_side=poisoned_side)
     matrix = torch.randn((2048, 2048), device=device)
     blocks = torch.zeros((12, PART_BYTES), dtype=torch.uint8, device=device)
     for turn in range(60):
@@ -84,7 +89,7 @@ def test_poisoned_buffers_reach_nobody() -> None:
 
 def test_loads_and_stores_of_two_threads_mix_nothing() -> None:
     device = torch.device("cuda")
-    transfers = Transfers(device, make_side=PoisonedSide)
+    transfers = Transfers(device, make_side=poisoned_side)
     wrong: list[str] = []
 
     def work(number: int) -> None:

@@ -304,3 +304,59 @@ def test_whatever_comes_in_whatever_order_each_call_ends_as_it_must(data: st.Dat
         channel.poll()
         assert channel.calls_under_way == 0
         assert not channel._calls.late
+
+
+def test_what_was_posted_can_be_waited_for_again_and_again(ends: tuple[AttachChannel, Peer]) -> None:
+    channel, peer = ends
+    posted = channel.post(Ping())
+    heard, _ = peer.hear()
+    for _ in range(3):
+        with pytest.raises(DeadlinePassed):
+            channel.wait(posted, deadline_s=0.0)
+    assert channel.calls_under_way == 1
+    with ThreadPoolExecutor(4) as pool:
+        waiting = pool.submit(channel.wait, posted, deadline_s=LONG_S)
+        others = [pool.submit(ask, channel) for _ in range(3)]
+        for request in [peer.hear()[0] for _ in range(3)]:
+            peer.pong(request)
+        assert all(other.result(LONG_S) for other in others), "whoever receives does it for all"
+        peer.pong(heard)
+        assert waiting.result(LONG_S) == Pong(heard)
+    assert channel.wait(posted, deadline_s=0.0) == Pong(heard), "it stands there"
+    assert (channel.calls_under_way, channel.late_replies) == (0, 0)
+
+
+def test_who_gives_up_waiting_for_what_was_posted_lets_another_receive(
+    ends: tuple[AttachChannel, Peer],
+) -> None:
+    channel, peer = ends
+    posted = channel.post(Ping())
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(channel.wait, posted, deadline_s=0.3)
+        first, _ = peer.hear()
+        other = pool.submit(ask, channel)
+        request, _ = peer.hear()
+        with pytest.raises(DeadlinePassed):
+            waiting.result(LONG_S)
+        peer.pong(first)
+        peer.pong(request)
+        assert other.result(LONG_S)
+    assert channel.wait(posted, deadline_s=0.0) == Pong(first)
+
+
+def test_what_was_posted_ends_with_the_connection_and_its_reply_is_late_once_forgotten(
+    ends: tuple[AttachChannel, Peer],
+) -> None:
+    channel, peer = ends
+    kept, forgotten = channel.post(Ping()), channel.post(Ping())
+    peer.hear()
+    request, _ = peer.hear()
+    channel.forget(forgotten)
+    peer.pong(request)
+    channel.poll()
+    assert channel.late_replies == 1
+    peer.socket.close()
+    with pytest.raises(ConnectionBroken):
+        channel.wait(kept, deadline_s=LONG_S)
+    channel.forget(kept)
+    assert channel.calls_under_way == 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.attach_registrations import Registration
+from cache_l2.reader import AttachedArena, Reserved
 from kv_types.ids import PageKey
 from kv_types.outcomes import STORED
 from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, stored_instance

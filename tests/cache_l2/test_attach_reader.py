@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.attach_registrations import Registration
+from cache_l2.reader import AttachedArena, Reserved
 from kv_types.errors import ClosedError
 from kv_types.outcomes import STORED, Known, Refused
 from tests.support.attach_site import AttachSite, register

@@ -33,6 +33,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Speeds,
 )
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError
 from kv_types.ids import LogIncarnation, PageKey, Stamp
@@ -184,6 +185,10 @@ GOLDEN: list[tuple[ClientMessage | SidecarMessage, str]] = [
         Looked(5, b"\x11" * 8 + b"\x22" * 8, 3),
         "534b564105001400090000001a000000" "05000000" "03000000" "0200" + "11" * 8 + "22" * 8,
     ),
+    (
+        Speeds(0.5, 0.25, 0.0),
+        "534b5641050015000900000018000000" "000000000000e03f" "000000000000d03f" "0000000000000000",
+    ),
 ]  # fmt: skip
 
 
@@ -203,6 +208,15 @@ def test_a_look_up_beyond_the_limit_is_refused_on_both_sides() -> None:
     longer[24:26] = (LOOKED_PAGES_MAX + 1).to_bytes(2, "little")
     with pytest.raises(ProtocolError, match=str(LOOKED_PAGES_MAX)):
         wire.decode_client_message(bytes(longer))
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("at", range(3))
+def test_speeds_that_are_none_are_refused(number: float, at: int) -> None:
+    data = bytearray(wire.encode_message(Speeds(1.0, 1.0, 1.0), 1))
+    data[16 + 8 * at : 24 + 8 * at] = struct.pack("<d", number)
+    with pytest.raises(ProtocolError, match="0 or more"):
+        wire.decode_client_message(bytes(data))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ class FakeClient:
         self.prefetches.append(FakePrefetch())
         return self.prefetches[-1]
 
+    def has_page(self, instance: int, *, life: LifeId) -> bool:
+        sidecar = self.sidecar
+        is_there = any(number_of(key) == instance for _, key in sidecar.pages)
+        return self.reachable and life == sidecar.life and is_there
+
     def forget(self, namespace: NamespaceId) -> None:
         self.forgotten.append(namespace)
 

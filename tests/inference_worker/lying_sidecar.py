@@ -16,14 +16,20 @@ from kv_wire.checksum import checksum
 from kv_wire.gen import cache_pb2
 from kv_wire.transfer import Chunk, encode_get_response
 
+_THREADS = 20
+"""More than registrations may be under way."""
 Get = Callable[[cache_pb2.GetRequest], Iterator[bytes]]
 
 
 @contextmanager
-def lying_sidecar(get: Get) -> Iterator[str]:
-    """Serve on a loopback port and yield host:port; `get` makes the messages of each Get."""
+def lying_sidecar(get: Get, registering: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Serve on a loopback port and yield host:port; `get` makes the messages of each Get.
+
+    `registering` is called for each registration before it is answered, on a thread that may wait; what it raises fails it.
+    """
 
     def register(raw: bytes, _: grpc.ServicerContext) -> bytes:
+        registering()
         request = cache_pb2.RegisterNamespaceRequest.FromString(raw)
         answer = cache_pb2.RegisterNamespaceResponse(
             namespace_id=Namespace.from_canonical(request.canonical).id, life=bytes(LIFE_BYTES)
@@ -42,7 +48,7 @@ def lying_sidecar(get: Get) -> Iterator[str]:
         "RegisterNamespace": grpc.unary_unary_rpc_method_handler(register),
         "Get": grpc.unary_stream_rpc_method_handler(serve),
     }
-    server = grpc.server(ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(_THREADS))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -10,9 +10,9 @@ import pytest
 
 from cache_l1.cache import L1Cache
 from inference_worker.client import Client, RegisteredNamespace
-from kv_types.ids import NO_LIFE
-from kv_types.outcomes import STORED, Hit, Miss, MissReason, Refused, RefuseReason
-from kv_types.validity import ValiditySource
+from kv_types.ids import NO_LIFE, new_life_id
+from kv_types.outcomes import STORED, Hit, Miss, MissReason, Refused, RefuseReason, Tier
+from kv_types.validity import NO_INSTANCE, UNKNOWN_INSTANCE, ValiditySource
 from tests.inference_worker.conftest import MakeClient
 from tests.inference_worker.worlds import chain, namespace, pages_under
 from tests.support.attach_site import AttachSite
@@ -88,6 +88,27 @@ def test_l1_pages_are_counted_once_with_the_look_up_that_they_begin(
     l1.release(found)
     counts = client.namespace_counts()[ns.label]
     assert (counts.requested, counts.l1, counts.l2, sum(counts.missed.values())) == (5, 2, 2, 1)
+
+
+def test_an_l1_can_ask_whether_l2_has_a_page_still(tmp_path: Path, connect: MakeClient) -> None:
+    with AttachSite(tmp_path) as site:
+        client = connect(tmp_path)
+        ns = client.register(namespace("weights"))
+        keys = chain(ns.identified, 3)
+        with client.begin(ns) as request:
+            assert request.put(keys, pages_under(keys, ns.page_bytes)) == [STORED] * 3
+            told = request.instances(keys)
+        wait_until(lambda: client.match(ns, keys) == Hit(3, Tier.L2, MissReason.NONE), what="the pages")
+        assert [client.has_page(number, life=told.life) for number in told.numbers] == [True] * 3
+        assert not client.has_page(told.numbers[0], life=new_life_id()), "a number of another life"
+        assert not client.has_page(told.numbers[0] + (1 << 32), life=told.life), "another page in its place"
+        for number in (NO_INSTANCE, UNKNOWN_INSTANCE):
+            assert not client.has_page(number, life=told.life)
+        assert client.statistics()["leases_held"] == 0
+        site.call(lambda store: store.hide_all())
+        assert [client.has_page(number, life=told.life) for number in told.numbers] == [False] * 3
+        client.close()
+        assert not client.has_page(told.numbers[0], life=told.life)
 
 
 def test_c15_no_look_up_after_the_acknowledgement_finds_what_was_hidden(

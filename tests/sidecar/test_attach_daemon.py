@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.attach_registrations import Registration
+from cache_l2.reader import AttachedArena, Reserved
 from kv_types.errors import DeadlineExceededError
 from kv_types.outcomes import MissReason, Refused, RefuseReason
 from tests.support.attach_daemon import AttachDaemon

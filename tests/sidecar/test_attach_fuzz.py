@@ -36,8 +36,9 @@ from cache_l2.attach_messages import (
     Unregister,
     Welcome,
 )
+from cache_l2.attach_registrations import Registration
 from cache_l2.attach_socket import DatagramReceiver, send_datagram
-from cache_l2.reader import AttachedArena, Registration
+from cache_l2.reader import AttachedArena
 from kv_types.limits import ATTACH_MESSAGE_BYTES_MAX, ATTACHMENTS_GONE_MAX, BATCH_PAGES_MAX
 from kv_types.validity import EngineMode
 from tests.support.attach_raw import descriptors_of, dial, expect_closed, greet, hear, hello, rows_in_use

@@ -328,7 +328,7 @@ def test_garbage_in_clients_counters_keeps_nobody_from_reading_the_figures(site:
         close_all(descriptors)
 
         def figures_are_right() -> None:
-            answer = site.call(lambda _: report.message(attach={}, names={}))
+            answer = site.call(lambda _: report.message(attach={}, names={}, speeds={}))
             assert answer.namespaces[0].requested_pages == answer.namespaces[0].l2_pages == 3
             assert all(client.pid == os.getpid() for client in answer.clients)
 

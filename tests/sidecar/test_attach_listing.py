@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,37 +10,15 @@ import pytest
 from cache_l2 import attach_wire as wire
 from cache_l2.attach_messages import Failed, Ping, Pong, Register, Registered
 from cache_l2.attach_socket import send_datagram
-from cache_l2.namespaces import NamespaceRecord
 from inference_worker.client import Client
 from inference_worker.settings import ClientSettings
-from kv_types.errors import LogUnreachableError
-from kv_types.ids import NamespaceId
 from kv_types.limits import LISTINGS_IN_FLIGHT_PER_CLIENT_MAX
 from kv_types.outcomes import STORED, Miss, MissReason, Refused, RefuseReason
 from tests.support.attach_raw import attach_raw, hear
 from tests.support.attach_site import AttachSite
+from tests.support.directory import SlowDirectory
 from tests.support.pages import chain, namespace_of, page_bytes_of, page_of
 from tests.support.polling import wait_until
-
-
-class SlowDirectory:
-    """Lists nothing until `answers` is set, on the site's loop; then everything, or fails if `fails`."""
-
-    def __init__(self) -> None:
-        self.listed: set[NamespaceId] = set()
-        self.asked = 0
-        self.fails = False
-        self.answers = asyncio.Event()
-
-    def is_listed(self, namespace: NamespaceId) -> bool:
-        return namespace in self.listed
-
-    async def list_namespace(self, record: NamespaceRecord) -> None:
-        self.asked += 1
-        await self.answers.wait()
-        if self.fails:
-            raise LogUnreachableError("the log does not answer")
-        self.listed.add(record.id)
 
 
 @pytest.fixture

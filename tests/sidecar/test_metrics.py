@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache_l2.attach_messages import Speeds
 from cache_l2.reader import AttachedArena, Reserved
 from cache_l2.store import NamespaceCounts
 from cache_l2.tenants import EVERYBODY_ELSE, TenantFigures
@@ -195,6 +196,7 @@ def snapshot(namespaces: int, counts: NamespaceCounts = NamespaceCounts()) -> Sn
         l3=NO_L3,
         tenants={},
         pins={},
+        speeds={},
         calls_running=4,
         calls_refused=6,
     )
@@ -205,6 +207,20 @@ def rendered(taken: Snapshot) -> Series:
 
     metrics = Metrics(version="1", life=b"l" * 16, snapshot=lambda: taken)
     return parse(generate_latest(metrics.registry).decode())
+
+
+def test_workers_are_shown_by_row_as_far_as_they_tell_their_speed_and_no_more_than_so_many() -> None:
+    most = limits.METRIC_WORKERS_MAX
+    speeds = {row: Speeds(100.0 * row, 0.001, 2.0 * row) for row in range(1, most + 4)}
+    speeds[2] = Speeds()
+    series = rendered(replace(snapshot(1), speeds=speeds))
+    prefill = "stratakv_worker_prefill_tokens_per_second"
+    shown = {dict(labels)["row"] for name, labels in series if name == prefill}
+    assert shown == {str(row) for row in range(1, most + 2) if row != 2} | {OTHER}
+    assert value(series, prefill, row="3") == 300.0
+    assert value(series, prefill, row=OTHER) == 100.0 * (most + 2.5)
+    assert value(series, "stratakv_worker_copy_latency_seconds", row="1") == 0.001
+    assert value(series, "stratakv_worker_copy_bytes_per_second", row=OTHER) == 2.0 * (most + 2.5)
 
 
 def test_namespaces_beyond_the_limit_share_one_label_and_nothing_is_lost() -> None:
@@ -242,7 +258,7 @@ def test_a_label_outlives_its_namespaces_registration_and_no_counter_steps_back(
     )
 
     def requested() -> dict[str, float]:
-        series = rendered(report.snapshot(attach={}, calls_running=0, calls_refused=0))
+        series = rendered(report.snapshot(attach={}, speeds={}, calls_running=0, calls_refused=0))
         counted = {
             dict(labels)["namespace"]: number for (name, labels), number in series.items()
             if name == "stratakv_pages_requested_total"

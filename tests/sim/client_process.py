@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cache_l2.attach_messages import Welcome
@@ -16,10 +17,12 @@ from inference_worker.local import LocalArena
 from inference_worker.namespaces import RegisteredNamespace
 from inference_worker.outlived import OutlivedHeader
 from inference_worker.prefetch import Prefetches
+from inference_worker.prefill_speed import PrefillSpeed
 from inference_worker.settings import ClientSettings
 from inference_worker.validity import ClientValidity, Header
 from inference_worker.weights import Announced, Versions, WeightsWatch
 from kv_types.errors import ClosedError, DeadlineExceededError, SidecarUnreachableError
+from kv_types.loading import ComputeCost
 from kv_types.namespace import Namespace
 from kv_types.outcomes import MissReason
 from kv_types.validity import EngineMode
@@ -48,6 +51,19 @@ class _NoRemote:
 
     def prefetch(self, *_: object) -> None:
         """Nothing is asked."""
+
+
+class _Speed(PrefillSpeed):
+    """What a worker says of its speed, until all is quiet: then it is looked whether everything can be had."""
+
+    def __init__(self, world: World, name: str) -> None:
+        speeds = world.plan.speeds
+        super().__init__(random.Random(f"{world.plan.seed} {name}").choice(speeds) if speeds else 0.0)
+        self._world = world
+
+    def cost(self, page_tokens: int, first: int) -> ComputeCost | None:
+        """See PrefillSpeed."""
+        return None if self._world.is_quiet else super().cost(page_tokens, first)
 
 
 class _Peer:
@@ -147,6 +163,7 @@ class ClientProcess:
         self.client = Client(self.link)  # type: ignore[arg-type]
         self.attachment: Attachment | None = None
         self.engine = engine
+        self._speed = _Speed(world, name)
 
     def connect(self) -> bool:
         """Attach, if a sidecar listens."""
@@ -164,7 +181,7 @@ class ClientProcess:
         reader: Any = attachment.reader
         peer: Any = _Peer(attachment) if self.engine is EngineMode.KEEP else None
         attached = AttachedArena("", channel, welcome, reader, writable=True, peer=peer)
-        arena = LocalArena(attached, self.link.settings, None, LoadCounts())
+        arena = LocalArena(attached, self.link.settings, None, LoadCounts(self._speed))
         attachment.on_hang_up = lambda: self._withdraw(arena)
         self.attachment, self.link.arena, self.link.outlived = attachment, arena, None
         self.link.was_attached = True

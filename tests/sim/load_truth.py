@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kv_types.ids import KEY_BYTES
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import LoadRow, RowLoaded
 from tests.sim.clockwork import MS
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 TURNS = 12
 """Turns of an event loop in which an answer that is due is given: the thread's, the store's, the planner's, the waiter's."""
+_LEAVES = (LoadChoice.COMPUTE, LoadChoice.TRIAL, LoadChoice.STOPPED)
+_SURE = 0.8
+"""A load that is expected to take this part of what computing does, or less, is always done."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +35,8 @@ class LoadCheck:
     begun_ns: int
     away_ns: int
     """True time, and how long its process had not run by then."""
+    compute: ComputeCost | None = None
+    """What whoever asks has said of its speed."""
 
 
 class LoadTruth:
@@ -40,10 +46,18 @@ class LoadTruth:
         self._world = world
         self.waiting: set[LoadCheck] = set()
 
-    def begun(self, life: Life, rows: Sequence[LoadRow], *, deadline_ns: int, is_group: bool) -> LoadCheck:
+    def begun(
+        self,
+        life: Life,
+        rows: Sequence[LoadRow],
+        *,
+        deadline_ns: int,
+        is_group: bool,
+        compute: ComputeCost | None = None,
+    ) -> LoadCheck:
         """Somebody asks."""
         check = LoadCheck(
-            life, rows, deadline_ns, is_group, self._world.clockwork.now_ns, life.process.away_ns
+            life, rows, deadline_ns, is_group, self._world.clockwork.now_ns, life.process.away_ns, compute
         )
         self.waiting.add(check)
         return check
@@ -52,13 +66,15 @@ class LoadTruth:
         """Nobody waits any more."""
         self.waiting.discard(check)
 
-    def answered(self, check: LoadCheck, told: Sequence[RowLoaded]) -> None:
+    def answered(
+        self, check: LoadCheck, told: Sequence[RowLoaded], decision: LoadDecision | None = None
+    ) -> None:
         """Whoever waits is told this."""
         self.waiting.discard(check)
         late_ns = self.late_ns(check)
         if late_ns > 0:
             self._broken("BrokeDeadline", check, f"was answered {late_ns / MS:.1f} ms late")
-        self.told(check, told)
+        self.told(check, told, decision)
         if any(row.pending for row in told):
             self._broken("BrokeLoad", check, "was told of pages that are pending, though its wait is over")
 
@@ -69,7 +85,7 @@ class LoadTruth:
         allowed_ns = int((away_ns + TURNS * plan.turn_ns) * (1 + plan.drift)) + 5 * MS
         return check.life.sidecar.node.now_ns() - check.deadline_ns - allowed_ns
 
-    def told(self, check: LoadCheck, told: Sequence[RowLoaded]) -> None:
+    def told(self, check: LoadCheck, told: Sequence[RowLoaded], decision: LoadDecision | None = None) -> None:
         """What is told was there at some moment since it was asked for, the part that is said to be L3's by a load."""
         arena = self._world.arenas[check.life.id]
         if len(told) != len(check.rows):
@@ -98,7 +114,23 @@ class LoadTruth:
                 "BrokeLoad", check, f"was told of unequal rows of a group: {[one.pages for one in told]}"
             )
 
-    def _broken(self, name: str, check: LoadCheck, what: str) -> None:
+        if any(loaded.reason is MissReason.COMPUTE_IS_FASTER for loaded in told):
+            self._is_faster(check, decision)
+
+    def _is_faster(self, check: LoadCheck, decision: LoadDecision | None) -> None:
+        """A row ends since computing takes less time: so it was said, and by estimates that say so."""
+        if check.compute is None:
+            self._broken(
+                "BrokeChoice", check, "is left to be computed, by whom has not said how fast that is"
+            )
+        if decision is None or decision.choice not in _LEAVES or decision.pages_chosen >= decision.pages:
+            self._broken("BrokeChoice", check, f"is left to be computed by the decision {decision}")
+        # Of rows that are decided apart, and of parts of a row, the decision is a sum; of nothing that is loaded it is one.
+        is_one = (check.is_group or len(check.rows) == 1) and not decision.pages_chosen
+        if is_one and decision.choice is LoadChoice.COMPUTE and decision.load_s <= _SURE * decision.compute_s:
+            self._broken("BrokeChoice", check, f"is left to be computed, and takes longer so: {decision}")
+
+    def _broken(self, name: str, check: LoadCheck, what: str) -> NoReturn:
         raise BrokenPromiseError(name, f"a load of {check.life.sidecar.node} {what}")
 
     def check_none_lost(self) -> None:

@@ -88,6 +88,8 @@ class Plan:
     wall_errors_ms: tuple[int, ...] = ()
     notices_ns: int = 5 * MS
     """How long, at most, a client takes to notice that its sidecar has died."""
+    speeds: tuple[float, ...] = ()
+    """Tokens a second that workers may say that they compute; 0, and none at all: they say nothing, and all is loaded."""
     weights_at_ns: int = 0
     """When new weights are loaded; they are announced once everybody has them."""
     faults: list[Fault] = field(default_factory=list)

@@ -346,6 +346,28 @@ def _page_failovers(plan: Plan, draw: random.Random) -> None:
     _spread(plan, draw, draw.randint(2, 6))
 
 
+def _weighing(plan: Plan, draw: random.Random) -> None:
+    """Workers that say how fast they compute, some faster than pages come, of servers that are slow at times."""
+    _share(plan, draw)
+    plan.l3, plan.page_servers = "own", 1
+    plan.duration_ns = int(draw.uniform(1.5, 3) * S)
+    plan.speeds = tuple(
+        draw.sample((0.0, 200.0, 2_000.0, 8_000.0, 40_000.0, 1_000_000.0), draw.randint(1, 3))
+    )
+    kinds = (
+        "page_slow",
+        "page_slow",
+        "page_slow",
+        "page_evict",
+        "page_partition",
+        "page_reset",
+        "kill_worker",
+        "crash",
+    )
+    _scatter(plan, draw, kinds, count=draw.randint(1, 5), within=(0.15, 0.9), length_ms=(50, 900))
+    _spread(plan, draw, draw.randint(1, 4))
+
+
 def _share(plan: Plan, draw: random.Random) -> None:
     """Several nodes that compute, look up and load without much thought."""
     plan.l3, plan.page_servers = draw.choice(("log", "own")), 1
@@ -384,5 +406,5 @@ def _spread(plan: Plan, draw: random.Random, count: int) -> None:
 PROFILE = 1_000_000
 PROFILES: tuple[Callable[[Plan, random.Random], None], ...] = (
     _mixture, _zombies, _pauses, _losses, _compaction, _lives, _engines, _wall_steps, _deaths, _goodbyes, _splits, _bounces,
-    _stalls, _sharing, _page_servers, _page_failovers, _outliving,
+    _stalls, _sharing, _page_servers, _page_failovers, _outliving, _weighing,
 )  # fmt: skip

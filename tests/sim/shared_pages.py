@@ -70,7 +70,9 @@ class SharedPages:
     ) -> Load:
         """See Loads."""
         assert self._tier is not None, "nobody has attached before it began"
-        check = self._world.loads.begun(self._life, rows, deadline_ns=deadline_ns, is_group=group)
+        check = self._world.loads.begun(
+            self._life, rows, deadline_ns=deadline_ns, is_group=group, compute=compute
+        )
         load = self._tier.loads.begin(rows, deadline_ns=deadline_ns, group=group, compute=compute)
         return CheckedLoad(self._world, check, load)
 
@@ -109,14 +111,14 @@ class CheckedLoad:
             self._world.loads.given_up(self._check)
             raise
         with self._world.watching():
-            self._world.loads.answered(self._check, told)
+            self._world.loads.answered(self._check, told, self._load.decision)
         return told
 
     def so_far(self) -> list[RowLoaded]:
         """See Load."""
         told = self._load.so_far()
         with self._world.watching():
-            self._world.loads.told(self._check, told)
+            self._world.loads.told(self._check, told, self._load.decision)
         return told
 
     def cancel(self) -> None:

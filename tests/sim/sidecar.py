@@ -226,13 +226,15 @@ class SimulatedSidecar:
 class Posted:
     """A request that was sent and not waited for."""
 
-    def __init__(self, request: int) -> None:
+    def __init__(self, request: int, clockwork: Clockwork) -> None:
         self.request = request
         self.reply: Any = None
+        self.has_come = Signal(clockwork)
 
     def arrive(self, reply: Any) -> None:
         """Its reply has come."""
         self.reply = reply
+        self.has_come.set(reply)
 
 
 class Attachment:
@@ -290,9 +292,22 @@ class Attachment:
 
     def post(self, message: Any, *, request: int | None = None) -> Posted:
         """Send a message and wait for nothing; raises as the real channel does."""
-        posted = Posted(self.draw_request() if request is None else request)
+        posted = Posted(self.draw_request() if request is None else request, self._world.clockwork)
         self._send(message, posted.arrive, posted.request)
         return posted
+
+    def wait(self, posted: Posted, *, deadline_s: float) -> Any:
+        """Wait for the reply to what was posted; raises as the real channel does."""
+        if posted.reply is None and self.is_broken:
+            raise ConnectionBroken("the connection is gone")
+        if not posted.has_come.wait(self._process.node.true_delay_ns(int(deadline_s * 1e9))):
+            if self.is_hung_up:
+                raise ConnectionBroken("the sidecar is gone")
+            raise DeadlinePassed(f"no reply in {deadline_s} s")
+        return posted.reply
+
+    def forget(self, posted: Posted) -> None:
+        """Nobody looks at its reply."""
 
     def poll(self) -> None:
         """Replies that have come are there already."""

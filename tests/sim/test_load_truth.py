@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kv_types.loading import ComputeCost, LoadChoice, LoadDecision
 from kv_types.outcomes import MissReason
 from sidecar.l3.loads import LoadRow, RowLoaded
 from tests.sim.clockwork import MS, S
@@ -136,3 +137,47 @@ def test_a_load_that_is_never_answered_is_seen_unless_it_was_given_up() -> None:
         site.truth.check_none_lost()
     site.truth.given_up(site.check)
     site.truth.check_none_lost()
+
+
+LEFT = [RowLoaded(0, 0, MissReason.COMPUTE_IS_FASTER)]
+
+
+def decided(
+    choice: LoadChoice, *, chosen: int = 0, load_s: float = 0.9, compute_s: float = 1.0
+) -> LoadDecision:
+    return LoadDecision(choice, 2, chosen, load_s, compute_s)
+
+
+@pytest.mark.parametrize(
+    ("compute", "decision"),
+    [
+        (None, decided(LoadChoice.COMPUTE)),
+        (ComputeCost(0.5), None),
+        (ComputeCost(0.5), decided(LoadChoice.LOAD)),
+        (ComputeCost(0.5), decided(LoadChoice.UNPRICED)),
+        (ComputeCost(0.5), decided(LoadChoice.TRIAL, chosen=2)),
+        (ComputeCost(0.5), decided(LoadChoice.COMPUTE, load_s=0.8)),
+    ],
+)
+def test_what_is_left_to_be_computed_against_the_estimates_is_seen(
+    compute: ComputeCost | None, decision: LoadDecision | None
+) -> None:
+    site = Site()
+    site.check.compute = compute
+    with pytest.raises(BrokenPromiseError, match="BrokeChoice"):
+        site.truth.answered(site.check, LEFT, decision)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        decided(LoadChoice.COMPUTE),
+        decided(LoadChoice.TRIAL, chosen=1),
+        decided(LoadChoice.STOPPED, load_s=0.1),
+    ],
+)
+def test_what_is_left_to_be_computed_by_the_estimates_is_right(decision: LoadDecision) -> None:
+    site = Site()
+    site.check.compute = ComputeCost(0.5)
+    site.truth.answered(site.check, LEFT, decision)
+    assert not site.truth.waiting

@@ -258,7 +258,7 @@ def test_bad_inspections_are_usage_errors(stratakv: Command, words: tuple[str, .
 
 
 def test_inspect_tiers_tells_how_fast_l3_is_or_that_there_is_none(stratakv: Command) -> None:
-    assert set(stratakv.json("inspect", "--tiers")) == {"l3"}
+    assert set(stratakv.json("inspect", "--tiers")) == {"l3", "workers"}
     assert stratakv("inspect", "--tiers").exit_code == 0
     refused = stratakv("inspect", "ab" * 32, "--tiers")
     assert refused.exit_code == 2

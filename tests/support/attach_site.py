@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cache_l2.attach_messages import Looked
-from cache_l2.reader import AttachedArena, Registration
+from cache_l2.attach_registrations import Registration
+from cache_l2.reader import AttachedArena
 from cache_l2.store import ArenaConfig
 from kv_types.clock import BoottimeClock
 from kv_types.namespace import Namespace

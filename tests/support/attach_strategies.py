@@ -28,6 +28,7 @@ from cache_l2.attach_messages import (
     ReservedPages,
     Role,
     SidecarMessage,
+    Speeds,
     Unregister,
     Welcome,
 )
@@ -74,6 +75,7 @@ CHAINS_TO_LOAD = st.builds(
 )  # fmt: skip
 TIMES = st.floats(0.0, 1e9, allow_nan=False)
 PAGE_TIMES = st.floats(0.0, COMPUTE_PAGE_S_MAX)
+RATES = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
 COSTS = st.builds(ComputeCost, PAGE_TIMES.filter(lambda first_s: first_s > 0.0), PAGE_TIMES)
 DECISIONS = st.tuples(st.sampled_from(LoadChoice), U32, U32, TIMES, TIMES).map(
     lambda told: LoadDecision(told[0], max(told[1:3]), min(told[1:3]), *told[3:])
@@ -99,6 +101,7 @@ CLIENT_MESSAGES: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(Load, st.lists(CHAINS_TO_LOAD, max_size=8).map(tuple), U32, st.booleans(), st.none() | COSTS),
     st.builds(CancelLoad, U32),
     st.builds(Looked, U32, st.lists(st.binary(min_size=8, max_size=8), max_size=20).map(b"".join), U32),
+    st.builds(Speeds, RATES, RATES, RATES),
     st.just(Detach()),
     st.just(Ping()),
 )  # fmt: skip

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from cache_l2.attach_loads import Wanted
-from cache_l2.reader import AttachedArena, Registration, Reserved
+from cache_l2.attach_registrations import Registration
+from cache_l2.reader import AttachedArena, Reserved
 from kv_types.ids import PageKey, Stamp, log_incarnation
 from kv_types.outcomes import STORED
 from tests.support.pages import buffers, chain, namespace_of, packed, page_bytes_of, page_of, pages_of

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cache_l1.transfer import Part, Side, Transfers, batches, side_of
+from cache_l1.transfer import Part, Transfers, batches
 from cache_l1.transfer_registration import CudaRuntime, RegisteredMemory, host_tensor
+from cache_l1.transfer_streams import Side, side_of
 from cache_l2._native import copy_bytes
 from inference_worker.buffers import PageSource
 from inference_worker.connectors.vllm.block_copies import (
@@ -29,8 +30,9 @@ BlockIds = npt.NDArray[np.int64]
 class DeviceBlocks:
     """Blocks that the processor can't reach. Thread-safe; each call is over when the bytes are in place.
 
-    It begins when all is done that the engine's stream was given before: that of the thread that made this, or that called
-    `follow_engine` last. Engines change their stream after they have registered their blocks, once they capture graphs.
+    It begins when all is done that the engine's streams were given before: that of the thread that calls, and that of the thread
+    that made this or called `follow_engine` last. Engines change their stream after they have registered their blocks, once
+    they capture graphs.
     """
 
     def __init__(

@@ -252,7 +252,11 @@ class Loader:
                 load.why = MissReason.DEADLINE.name.lower()
                 return
             end = min(lease.pages, first + step)
+            began = time.perf_counter()
             self.copy_layers(load, lease, None, first=first, end=end)
+            took_s = time.perf_counter() - began
+            if took_s > 0.0:
+                self._shard.client.observe_copy((end - first) * self._shard.page_bytes, took_s)
             load.in_place = end
 
     def _end(self, load: _Load) -> None:

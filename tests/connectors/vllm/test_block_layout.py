@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cache_l1.transfer import HostSide
 from cache_l1.transfer_registration import RegisteredMemory
+from cache_l1.transfer_streams import HostSide
 from inference_worker.connectors.vllm.block_copies import HostBlocks
 from inference_worker.connectors.vllm.block_layout import BlockLayout, _layers
 from inference_worker.connectors.vllm.device_blocks import DeviceBlocks

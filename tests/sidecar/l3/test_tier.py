@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -35,7 +33,6 @@ from sidecar.l3.loads import LoadRow, RowLoaded
 from sidecar.l3.metrics import l3_metrics, outcome_of
 from sidecar.l3.tier import L3State, L3Tier
 from stratakv.l3_status import render_l3, where_l3
-from tests.support.daemon import ROOT
 from tests.support.l3_node import fresh, nodes
 from tests.support.manual_time import until
 from tests.support.memory_records import MemoryRecords, MemoryShelf
@@ -261,35 +258,6 @@ def test_series_of_lossy_pages_are_bounded() -> None:
     figures = tally.read()
     assert len(figures) == METRIC_NAMESPACES_MAX + 1
     assert figures[None].pages["lossy"] == 5
-
-
-RULES = yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yml").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    "rule", [rule for group in RULES["groups"] for rule in group["rules"]], ids=lambda rule: rule["alert"]
-)
-def test_alert_rules_name_metrics_that_there_are(rule: dict[str, Any]) -> None:
-    assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
-    assert rule["labels"]["severity"] in ("warning", "critical")
-    assert set(rule["annotations"]) == {"summary", "description"}
-    assert re.fullmatch(r"[1-9]\d*[smh]", rule["for"])
-    assert rule["expr"].count("(") == rule["expr"].count(")")
-    tally = LossyTally()
-    tally.count(NamespaceId(b"a" * 32), Packed(Codec.INT8, memoryview(b""), PageError(0.01, 0.01)))
-    lines = rendered(replace(STATE, lossy=tally.read())).splitlines()
-    there = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
-    named = set(re.findall(r"stratakv_\w+", rule["expr"]))
-    assert named
-    assert named <= there
-    for metric, labels in re.findall(r"(stratakv_\w+)\{([^}]*)\}", rule["expr"]):
-        for label, _, value in re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', labels):
-            told = [re.search(rf'{label}="([^"]*)"', line) for line in lines if line.startswith(metric + "{")]
-            assert any(one is not None and re.fullmatch(value, one[1]) for one in told), (
-                metric,
-                label,
-                value,
-            )
 
 
 def test_a_server_that_may_not_be_read_is_not_available() -> None:

@@ -17,7 +17,7 @@ class Edit(NamedTuple):
 SAFETY = frozenset(
     {
         "BrokeFence", "BrokeFailClosed", "BrokeInFlight", "BrokePrefix", "BrokeWhole", "BrokeAccount", "BrokeDrained",
-        "BrokeSparing", "BrokeLoad", "BrokeRecord",
+        "BrokeSparing", "BrokeLoad", "BrokeRecord", "BrokeChoice",
     }
 )  # fmt: skip
 LIVENESS = frozenset({"BrokeRecreate", "BrokeDeadline", "BrokeLeft"})

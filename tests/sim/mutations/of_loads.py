@@ -137,6 +137,28 @@ OF_LOADS = (
         breaks=LIVENESS,
     ),
     Mutation(
+        "R", "pages are left to be computed where loading them takes less time",
+        (
+            Edit(
+                "kv_policy/load_or_recompute.py",
+                "        return self.estimate.seconds(pages * page_bytes) <= cost.seconds(pages) * margin\n",
+                "        return self.estimate.seconds(pages * page_bytes) > cost.seconds(pages) * margin\n",
+            ),
+        ),
+        profile=17,
+    ),
+    Mutation(
+        "S", "a worker that says nothing of its speed is taken for a fast one",
+        (
+            Edit(
+                "sidecar/l3/loader.py",
+                "                is_group=group, compute=compute if self._weighs else None, now_ns=now_ns,\n",
+                "                is_group=group, compute=compute or ComputeCost(1e-6), now_ns=now_ns,\n",
+            ),
+        ),
+        profile=17,
+    ),
+    Mutation(
         "O", "a server of L3 that has failed is never tried again",
         (
             Edit(
