@@ -142,6 +142,8 @@ class LocalPages:
         packed, _ = packed_chain(keys, start)
         try:
             held = self._take(self._counter, packed, namespace=self._number, start=start, may_load=True)
+            if self._reader.recording:
+                self._tell_look_up(packed)
             if held.reason != MissReason.ABSENT:
                 return PageLease(held, self._arena)
             try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from kv_types.errors import InvalidArgumentError
@@ -24,6 +26,19 @@ def write_whole(path: Path, data: bytes) -> None:
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)
+        raise
+
+
+async def in_thread_to_its_end(write: Callable[[], None]) -> None:
+    """Write in a thread. Whoever is cancelled meanwhile goes on when that is over: no later write of the file overtakes it.
+
+    `write` raises nothing.
+    """
+    writing = asyncio.ensure_future(asyncio.to_thread(write))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
         raise
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from cache_l2.store import ArenaStore
 from kv_types.errors import InvalidArgumentError
 from kv_types.limits import POLICY_STATE_BYTES_MAX
-from sidecar.kept_files import read_whole, write_whole
+from sidecar.kept_files import in_thread_to_its_end, read_whole, write_whole
 from sidecar.logs import logger
 
 STATE_NAME = "eviction-policy.state"
@@ -49,7 +50,7 @@ class PolicyState:
         while True:
             await asyncio.sleep(_SAVE_S)
             if (state := self._exported()) is not None:
-                await asyncio.to_thread(self._write, state)
+                await in_thread_to_its_end(partial(self._write, state))
 
     def save(self) -> None:
         """Save now, with the last look-ups: the sidecar ends."""

@@ -109,11 +109,11 @@ class Sidecar:
         learned = PolicyState(store, directory.path)
         learned.load()
         async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(learned.keep(), name="policy state")
             background = [
                 tasks.create_task(_periodically(_TICK_S, store.tick), name="expiry"),
                 tasks.create_task(_measure_lag(services.metrics), name="lag"),
                 tasks.create_task(services.memory.watch(), name="memory"),
-                tasks.create_task(learned.keep(), name="policy state"),
                 *following.start(tasks),
             ]
             if not await following.wait_confirmed(self._settings.log_deadline):
@@ -123,6 +123,8 @@ class Sidecar:
             _log.info("ready", pid=os.getpid(), **services.described())
             await self._ending.wait()
             await services.drain(self._settings.drain_time)
+            keeping.cancel()
+            await asyncio.wait([keeping])  # what it writes is older than what is saved now
             learned.save()
             await following.shell.leave()
             for task in background:

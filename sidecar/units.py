@@ -64,6 +64,17 @@ def format_duration(duration_s: float) -> str:
     return f"{duration_s:g}s"
 
 
+def rough_duration(duration_s: float) -> str:
+    """Whole seconds as people tell them, by their two largest units: 6d 23h, 29m 59s, 0s."""
+    left = round(duration_s)
+    told: list[tuple[int, str]] = []
+    for unit, factor in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, factor)
+        if told or count:
+            told.append((count, unit))
+    return " ".join(f"{count}{unit}" for count, unit in told[:2] if count) or "0s"
+
+
 def _split(text: str | float, what: str, examples: str) -> tuple[float, str]:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"a {what} is text or a number, not {type(text).__name__}; write {examples}")  # noqa: TRY004

@@ -26,7 +26,7 @@ from kv_wire.admin_calls import AdminCalls
 from kv_wire.channel import CacheCalls, open_channel
 from kv_wire.gen import admin_pb2, cache_pb2
 from kv_wire.status import ERROR_KEY, from_rpc_error
-from sidecar.units import parse_duration
+from sidecar.units import format_duration, parse_duration
 from stratakv.presentation import plain, say
 
 UNREACHABLE = 1
@@ -149,7 +149,7 @@ def duration(text: str, *, option: str, least_s: float, most_s: float) -> float:
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from error
     if not least_s <= seconds <= most_s:
-        raise ConfigError(f"{option} is {least_s:g} s to {most_s:g} s; got {text}")
+        raise ConfigError(f"{option} is {format_duration(least_s)} to {format_duration(most_s)}; got {text}")
     return seconds
 
 

@@ -9,7 +9,7 @@ import typer
 from kv_types.errors import ConfigError, LimitExceededError
 from kv_types.operator_limits import PIN_CHAINS_MAX, PIN_S_MAX, PIN_S_MIN
 from kv_wire.gen import admin_pb2
-from sidecar.units import format_duration, format_size
+from sidecar.units import format_size, rough_duration
 from stratakv.admin import (
     EndpointOption,
     JsonOption,
@@ -21,7 +21,7 @@ from stratakv.admin import (
 )
 from stratakv.commands import AdminCommand
 from stratakv.prefixes import Prefix, last_key, prefix_of
-from stratakv.presentation import print_json, what_is_done_stands
+from stratakv.presentation import plain, print_json, what_is_done_stands
 from stratakv.selection import (
     AdapterOption,
     Fields,
@@ -119,10 +119,9 @@ def pin_plain(told: admin_pb2.PinStatus) -> dict[str, Any]:
 
 def describe(told: admin_pb2.PinStatus) -> str:
     """A pin in a line."""
-    name = "".join(character if character.isprintable() else "\ufffd" for character in told.name)
     return (
-        f"pinned {name}: {told.held_pages} of {told.pages} pages are here ({format_size(told.held_bytes)}), for "
-        f"{format_duration(float(round(told.remaining_ms / 1000)))}"
+        f"pinned {plain(told.name)}: {told.held_pages} of {told.pages} pages are here ({format_size(told.held_bytes)}), for "
+        f"{rough_duration(told.remaining_ms / 1000)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from kv_wire.gen import admin_pb2
-from sidecar.units import format_duration, format_size
+from sidecar.units import format_size, rough_duration
 from stratakv.admin import EndpointOption, JsonOption, RuntimeDirOption, sidecar_of
 from stratakv.commands import AdminCommand
 from stratakv.pin import pin_plain
@@ -42,7 +42,7 @@ def pins(
     for one in answer.pins:
         table.add_row(
             plain(one.name), str(one.chains), f"{one.pages:,}", f"{one.held_pages:,}", format_size(one.held_bytes),
-            format_duration(float(round(one.remaining_ms / 1000))),
+            rough_duration(one.remaining_ms / 1000),
         )  # fmt: skip
     paper = Paper()
     paper.show(table)

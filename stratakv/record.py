@@ -28,10 +28,9 @@ from kv_wire.status import from_rpc_error
 from stratakv.admin import UNREACHABLE, EndpointOption, RuntimeDirOption, Sidecar, duration, sidecar_of
 from stratakv.commands import AdminCommand
 from stratakv.presentation import say
-from stratakv.trace_files import STANDARD_INPUT
+from stratakv.trace_files import STANDARD_OUTPUT
 
 _VERB = "record"
-_STANDARD_OUTPUT = STANDARD_INPUT
 _SALT_BYTES = 32
 _PACKED = (".gz", ".zst")
 
@@ -152,7 +151,7 @@ def _write(
 @contextlib.contextmanager
 def _opened(out: str) -> Iterator[BinaryIO]:
     """The file to write; one that is there already stays as it is. Raises ConfigError."""
-    if out == _STANDARD_OUTPUT:
+    if out == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

@@ -26,7 +26,7 @@ from stratakv.charts import check_picture, picture, terminal_chart
 from stratakv.presentation import Paper, plain, say, table_of
 from stratakv.result_files import check_result_file, write_result_file
 from stratakv.sizing import ENOUGH, Advice, Curves, PageBytes, advise, capacities, mean_closed
-from stratakv.trace_files import STANDARD_INPUT, read_traces
+from stratakv.trace_files import STANDARD_OUTPUT, read_traces
 
 _VERB = "simulate"
 _FAILED, _USAGE = 1, 2
@@ -99,7 +99,7 @@ def simulate(
             write_result_file(plot, picture(curves, plot), option="--plot")
         if json_file is not None:
             _write_json(json_file, curves, sizes)
-        if json_file != STANDARD_INPUT:
+        if json_file != STANDARD_OUTPUT:
             _print(curves, sizes)
     except BrokenProcessPool:
         say(
@@ -229,7 +229,7 @@ def _print(curves: Sequence[Curves], sizes: PageBytes) -> None:
         for row, pages in enumerate(one.capacities):
             part = closed[row] if has_gap else None
             table.add_row(
-                f"{100 * pages / max(1, trace.distinct):.2g} %",
+                _share(pages / max(1, trace.distinct)),
                 f"{pages:,}",
                 *([_gib(pages * page_bytes)] if page_bytes else []),
                 *(f"{100 * points[row].ratio:.2f}" for points in one.points.values()),
@@ -262,6 +262,10 @@ def _advice(one: Curves, page_bytes: int | None) -> str:
     )
 
 
+def _share(part: float) -> str:
+    return f"{100 * part:.2g} %" if part < 1 else f"{100 * part:,.0f} %"
+
+
 def _gib(size: int) -> str:
     return f"{size / 2**30:,.3g} GiB" if size < 100 * 2**30 else f"{size / 2**30:,.0f} GiB"
 
@@ -271,7 +275,7 @@ def _write_json(file: str, curves: Sequence[Curves], sizes: PageBytes) -> None:
         {"traces": [_told(one, sizes) for one in curves], "gap_closed": mean_closed(curves, LEARNED)},
         indent=2,
     )
-    if file == STANDARD_INPUT:
+    if file == STANDARD_OUTPUT:
         sys.stdout.write(text + "\n")
         return
     write_result_file(Path(file), (text + "\n").encode(), option="--json")

@@ -263,7 +263,8 @@ def _tenants(answer: cache_pb2.StatusResponse) -> Table:
 def _pinned(pins: Mapping[str, int]) -> str:
     if not pins.get("pins"):
         return "nothing"
-    return f"{pins['pins']:,} pins, {pins['held_pages']:,} pages ({format_size(pins['held_bytes'])})"
+    many = "" if pins["pins"] == 1 else "s"
+    return f"{pins['pins']:,} pin{many}, {pins['held_pages']:,} pages ({format_size(pins['held_bytes'])})"
 
 
 def _clients(answer: cache_pb2.StatusResponse) -> Table:

@@ -17,7 +17,7 @@ from kv_policy.trace import Trace, TraceBuilder
 from kv_types.errors import InvalidArgumentError, LimitExceededError
 from kv_types.trace_limits import TRACE_LINE_BYTES_MAX
 
-STANDARD_INPUT = "-"
+STANDARD_INPUT = STANDARD_OUTPUT = "-"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _WINDOW_BYTES = 128 * 1024 * 1024
 """What a zstandard file may ask for to be unpacked, as the command zstd does without being told."""

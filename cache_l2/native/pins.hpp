@@ -114,6 +114,7 @@ class Pins {
   void charge(Pinned& pinned, std::uint64_t more) {
     pinned.charged_bytes += more;
     statistics_.charged_bytes += more;
+    if (pinned.held != kNoEntry) statistics_.held_bytes += more;  // an operator may name a larger namespace than the page's
   }
 
   void let_go(Pinned& pinned, std::uint64_t namespace_slot) {

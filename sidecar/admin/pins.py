@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +17,11 @@ from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, UnknownNamespaceError
 from kv_types.ids import NamespaceId, PageKey
 from kv_types.operator_limits import PIN_LOAD_S_DEFAULT, PIN_PAGES_MAX, PIN_S_MAX, PIN_S_MIN
+from sidecar.kept_files import in_thread_to_its_end
 from sidecar.l3.loads import LoadRow, Loads
 from sidecar.logs import logger
 from sidecar.pin_file import read_pins, write_pins
+from sidecar.units import format_duration
 
 _SECOND_NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
@@ -82,14 +85,16 @@ class PinAdministration:
         """
         if not PIN_S_MIN <= lasting_s <= PIN_S_MAX:
             raise LimitExceededError(
-                f"a pin lasts {PIN_S_MIN:g} s to {PIN_S_MAX:g} s (30 days); got {lasting_s:g} s: pin again before it ends"
+                f"a pin lasts {format_duration(PIN_S_MIN)} to {format_duration(PIN_S_MAX)}; got {lasting_s:g} s: pin again "
+                "before it ends"
             )
         sized = tuple(self._sized(chain) for chain in chains)
         pin = Pin(name, sized, self._clock.now_ns() + int(lasting_s * _SECOND_NS))
         async with self._changing:
             await self._take(pin)
-            await self._settled()
+            # At once: a caller that goes away now leaves a pin, which a restart must not end.
             await self._save()
+            await self._settled()
         _log.info("pinned", name=name, pages=pin.pages, chains=len(pin.chains), lasting_s=lasting_s)
         if load and self._loads.is_available:
             await self._load(pin)
@@ -117,8 +122,8 @@ class PinAdministration:
                 raise InvalidArgumentError(
                     f"no pin is called {name!r}; `stratakv pins` lists those there are"
                 )
-            await self._settled()
             await self._save()
+            await self._settled()
         _log.info("unpinned", name=name)
 
     async def pins(self) -> list[PinTold]:
@@ -168,12 +173,9 @@ class PinAdministration:
             await asyncio.sleep(0)
 
     async def _save(self) -> None:
-        if self._file is None:
-            return
-        try:
-            await asyncio.to_thread(write_pins, self._file, list(self._store.pins.pins.values()))
-        except OSError as error:  # the pin itself holds all the same
-            _log.warning("pins can't be kept over a restart", file=str(self._file), reason=str(error))
+        if self._file is not None:
+            pins = list(self._store.pins.pins.values())
+            await in_thread_to_its_end(partial(_write, self._file, pins))
 
     async def _told(self, pin: Pin) -> PinTold:
         pages = size = 0
@@ -182,3 +184,10 @@ class PinAdministration:
             await asyncio.sleep(0)
         remaining_ms = max(0, pin.ends_ns - self._clock.now_ns()) // _NS_PER_MS
         return PinTold(pin, pages, size, remaining_ms)
+
+
+def _write(file: Path, pins: Sequence[Pin]) -> None:
+    try:
+        write_pins(file, pins)
+    except OSError as error:  # the pins themselves hold all the same
+        _log.warning("pins can't be kept over a restart", file=str(file), reason=str(error))

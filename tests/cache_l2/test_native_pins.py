@@ -62,6 +62,20 @@ def test_a_pin_takes_hold_of_pages_that_come_later() -> None:
     assert world.resident(prompt) == 8
 
 
+def test_a_held_page_that_is_pinned_anew_as_a_larger_one_is_charged_and_let_go_in_full() -> None:
+    world, prompt = world_of(), chain("prompt", 2)
+    world.put(prompt)
+    assert pin(world, prompt)
+    assert pin(world, prompt, payload_bytes=LARGE)
+    told = world.arena.pin_statistics()
+    assert told["held_bytes"] == told["charged_bytes"] > 2 * PAGE
+    world.arena.check_invariants()
+    for _ in range(2):
+        world.arena.unpin(keys=b"".join(prompt))
+    told = world.arena.pin_statistics()
+    assert (told["held_bytes"], told["charged_bytes"]) == (0, 0)
+
+
 def test_what_stands_on_a_pinned_prefix_is_evicted_down_to_it() -> None:
     world, prompt = world_of(), chain("prompt/answer", 12)
     world.put(prompt)

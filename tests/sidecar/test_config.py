@@ -10,7 +10,7 @@ from cache_l2._native import COPY_KERNELS
 from kv_types.errors import ConfigError
 from sidecar.config import Settings, accepted, default_shown, shown
 from sidecar.config_sources import DEFAULT, load_settings, variable_of
-from sidecar.units import format_duration, format_size, parse_duration, parse_size
+from sidecar.units import format_duration, format_size, parse_duration, parse_size, rough_duration
 
 
 @pytest.fixture(autouse=True)
@@ -335,3 +335,18 @@ def test_what_cannot_be_read_says_how_passwords_are_written_and_shows_none(url: 
 def test_urls_without_passwords_are_shown_as_they_are() -> None:
     for urls in ("redis://there:6379/1", "unix:///run/redis.sock", "redis://a,redis://b"):
         assert shown("log_url", urls) == urls
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.2, "0s"),
+        (59.6, "1m"),
+        (1799.0, "29m 59s"),
+        (3601.0, "1h"),
+        (604_796.4, "6d 23h"),
+        (2_592_000.0, "30d"),
+    ],
+)
+def test_a_time_that_is_left_is_told_by_its_two_largest_units(seconds: float, told: str) -> None:
+    assert rough_duration(seconds) == told

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from cache_l2.pins import Pin, PinnedChain
 from kv_types.errors import InvalidArgumentError, ProtocolError
 from kv_types.ids import NamespaceId
 from kv_types.operator_limits import PIN_FILE_BYTES_MAX
+from sidecar.kept_files import in_thread_to_its_end
 from sidecar.pin_file import decode_pins, encode_pins, read_pins, write_pins
 
 BOOT = "this-boot"
@@ -86,6 +89,26 @@ def test_what_an_interrupted_write_left_is_in_nobodys_way(tmp_path: Path) -> Non
     (tmp_path / "pins.json.new").write_bytes(b"half")
     write_pins(tmp_path / "pins.json", [ONE])
     assert read_pins(tmp_path / "pins.json") == [ONE]
+
+
+def test_whoever_is_cancelled_while_it_is_written_goes_on_when_that_is_over() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    written = []
+
+    def write() -> None:
+        has_begun.set()
+        written.append(may_end.wait(30))
+
+    async def cancelled() -> None:
+        writing = asyncio.ensure_future(in_thread_to_its_end(write))
+        await asyncio.to_thread(has_begun.wait, 30)
+        writing.cancel()
+        await asyncio.to_thread(may_end.set)
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert written == [True]
+
+    asyncio.run(cancelled())
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_pins_and_shares_hold_and_pins_outlive_a_restart(runtime_dir: Path, tmp_
         assert (of_anna["used_bytes"], of_anna["evictions_suffered"]) == (40 * page, 0)
         assert (status["pins"]["pins"], status["pins"]["held_pages"]) == (1, 4)
         shown = command(runtime_dir, "status")
-        for part in ("1 pins, 4 pages", "anna", "everybody else"):
+        for part in ("1 pin, 4 pages", "anna", "everybody else"):
             assert part in shown
         with urllib.request.urlopen(f"http://{status['metrics_address']}/metrics", timeout=10) as answer:
             metrics = answer.read().decode()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from inference_worker.client import Client, ClientSettings, RegisteredNamespace
 from kv_policy.replays import replay_named
 from kv_types.ids import DIGEST_BYTES, KEY_BYTES
+from kv_types.outcomes import MissReason
 from kv_types.trace_limits import LOOKED_PAGES_MAX, RECORDINGS_MAX
 from stratakv.cli import app
 from stratakv.record import Salted
@@ -162,6 +163,18 @@ def test_pages_of_the_callers_own_cache_belong_to_the_chain(daemon: Daemon, tmp_
         recording.end()
     first, second = _lines(out)
     assert first["hash_ids"] == second["hash_ids"]
+
+
+def test_a_look_up_whose_rest_is_computed_is_recorded_too(daemon: Daemon, tmp_path: Path) -> None:
+    keys = chain(SPACE, 4, seed=31)
+    out = tmp_path / "left.jsonl"
+    with Recording(daemon, str(out), "--requests", "1") as recording, _client(daemon) as client:
+        space = client.register(SPACE)
+        client.lease(space, keys, counted=False).release()  # makes it known
+        with client.lease(space, keys, deadline_s=0.0, missed=MissReason.COMPUTE_IS_FASTER) as lease:
+            assert lease.reason is MissReason.COMPUTE_IS_FASTER
+        recording.end()
+    assert [len(one["hash_ids"]) for one in _lines(out)] == [4]
 
 
 def test_a_chain_too_long_to_tell_is_counted(daemon: Daemon, tmp_path: Path) -> None:
