@@ -116,7 +116,7 @@ def _check_places(json_file: str | None, plot: Path | None) -> None:
     if plot is not None:
         check_picture(plot)
         check_result_file(plot, option="--plot")
-    if json_file not in (None, STANDARD_INPUT):
+    if json_file not in (None, STANDARD_OUTPUT):
         check_result_file(Path(str(json_file)), option="--json")
 
 
