@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -12,12 +13,15 @@ namespace stratakv {
 //
 // The account is in pages: what was had, less what would have been had, and a little allowance for each page asked for. While
 // it is below zero the policy does as the shadow does, and can lose no more. It is bounded above, so that what was gained long
-// ago pays for no losses now.
+// ago pays for no losses now. At first it may be below zero by a credit: pages that are kept for later cost hits at once and
+// bring them in a while, and who stops in between has the cost alone. It fades by what is asked for: a policy that loses only
+// after many times the cache's size has nothing in the making.
 class LruShadow {
  public:
   explicit LruShadow(std::uint64_t pages)
       : start_(kStartShare * static_cast<double>(pages) + kStartPages), most_(kMostShare * static_cast<double>(pages) + kMostPages),
-        account_(start_) {
+        account_(start_), credit_(kCreditShare * static_cast<double>(pages)),
+        fading_(kCreditSizes * static_cast<double>(std::max<std::uint64_t>(pages, 1))) {
     slots_.resize(std::clamp<std::uint64_t>(pages, 64, kSlots));
   }
 
@@ -25,6 +29,7 @@ class LruShadow {
   void asked(std::uint64_t asked_pages, std::uint64_t had_pages) {
     account_ += kAllowance * static_cast<double>(asked_pages) + static_cast<double>(had_pages);
     account_ = std::min(account_, most_);
+    credit_ *= std::exp(-static_cast<double>(asked_pages) / fading_);
   }
 
   // Pages that were last used at `before_ns`, or so, are used now. `counts`: each would have been a hit of the request.
@@ -58,7 +63,7 @@ class LruShadow {
     }
   }
 
-  bool is_worse() const { return account_ < 0; }
+  bool is_worse() const { return account_ + credit_ < 0; }
   double account() const { return account_; }
   double start() const { return start_; }
   void restore(double account) { account_ = std::clamp(account, -most_, most_); }
@@ -67,7 +72,8 @@ class LruShadow {
  private:
   static constexpr std::uint64_t kSlots = 1 << 16;
   static constexpr double kAllowance = 0.001;  // of the hit ratio
-  static constexpr double kStartShare = 0.03, kMostShare = 0.25;  // of the cache
+  static constexpr double kStartShare = 0.03, kMostShare = 0.5, kCreditShare = 0.1;  // of the cache
+  static constexpr double kCreditSizes = 8;  // of the cache, by which a credit falls to 1/e
   static constexpr double kStartPages = 4, kMostPages = 16;
   struct Slot {
     std::uint64_t touched_ns = 0, until_ns = 0, pages = 0;
@@ -129,7 +135,7 @@ class LruShadow {
 
   std::vector<Slot> slots_;
   std::uint64_t first_ = 0, filled_ = 0, held_ = 0;
-  double start_, most_, account_;
+  double start_, most_, account_, credit_, fading_;
 };
 
 }  // namespace stratakv
