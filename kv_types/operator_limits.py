@@ -21,8 +21,8 @@ PIN_STEP_KEYS = 4096
 """Keys that are pinned, counted or let go without letting others run: a ms or so."""
 PIN_LOAD_S_DEFAULT = 30.0
 """How long a pin's load of what the node lacks may take."""
-PIN_FILE_BYTES_MAX = 16 * 1024 * 1024
-"""What is read of a file of pins: all that may be pinned, written down."""
+PIN_FILE_BYTES_MAX = 48 * 1024 * 1024
+"""What is read of a file of pins: all that may be pinned, written down, in chains as short as may be."""
 
 # Tenants' shares
 TENANT_SHARES_MAX = 32

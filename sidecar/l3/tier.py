@@ -29,7 +29,7 @@ from sidecar.l3.residency import ResidentOnly
 from sidecar.l3.store_queue import StoreQueue
 from sidecar.l3.used_pages import LOOK_S
 from sidecar.l3.write_behind import WriteBehind, WriteTerms
-from sidecar.logs import logger
+from sidecar.logs import SeldomLogger, logger
 
 _SECOND_NS = 1_000_000_000
 
@@ -84,6 +84,7 @@ class L3Tier:
         self._store = store
         self._why_off = chosen.why_off
         self._reports = L3Reports(clock)
+        self._failures = SeldomLogger(_log, clock)
         self._looking: asyncio.Task[None] | None = None
         self._parts: _Parts | None = None
         self._lossy = LossyTally()
@@ -132,13 +133,16 @@ class L3Tier:
     async def _look(self, parts: _Parts) -> None:
         until_reports = 0.0
         while True:
-            if until_reports <= 0.0:
-                picture = parts.records.describe()
-                self._reports.look(picture)
-                self._store.set_losing_costs(parts.loader.losing.costs(is_reachable=picture.is_readable))
-                until_reports = limits.L3_REPORT_S
-            parts.behind.look_for_used()
-            until_reports -= LOOK_S
+            is_due = until_reports <= 0.0
+            until_reports = (limits.L3_REPORT_S if is_due else until_reports) - LOOK_S
+            try:
+                if is_due:
+                    picture = parts.records.describe()
+                    self._reports.look(picture)
+                    self._store.set_losing_costs(parts.loader.losing.costs(is_reachable=picture.is_readable))
+                parts.behind.look_for_used()
+            except Exception:  # noqa: BLE001  (whatever it is, the next look is another one)
+                self._failures.error("a look at L3 failed in a way that it must not", exc_info=True)
             await asyncio.sleep(LOOK_S)
 
     async def drain(self, drain_s: float) -> None:

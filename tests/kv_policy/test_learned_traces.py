@@ -135,7 +135,9 @@ def test_it_holds_on_made_up_traces_of_other_seeds(kind: str) -> None:
                 for policy in ("learned", "lru")
             )
             gains.append((learned[1] - lru[1]) / lru[0])
-    assert min(gains) >= -0.004, gains  # what the guard lets go in traces as short as these, a part of it as a credit
+    assert min(gains) >= -0.004, (
+        gains
+    )  # what the guard lets go in traces as short as these, a part of it as a credit
     assert np.mean(gains) >= -0.0005
     if kind in {"chat", "documents", "loops", "everything", "chat and scans"}:
         assert np.mean(gains) >= 0.01, "where people think, or others scan, LRU is beaten"

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from cache_l2.pins import Pin, PinnedChain
 from kv_types.errors import InvalidArgumentError, ProtocolError
-from kv_types.ids import NamespaceId
-from kv_types.operator_limits import PIN_FILE_BYTES_MAX
+from kv_types.ids import NamespaceId, namespace_id
+from kv_types.limits import PAGE_BYTES_MAX
+from kv_types.operator_limits import (
+    PIN_CHAINS_MAX,
+    PIN_FILE_BYTES_MAX,
+    PIN_NAME_BYTES_MAX,
+    PINNED_PAGES_MAX,
+    PINS_MAX,
+)
 from sidecar.kept_files import in_thread_to_its_end
 from sidecar.pin_file import decode_pins, encode_pins, read_pins, write_pins
 
@@ -109,6 +116,15 @@ def test_whoever_is_cancelled_while_it_is_written_goes_on_when_that_is_over() ->
         assert written == [True]
 
     asyncio.run(cancelled())
+
+
+def test_all_that_may_be_pinned_is_read_back() -> None:
+    pages = PINNED_PAGES_MAX // PINS_MAX
+    assert pages <= PIN_CHAINS_MAX, "each page a chain of its own: more to write down than longer ones"
+    chain = PinnedChain(namespace_id(b"\xff" * 32), b"\xff" * 32, PAGE_BYTES_MAX)
+    name = "\N{GRINNING FACE}" * (PIN_NAME_BYTES_MAX // 4)
+    one = encode_pins([Pin(name, (chain,) * pages, (1 << 63) - 1)], "a" * 36)
+    assert len(one) * PINS_MAX <= PIN_FILE_BYTES_MAX
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

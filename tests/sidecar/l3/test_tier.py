@@ -19,6 +19,7 @@ from cache_l3.lossy_tally import LossyFigures, LossyTally
 from cache_l3.page_codecs import KeptExact, Packed
 from cache_l3.record_store import L3Picture, ServerPicture
 from kv_policy.losing_cost import LosingCosts
+from kv_types import limits
 from kv_types.clock import ManualClock
 from kv_types.ids import NamespaceId
 from kv_types.limits import METRIC_NAMESPACES_MAX
@@ -154,6 +155,28 @@ async def test_what_l3_holds_costs_less_to_lose_while_it_is_in_reach(
         await tier.start()
         await until(lambda: bool(told), what="a look at L3")
         assert told[0] == LosingCosts(elsewhere, 1000)
+        await tier.close()
+
+
+@pytest.mark.asyncio
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[LosingCosts] = []
+
+    def fail_once(costs: LosingCosts) -> None:
+        told.append(costs)
+        if len(told) == 1:
+            raise RuntimeError("no such thing")
+
+    async with nodes() as (node,):
+        monkeypatch.setattr(node.store, "set_losing_costs", fail_once)
+        monkeypatch.setattr("sidecar.l3.tier.LOOK_S", 0.0)
+        monkeypatch.setattr(limits, "L3_REPORT_S", 0.0)
+        records = MemoryRecords(MemoryShelf(clock=node.time), clock=node.time)
+        tier = L3Tier(
+            node.store, node.store.validity, ChosenL3(None), settings(), clock=node.time, records=records
+        )
+        await tier.start()
+        await until(lambda: len(told) == 2, what="the look after the one that failed")
         await tier.close()
 
 
