@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import json
 import secrets
 import signal
@@ -14,13 +12,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any
 
 import grpc
 import typer
-import zstandard
 
-from kv_types.errors import ConfigError, DeadlineExceededError, SidecarUnreachableError
+from kv_types.errors import DeadlineExceededError, SidecarUnreachableError
 from kv_types.ids import DIGEST_BYTES
 from kv_types.trace_limits import RECORD_S_MAX, TRACE_REQUESTS_MAX
 from kv_wire.gen import admin_pb2
@@ -29,10 +26,10 @@ from stratakv.admin import UNREACHABLE, EndpointOption, RuntimeDirOption, Sideca
 from stratakv.commands import AdminCommand
 from stratakv.presentation import say
 from stratakv.trace_files import STANDARD_OUTPUT
+from stratakv.trace_writer import StreamWriter, TraceWriter, new_trace
 
 _VERB = "record"
 _SALT_BYTES = 32
-_PACKED = (".gz", ".zst")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -64,7 +61,7 @@ def record(
             with _recording(sidecar, within_s) as answers, _opened(out) as file, _ends_in_order():
                 written.has_begun = True
                 say(_VERB, "recording; Ctrl-C ends it")
-                _write(answers, file, written, requests, is_live=not out.endswith(_PACKED))
+                _write(answers, file, written, requests)
         except (grpc.RpcError, SidecarUnreachableError) as error:
             if not written.has_begun:
                 raise
@@ -120,13 +117,11 @@ def _recording(sidecar: Sidecar, within_s: float | None) -> Iterator[Iterator[ad
 
 def _write(
     answers: Iterator[admin_pb2.RecordResponse],
-    file: BinaryIO,
+    file: TraceWriter,
     written: Written,
     requests: int,
-    *,
-    is_live: bool,
 ) -> None:
-    """Write what comes. With `is_live` a reader of the file sees it at once; flushing often would spoil what is packed."""
+    """Write what comes, as it comes."""
     salted = Salted(secrets.token_bytes(_SALT_BYTES))
     for answer in answers:
         written.dropped += answer.dropped
@@ -143,36 +138,19 @@ def _write(
             written.pages += len(ids)
             if written.requests >= requests:
                 return
-        if is_live:
-            file.flush()
+        file.flush()
     raise SidecarUnreachableError("it is shutting down")
 
 
 @contextlib.contextmanager
-def _opened(out: str) -> Iterator[BinaryIO]:
-    """The file to write; one that is there already stays as it is. Raises ConfigError."""
+def _opened(out: str) -> Iterator[TraceWriter]:
+    """Where to write. Raises ConfigError."""
     if out == STANDARD_OUTPUT:
-        yield sys.stdout.buffer
+        yield StreamWriter(sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    try:
-        with contextlib.ExitStack() as stack:
-            raw = stack.enter_context(Path(out).open("xb"))
-            yield stack.enter_context(_packed(raw, out))
-    except FileExistsError as error:
-        raise ConfigError(f"{out} exists, and a recording is worth keeping: name another file") from error
-    except OSError as error:
-        raise ConfigError(f"{out} can't be written: {error.strerror or error}") from error
-
-
-def _packed(raw: BinaryIO, out: str) -> BinaryIO:
-    if out.endswith(".gz"):
-        return cast("BinaryIO", gzip.GzipFile(fileobj=raw, mode="wb"))
-    if out.endswith(".zst"):
-        return cast(
-            "BinaryIO", io.BufferedWriter(zstandard.ZstdCompressor().stream_writer(raw, closefd=False))
-        )
-    return raw
+    with new_trace(Path(out)) as file:
+        yield file
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""A sidecar's administration on a real socket, and the command run against it in this process."""
+"""What tests of the command share: a sidecar's administration on a real socket, and a disk with room for little."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -71,3 +72,17 @@ def site(quiet: None) -> Iterator[AdminSite]:
 @pytest.fixture
 def stratakv(site: AdminSite) -> Command:
     return Command(site)
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk with room for little."""
+    place = tmp_path / "narrow"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

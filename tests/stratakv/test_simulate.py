@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -247,20 +245,6 @@ def test_a_chart_fits_its_terminal_and_has_every_curve(width: int) -> None:
     assert "B" in drawn
     assert lines[-1].strip() == "r lru, B belady"
     assert " 84.2 %" in lines[0]
-
-
-@pytest.fixture
-def narrow(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk with room for little."""
-    place = tmp_path / "narrow"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
