@@ -7,12 +7,12 @@ import time
 
 from kv_policy.transfer_estimates import TransferEstimate
 
-_EVERY = 16
-"""One copy in so many is measured: an estimate costs some µs, and a copy of a page not many more."""
+_FIRST, _EVERY = 16, 128
+"""The first copies are measured, then one in so many: an estimate costs some µs, and a copy of a page not many more."""
 
 
 class CopySpeed:
-    """Thread-safe; looks at a clock for one call in _EVERY, and for the first ones."""
+    """Thread-safe; looks at a clock for the first _FIRST calls, and for one in _EVERY then."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class CopySpeed:
     def begin_ns(self) -> int:
         """Return when a copy begins that is to be measured, 0 for one that is not."""
         self._calls += 1
-        return time.perf_counter_ns() if self._calls % _EVERY == 0 or self.measured < _EVERY else 0
+        return time.perf_counter_ns() if self._calls % _EVERY == 0 or self.measured < _FIRST else 0
 
     def ended(self, began_ns: int, size: int) -> None:
         """Take in that a copy of `size` bytes, which began then, is over; one that found nothing tells nothing."""

@@ -70,7 +70,7 @@ class LruShadow {
   std::uint64_t bytes() const { return slots_.size() * sizeof(Slot); }
 
  private:
-  static constexpr std::uint64_t kSlots = 1 << 16;
+  static constexpr std::uint64_t kSlots = 1 << 15;  // beyond as many pages, several share a count
   static constexpr double kAllowance = 0.001;  // of the hit ratio
   static constexpr double kStartShare = 0.03, kMostShare = 0.5, kCreditShare = 0.1;  // of the cache
   static constexpr double kCreditSizes = 8;  // of the cache, by which a credit falls to 1/e
