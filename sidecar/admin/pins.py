@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from cache_l2.namespaces import NamespaceRecord
 from cache_l2.pins import Pin, PinBoard, PinnedChain
 from kv_types.clock import Clock
 from kv_types.errors import InvalidArgumentError, LimitExceededError, ProtocolError, UnknownNamespaceError
-from kv_types.ids import NamespaceId, PageKey
+from kv_types.ids import KEY_BYTES, NamespaceId, PageKey, page_key
+from kv_types.limits import LOAD_KEYS_MAX, LOAD_ROWS_MAX
 from kv_types.operator_limits import PIN_LOAD_S_DEFAULT, PIN_PAGES_MAX, PIN_S_MAX, PIN_S_MIN
 from sidecar.kept_files import in_thread_to_its_end
 from sidecar.l3.loads import LoadRow, Loads
@@ -164,9 +165,11 @@ class PinAdministration:
                 await asyncio.sleep(0)
 
     async def _load(self, pin: Pin) -> None:
-        rows = [LoadRow(chain.namespace, None, chain.keys) for chain in pin.chains]
         deadline_ns = self._clock.now_ns() + int(PIN_LOAD_S_DEFAULT * _SECOND_NS)
-        await self._loads.begin(rows, deadline_ns=deadline_ns).wait()
+        for rows in loads_of(pin.chains):
+            if self._clock.now_ns() >= deadline_ns:
+                break
+            await self._loads.begin(rows, deadline_ns=deadline_ns).wait()
 
     async def _settled(self) -> None:
         while self._store.pins.settle():
@@ -191,3 +194,21 @@ def _write(file: Path, pins: Sequence[Pin]) -> None:
         write_pins(file, pins)
     except OSError as error:  # the pins themselves hold all the same
         _log.warning("pins can't be kept over a restart", file=str(file), reason=str(error))
+
+
+def loads_of(chains: Iterable[PinnedChain]) -> Iterator[list[LoadRow]]:
+    """Loads that bring chains one after another, each no larger than a client's: one of all would take others' room."""
+    rows: list[LoadRow] = []
+    pages = 0
+    for chain in chains:
+        at = 0
+        parent: PageKey | None = None
+        while at < len(chain.keys):
+            keys = chain.keys[at : at + (LOAD_KEYS_MAX - pages) * KEY_BYTES]
+            rows.append(LoadRow(chain.namespace, parent, keys))
+            at, parent, pages = at + len(keys), page_key(keys[-KEY_BYTES:]), pages + len(keys) // KEY_BYTES
+            if pages == LOAD_KEYS_MAX or len(rows) == LOAD_ROWS_MAX:
+                yield rows
+                rows, pages = [], 0
+    if rows:
+        yield rows
