@@ -17,14 +17,24 @@ def write_whole(path: Path, data: bytes) -> None:
     beside = path.with_name(path.name + ".new")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    put_in_place(path, data, beside=beside, mode=0o600)
+
+
+def put_in_place(path: Path, data: bytes, *, beside: Path, mode: int, exact_mode: int | None = None) -> None:
+    """Write a new file `beside`, and have it take the place of `path` when it is on the disk. Raises OSError.
+
+    It is made with `mode` less the umask; `exact_mode` heeds none. Whatever breaks it off, the old file stays, and alone.
+    """
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as target:
+            if exact_mode is not None:
+                os.fchmod(target.fileno(), exact_mode)
             target.write(data)
             target.flush()
             os.fsync(target.fileno())
         beside.replace(path)
-    except OSError:
+    except BaseException:
         beside.unlink(missing_ok=True)
         raise
 

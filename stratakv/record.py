@@ -26,7 +26,7 @@ from stratakv.admin import UNREACHABLE, EndpointOption, RuntimeDirOption, Sideca
 from stratakv.commands import AdminCommand
 from stratakv.presentation import say
 from stratakv.trace_files import STANDARD_OUTPUT
-from stratakv.trace_writer import StreamWriter, TraceWriter, new_trace
+from stratakv.trace_writer import TraceWriter, new_trace
 
 _VERB = "record"
 _SALT_BYTES = 32
@@ -146,7 +146,7 @@ def _write(
 def _opened(out: str) -> Iterator[TraceWriter]:
     """Where to write. Raises ConfigError."""
     if out == STANDARD_OUTPUT:
-        yield StreamWriter(sys.stdout.buffer)
+        yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     with new_trace(Path(out)) as file:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from kv_types.errors import ConfigError
+from sidecar.kept_files import put_in_place
 
 _NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 """A folder that takes no new file, or a file that is mounted by itself, may be written to all the same."""
@@ -58,18 +59,8 @@ def _is_written_into(path: Path) -> bool:
 
 def _replace(place: Path, data: bytes) -> None:
     beside = place.with_name(f".{place.name[:200]}.{os.getpid()}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as target:
-            if place.exists():
-                os.fchmod(target.fileno(), stat.S_IMODE(place.stat().st_mode))
-            target.write(data)
-            target.flush()
-            os.fsync(target.fileno())
-        beside.replace(place)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    kept = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
+    put_in_place(place, data, beside=beside, mode=0o666, exact_mode=kept)
 
 
 def _cannot(path: Path, option: str, why: str) -> ConfigError:

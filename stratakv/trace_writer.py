@@ -7,7 +7,7 @@ import gzip
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import zstandard
 
@@ -20,30 +20,15 @@ Pack = Callable[[bytes], bytes]
 
 
 class TraceWriter(Protocol):
-    """Where lines of a trace go."""
+    """Where lines of a trace go: a FileWriter, or a stream that somebody else has open, which raises OSError."""
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, /) -> object:
         """Take a line with its end. Raises ConfigError where it can't be written."""
         ...
 
     def flush(self) -> None:
         """Have whoever reads the file see all lines, where they can be seen one by one. Raises ConfigError."""
         ...
-
-
-class StreamWriter:
-    """Lines to a stream that somebody else has open."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def write(self, line: bytes) -> None:
-        """As TraceWriter's; raises OSError."""
-        self._stream.write(line)
-
-    def flush(self) -> None:
-        """As TraceWriter's; raises OSError."""
-        self._stream.flush()
 
 
 class FileWriter:
