@@ -59,6 +59,10 @@ class BlockTable:
         """Physical pages in logical order. Raises ClosedError."""
         return tuple(self._open())
 
+    def check_open(self) -> None:
+        """Raises ClosedError once it was released: its pages are free then, or somebody else's."""
+        self._open()
+
     @property
     def tokens(self) -> int:
         """Tokens that the pages hold."""

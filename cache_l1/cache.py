@@ -218,7 +218,7 @@ class L1Cache:
 
     def _publish_filled(self, filling: Filling, instances: Instances) -> int:
         with self._lock:
-            filling.table.pages  # noqa: B018 - left already? Then its pages are free, or somebody else's
+            filling.table.check_open()
             self._counts["copied_in_pages"] += len(filling.pages)
             return self._publish(filling.chain, filling.pages, filling.view, instances)
 
