@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kv_types.errors import BufferMismatchError
@@ -43,9 +44,9 @@ class FakeHeader:
     def events_since(self, view: int) -> Sequence[Row] | None:
         if self.on_events is not None:
             self.on_events()
-        wanted = [event for event in self.events if event[0] > view]
-        kept = self.events[-self.ring_records :]
-        return None if wanted and wanted[0] not in kept else wanted
+        latest_first = takewhile(lambda event: event[0] > view, reversed(self.events))
+        wanted = list(latest_first)[::-1]
+        return None if len(wanted) > self.ring_records else wanted
 
     def set_applied_view(self, view: int) -> None:
         self.applied.append(view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import sys
 import threading
@@ -22,7 +23,7 @@ from tests.cache_l1.fakes import ByteMemory, FakeHeader
 from tests.conformance.harness import payload
 
 CAPACITY = 24
-TURNS = 400
+TURNS = 1200
 SECRETS = [chain(6, root=root, branch=(0, 0, leaf)) for root in range(6) for leaf in range(3)]
 """Chains that share their front, so that threads meet on the same pages; more than fit."""
 
@@ -30,8 +31,8 @@ SECRETS = [chain(6, root=root, branch=(0, 0, leaf)) for root in range(6) for lea
 class Worker:
     """What one thread does, drawn from a seed of its own."""
 
-    def __init__(self, cache: L1Cache, header: FakeHeader, seed: int) -> None:
-        self._cache, self._header = cache, header
+    def __init__(self, cache: L1Cache, header: FakeHeader, seed: int, turns: queue.SimpleQueue[bool]) -> None:
+        self._cache, self._header, self._turns = cache, header, turns
         self._draw = random.Random(seed)
         self.errors: list[str] = []
 
@@ -47,8 +48,11 @@ class Worker:
         try:
             for _ in range(TURNS):
                 self._draw.choice(acts)(self._draw.choice(SECRETS))
+                self._turns.put(True)
         except Exception as error:  # told by the test's thread
             self.errors.append(f"{type(error).__name__}: {error}")
+        finally:
+            self._turns.put(False)
 
     def _read(self, keys: list[PageKey]) -> None:
         """A look-up and a gather: what is pinned keeps its bytes, whatever is hidden or evicted meanwhile."""
@@ -107,6 +111,19 @@ def often_switched() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+def be_the_sidecar(header: FakeHeader, turns: queue.SimpleQueue[bool], *, workers: int) -> None:
+    """Publish at most one event a turn of a worker: one that publishes as fast as it can leaves the workers no time but to
+    follow."""
+    draw = random.Random(99)
+    while workers:
+        if not turns.get(timeout=60):  # that worker is at its end
+            workers -= 1
+            continue
+        keys = draw.choice(SECRETS)
+        starts_anew = draw.random() < 0.02
+        header.publish(LogStarted() if starts_anew else Selected(Selector(key=draw.choice(keys))))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_share_an_l1(policy: str, threads: int) -> None:
@@ -116,19 +133,14 @@ def test_threads_share_an_l1(policy: str, threads: int) -> None:
         capacity_pages=CAPACITY, page_bytes=SIZE, memory=memory, policy=policy, namespace=SPACE, in_l2=_in_l2
     )
     cache.synchronise(header)
-    workers = [Worker(cache, header, seed) for seed in range(threads)]
+    turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    workers = [Worker(cache, header, seed, turns) for seed in range(threads)]
     begin = threading.Barrier(threads + 1)
     running = [threading.Thread(target=one.run, args=(begin,)) for one in workers]
     for thread in running:
         thread.start()
     begin.wait(timeout=60)
-    draw = random.Random(99)
-    while any(thread.is_alive() for thread in running):  # this thread is the sidecar
-        keys = draw.choice(SECRETS)
-        header.publish(Selected(Selector(key=keys[draw.randrange(len(keys))])))
-        if draw.random() < 0.02:
-            header.publish(LogStarted())
-        running[0].join(timeout=0.001)
+    be_the_sidecar(header, turns, workers=threads)
     for thread in running:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in running)
